@@ -1,0 +1,246 @@
+"""The configuration of a run: one typed, frozen tree read from YAML.
+
+Every key has a default that makes a correct (if not tuned) TD3 run; a YAML file states what differs. Unknown keys,
+wrong types, values out of range and contradictions are refused with one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from td3_robot import resources
+from td3_robot.errors import ConfigError
+
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of the configuration."""
+
+
+class NetworkConfig(Section, frozen=True):
+    """The shape that actor and critics share."""
+
+    hidden: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)] = (400, 300)
+
+
+class LearnerConfig(Section, frozen=True):
+    """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
+
+    Noise standard deviations and clips are fractions of half the action range of each dimension.
+    """
+
+    batch_size: Count = 256
+    learning_rate: Positive = 3e-4
+    discount: Fraction = 0.99
+    polyak: Fraction = 0.005
+    target_noise: NonNegative = 0.2
+    target_noise_clip: NonNegative = 0.5
+    policy_delay: Count = 2
+    layer_norm: bool = False
+    buffer_size: Count = 1_000_000
+    learning_starts: Natural = 25_000
+    replay_ratio: Annotated[float, Meta(gt=0)] | None = 1.0
+    replay_ratio_band: Positive = 64.0
+    publish_every: Count = 10
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: Count = 1
+
+
+class ExplorationConfig(Section, frozen=True):
+    """Gaussian action noise; ``noise`` is its standard deviation in fractions of half the action range."""
+
+    noise: NonNegative = 0.1
+
+
+class EvaluationConfig(Section, frozen=True):
+    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never."""
+
+    every: Natural = 5_000
+    episodes: Count = 10
+
+
+class CheckpointConfig(Section, frozen=True):
+    """How often the learner saves everything it knows, and how many checkpoints stay; ``every: 0`` is only at the end."""
+
+    every: Natural = 10_000
+    keep: Count = 2
+
+
+class EndpointsConfig(Section, frozen=True):
+    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
+
+    policy: str | None = None
+    learner: str | None = None
+    supervisor: str | None = None
+
+
+class Config(Section, frozen=True):
+    """One run."""
+
+    task: str = "Walker2D"
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    total_steps: Count = 1_000_000
+    simulators: Annotated[int, Meta(ge=1, le=64)] = 1
+    robots: Annotated[int, Meta(ge=1, le=1024)] = 1
+    timing: Literal["free", "lockstep"] = "free"
+    launch: str = "train"
+    network: NetworkConfig = NetworkConfig()
+    exploration: ExplorationConfig = ExplorationConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    endpoints: EndpointsConfig = EndpointsConfig()
+
+    def __post_init__(self) -> None:
+        learner = self.learner
+        if learner.learning_starts >= self.total_steps:
+            raise ValueError(
+                f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
+                "nothing would be learned"
+            )
+        if learner.batch_size > learner.buffer_size:
+            raise ValueError(
+                f"learner.batch_size is {learner.batch_size}, above learner.buffer_size {learner.buffer_size}"
+            )
+        if learner.replay_ratio is not None:
+            needed = learner.replay_ratio * self.robots * self.simulators
+            if learner.replay_ratio_band < needed:
+                raise ValueError(
+                    f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
+                    f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
+                )
+        elif self.timing == "lockstep":
+            raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if self.evaluation.every and self.evaluation.every > self.total_steps:
+            raise ValueError(
+                f"evaluation.every is {self.evaluation.every}, above total_steps {self.total_steps}; "
+                "use 0 for no evaluation during training"
+            )
+
+    def agreement(self) -> dict[str, str]:
+        """What every process of one run must hold alike, as text: compared key by key in the handshake."""
+        return {
+            "task": self.task,
+            "timing": self.timing,
+            "network.hidden": str(list(self.network.hidden)),
+            "seed": str(self.seed),
+        }
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file (or the shipped configuration of that name) and apply ``a.b=value`` overrides.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or its content is not a valid configuration.
+    """
+    file = resources.find("configs", str(path))
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration {str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
+    return parse({} if content is None else content, overrides, source=str(file))
+
+
+def parse(content: Any, overrides: Sequence[str] = (), source: str = "configuration") -> Config:
+    """A configuration from plain maps, with overrides applied.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one), a wrong type or value, or a contradiction.
+    """
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{source}: the top level is {type(content).__name__}; it must be a map of keys")
+    tree = _copy(content)
+    for override in overrides:
+        _override(tree, override)
+    _refuse_unknown(tree, Config, source)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_readable(str(error), tree)}") from None
+
+
+def _copy(node: Any) -> Any:
+    return {key: _copy(value) for key, value in node.items()} if isinstance(node, Mapping) else node
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example learner.batch_size=128")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override!r}: the value is not YAML") from None
+    if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    *path, last = key.split(".")
+    node = tree
+    for part in path:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+        node = child
+    node[last] = value
+
+
+def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str, prefix: str = "") -> None:
+    hints = get_type_hints(section)
+    for key, value in tree.items():
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, 1, 0.5) or _elsewhere(str(key))
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(hints)}"
+            raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}{hint}")
+        inner = hints[key]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{source}: {prefix + key} is {value!r}; it must be a map of keys")
+            _refuse_unknown(value, inner, source, f"{prefix}{key}.")
+
+
+def _elsewhere(key: str) -> list[str]:
+    """The full names of keys in any section that look like ``key``."""
+    names = {name: f"{section}.{name}" for section, inner in _sections().items() for name in get_type_hints(inner)}
+    return [names[near] for near in difflib.get_close_matches(key, names, 1, 0.7)]
+
+
+def _sections() -> dict[str, type[Struct]]:
+    hints = get_type_hints(Config)
+    return {name: inner for name, inner in hints.items() if isinstance(inner, type) and issubclass(inner, Section)}
+
+
+def _readable(text: str, tree: Mapping[str, Any]) -> str:
+    """Turn msgspec's ``Expected … - at `$.a.b``` into a line with the key, the value and what is allowed."""
+    reason, at, where = text.partition(" - at `$")
+    if not at:
+        return text
+    keys = where.rstrip("`").lstrip(".").split(".") if where.rstrip("`") else []
+    value: Any = tree
+    for key in keys:
+        value = value.get(key.split("[")[0]) if isinstance(value, Mapping) else value
+    return f"{'.'.join(keys)} is {value!r}: {reason[0].lower()}{reason[1:]}" if keys else reason
+
+
+def allowed(section: type[Struct], key: str) -> tuple[Any, ...]:
+    """The values of a choice key, for help texts; empty for any other kind of key."""
+    hint = get_type_hints(section)[key]
+    return get_args(hint) if get_origin(hint) is Literal else ()

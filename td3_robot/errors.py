@@ -1,0 +1,63 @@
+"""Every error td3-robot raises on purpose, as one tree.
+
+    Td3RobotError                 a sentence a person can act on; exit code 2 unless said otherwise
+    ├── ConfigError               a configuration key, value or file is wrong
+    ├── UsageError                a command was called wrongly
+    ├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
+    ├── ProtocolError             bytes from a peer are not a message of this protocol
+    ├── HandshakeRefused          a peer speaks another version, robot or configuration
+    ├── EndpointError             an address cannot be bound or may not be used
+    ├── RunFolderError            a run folder is taken, missing or not a run
+    └── NodeFailed                a process of a launch died for good (exit code 1)
+"""
+
+from __future__ import annotations
+
+EXIT_GOOD = 0
+EXIT_CHECK_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class Td3RobotError(Exception):
+    """An expected failure whose text is one line naming the thing, the value and what is allowed."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(Td3RobotError):
+    """A configuration names an unknown key, holds a value that is not allowed or contradicts itself."""
+
+
+class UsageError(Td3RobotError):
+    """A command line does not make sense."""
+
+
+class BundleError(Td3RobotError):
+    """A policy bundle, weights message or checkpoint is damaged, hostile or for another robot."""
+
+
+class ProtocolError(Td3RobotError):
+    """Bytes received from a peer are not a valid message; ``kind`` is the counter it is counted under."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class HandshakeRefused(Td3RobotError):
+    """The other side of a link refused us, or we it; the text says what differs."""
+
+
+class EndpointError(Td3RobotError):
+    """An endpoint is busy, malformed or not allowed without keys."""
+
+
+class RunFolderError(Td3RobotError):
+    """A run folder already holds a run, or does not hold the one asked for."""
+
+
+class NodeFailed(Td3RobotError):
+    """A supervised process died more often than its restart rule allows."""
+
+    exit_code = EXIT_CHECK_FAILED

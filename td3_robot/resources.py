@@ -1,0 +1,36 @@
+"""Finds the data that travels with the package: configurations and launch descriptions.
+
+In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folders of the same names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from td3_robot.errors import ConfigError
+
+_PACKAGE = Path(__file__).parent
+
+
+def folder(kind: str) -> Path:
+    """The folder of shipped ``configs`` or ``launch`` files."""
+    installed = _PACKAGE / "data" / kind
+    return installed if installed.is_dir() else _PACKAGE.parent / kind
+
+
+def find(kind: str, name: str) -> Path:
+    """The file ``name`` itself if it exists, else the shipped one of that name (with or without ``.yaml``).
+
+    Raises:
+        ConfigError: neither exists; the text names the near ones.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = folder(kind) / f"{path.stem}.yaml"
+    if str(path.parent) in (".", kind) and path.suffix in ("", ".yaml") and shipped.is_file():
+        return shipped
+    known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
+    near = difflib.get_close_matches(path.stem, known, 3, 0.4) or known
+    raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(near)}")

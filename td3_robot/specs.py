@@ -1,0 +1,134 @@
+"""What a robot observes and what it can be told to do: names, units, limits, rate.
+
+The specification is exchanged in the handshake, so that a policy never drives a robot it was not trained for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.errors import ConfigError
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One number of an observation or an action.
+
+    Attributes:
+        name: unique within its list, for example ``thigh_joint.torque``.
+        unit: SI unit, or ``1`` for a pure number.
+        low, high: the inclusive range; ``low < high``. Infinite for an unbounded observation.
+        meaning: one phrase for a reader.
+    """
+
+    name: str
+    unit: str
+    low: float
+    high: float
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """The robot's interface: observation and action channels in wire order, and the control period in seconds.
+
+    Raises:
+        ConfigError: names repeat, a range is empty, an action is unbounded, or the period is not positive.
+    """
+
+    name: str
+    observations: tuple[Channel, ...]
+    actions: tuple[Channel, ...]
+    control_period: float
+
+    def __post_init__(self) -> None:
+        for kind, channels in (("observation", self.observations), ("action", self.actions)):
+            names = [channel.name for channel in channels]
+            if not names:
+                raise ConfigError(f"robot {self.name}: it has no {kind} channel; at least one is needed")
+            if len(set(names)) != len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ConfigError(f"robot {self.name}: {kind} channel {twice!r} appears twice; names must be unique")
+            for channel in channels:
+                if not channel.low < channel.high:
+                    raise ConfigError(
+                        f"robot {self.name}: {kind} {channel.name!r} has range [{channel.low}, {channel.high}]; "
+                        "low must be below high"
+                    )
+                if kind == "action" and not (np.isfinite(channel.low) and np.isfinite(channel.high)):
+                    raise ConfigError(
+                        f"robot {self.name}: action {channel.name!r} has range [{channel.low}, {channel.high}]; "
+                        "actions need finite limits"
+                    )
+        if not (np.isfinite(self.control_period) and self.control_period > 0):
+            raise ConfigError(f"robot {self.name}: control_period is {self.control_period}; it must be above 0 s")
+
+    @property
+    def observation_size(self) -> int:
+        return len(self.observations)
+
+    @property
+    def action_size(self) -> int:
+        return len(self.actions)
+
+    @property
+    def action_low(self) -> Float32:
+        """float32[A]: the lowest action of each dimension, in the unit of its channel."""
+        return np.array([channel.low for channel in self.actions], np.float32)
+
+    @property
+    def action_high(self) -> Float32:
+        """float32[A]: the highest action of each dimension, in the unit of its channel."""
+        return np.array([channel.high for channel in self.actions], np.float32)
+
+    def describe(self) -> dict[str, Any]:
+        """The specification as plain maps and lists, as it travels in a handshake and a policy bundle."""
+        return asdict(self)
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> RobotSpec:
+        """The inverse of :meth:`describe`.
+
+        Raises:
+            ConfigError: a key is missing or unknown, or a value has the wrong type.
+        """
+        try:
+            channels = {
+                kind: tuple(_channel(item) for item in description[kind]) for kind in ("observations", "actions")
+            }
+            return cls(str(description["name"]), control_period=float(description["control_period"]), **channels)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"robot specification: {type(error).__name__} {error}; see docs/protocol.md") from None
+
+    def difference(self, other: RobotSpec) -> str | None:
+        """What an observer should know first about how ``other`` differs from this one; None when they agree.
+
+        The meaning texts may differ: they steer nothing.
+        """
+        if self.name != other.name:
+            return f"robot is {self.name!r} here, {other.name!r} there"
+        if self.control_period != other.control_period:
+            return f"control_period is {self.control_period} s here, {other.control_period} s there"
+        for kind in ("observations", "actions"):
+            mine: tuple[Channel, ...] = getattr(self, kind)
+            theirs: tuple[Channel, ...] = getattr(other, kind)
+            if len(mine) != len(theirs):
+                return f"{len(mine)} {kind} here, {len(theirs)} there"
+            for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+                for key in ("name", "unit", "low", "high"):
+                    if getattr(a, key) != getattr(b, key):
+                        return f"{kind}[{index}].{key} is {getattr(a, key)!r} here, {getattr(b, key)!r} there"
+        return None
+
+
+def _channel(item: Mapping[str, Any]) -> Channel:
+    return Channel(
+        str(item["name"]), str(item["unit"]), float(item["low"]), float(item["high"]), str(item.get("meaning", ""))
+    )
