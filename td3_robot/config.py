@@ -6,6 +6,7 @@ wrong types, values out of range and contradictions are refused with one line.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """How often the learner saves everything it knows, and how many checkpoints stay; ``every: 0`` is only at the end."""
+    """How often (environment steps) the learner saves all it knows, how many stay; ``every: 0``: only at the end."""
 
     every: Natural = 10_000
     keep: Count = 2
@@ -189,10 +190,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
     except yaml.YAMLError:
         raise ConfigError(f"--set {override!r}: the value is not YAML") from None
     if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     *path, last = key.split(".")
     node = tree
     for part in path:

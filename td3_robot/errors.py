@@ -1,14 +1,14 @@
 """Every error td3-robot raises on purpose, as one tree.
 
-    Td3RobotError                 a sentence a person can act on; exit code 2 unless said otherwise
-    ├── ConfigError               a configuration key, value or file is wrong
-    ├── UsageError                a command was called wrongly
-    ├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
-    ├── ProtocolError             bytes from a peer are not a message of this protocol
-    ├── HandshakeRefused          a peer speaks another version, robot or configuration
-    ├── EndpointError             an address cannot be bound or may not be used
-    ├── RunFolderError            a run folder is taken, missing or not a run
-    └── NodeFailed                a process of a launch died for good (exit code 1)
+Td3RobotError                 a sentence a person can act on; exit code 2 unless said otherwise
+├── ConfigError               a configuration key, value or file is wrong
+├── UsageError                a command was called wrongly
+├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
+├── ProtocolError             bytes from a peer are not a message of this protocol
+├── HandshakeError            a peer speaks another version, robot or configuration
+├── EndpointError             an address cannot be bound or may not be used
+├── RunFolderError            a run folder is taken, missing or not a run
+└── NodeError                 a process of a launch died for good (exit code 1)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProtocolError(Td3RobotError):
         self.kind = kind
 
 
-class HandshakeRefused(Td3RobotError):
+class HandshakeError(Td3RobotError):
     """The other side of a link refused us, or we it; the text says what differs."""
 
 
@@ -57,7 +57,7 @@ class RunFolderError(Td3RobotError):
     """A run folder already holds a run, or does not hold the one asked for."""
 
 
-class NodeFailed(Td3RobotError):
+class NodeError(Td3RobotError):
     """A supervised process died more often than its restart rule allows."""
 
     exit_code = EXIT_CHECK_FAILED

@@ -1,0 +1,203 @@
+"""A robot on a floor in a PyBullet world of its own.
+
+Every world is a private physics client, so that many live in one process without disturbing one another. A PyBullet call
+costs microseconds however little it returns, so each thing is asked for once: torques, stepping, links, joints, contacts.
+
+The world is that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
+parameters. Bullet's results depend on all of these to the last bit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sims.quiet import without_lines
+from sims.robots import CONTROL_PERIOD, RobotModel
+from td3_robot.errors import ConfigError
+
+with without_lines(b"pybullet build time:"):
+    import pybullet
+    import pybullet_data
+
+SUBSTEPS = 4
+SOLVER_ITERATIONS = 5
+GRAVITY = 9.8  # m/s²
+BASE = -1  # PyBullet's index of a body's root link
+TORSO = "torso"
+
+_DATA = Path(pybullet_data.getDataPath())
+_LOAD_FLAGS = (
+    pybullet.URDF_USE_SELF_COLLISION
+    | pybullet.URDF_USE_SELF_COLLISION_EXCLUDE_ALL_PARENTS
+    | pybullet.URDF_GOOGLEY_UNDEFINED_COLORS
+)
+
+
+class Body(NamedTuple):
+    """Where the robot is.
+
+    ``x`` and ``y`` are the mean over its parts, ``z`` is the torso's height (m); ``roll``, ``pitch``, ``yaw`` (rad) and
+    ``velocity`` (x, y, z in m/s) are the torso's.
+    """
+
+    x: float
+    y: float
+    z: float
+    roll: float
+    pitch: float
+    yaw: float
+    velocity: tuple[float, float, float]
+
+
+class World:
+    """One robot, one floor, one physics client.
+
+    Attributes:
+        joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
+
+    Raises:
+        ConfigError: ``show`` is asked for and there is no display.
+    """
+
+    def __init__(self, model: RobotModel, show: bool = False) -> None:
+        if show and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+            raise ConfigError("render mode 'human' needs a display, and DISPLAY is not set; 'rgb_array' needs none")
+        self.client: int = pybullet.connect(pybullet.GUI if show else pybullet.DIRECT)
+        if self.client < 0:
+            raise RuntimeError("PyBullet gave no physics client; it allows 1024 in one process")
+        self._end = weakref.finalize(self, pybullet.disconnect, self.client)
+        self._floor = self._build_floor()
+        (self._robot,) = pybullet.loadMJCF(
+            str(_DATA / "mjcf" / model.mjcf), flags=_LOAD_FLAGS, physicsClientId=self.client
+        )
+        self._index_robot(model)
+        self._start = pybullet.saveState(physicsClientId=self.client)
+
+    def _build_floor(self) -> int:
+        client = self.client
+        pybullet.setPhysicsEngineParameter(deterministicOverlappingPairs=1, physicsClientId=client)
+        pybullet.setGravity(0, 0, -GRAVITY, physicsClientId=client)
+        pybullet.setDefaultContactERP(0.9, physicsClientId=client)
+        pybullet.setPhysicsEngineParameter(
+            fixedTimeStep=CONTROL_PERIOD,
+            numSolverIterations=SOLVER_ITERATIONS,
+            numSubSteps=SUBSTEPS,
+            physicsClientId=client,
+        )
+        (floor,) = pybullet.loadSDF(str(_DATA / "plane_stadium.sdf"), physicsClientId=client)
+        pybullet.changeDynamics(floor, BASE, lateralFriction=0.8, restitution=0.5, physicsClientId=client)
+        return int(floor)
+
+    def _index_robot(self, model: RobotModel) -> None:
+        """Find the model's joints and links, and let every joint swing freely."""
+        parts: dict[str, int] = {}
+        joints: dict[str, int] = {}
+        ranges: dict[str, tuple[float, float]] = {}
+        for index in range(pybullet.getNumJoints(self._robot, physicsClientId=self.client)):
+            info = pybullet.getJointInfo(self._robot, index, physicsClientId=self.client)
+            joint, part = info[1].decode(), info[12].decode()
+            # A loaded joint is braked by a motor; without force it swings, and takes torques.
+            pybullet.setJointMotorControl2(
+                self._robot, index, pybullet.POSITION_CONTROL, force=0, physicsClientId=self.client
+            )
+            parts[part] = index
+            if index == 0:
+                # The root link stands for a torso that is none of the links after it. Its place among the parts
+                # matters: their mean is rounded in this order.
+                parts.setdefault(TORSO, BASE)
+            if not joint.startswith(("ignore", "jointfix")):
+                joints[joint] = index
+                ranges[joint] = (info[8], info[9] - info[8])
+        expected = [joint for joint, _ in model.joints]
+        if list(joints) != expected:
+            raise RuntimeError(f"the installed {model.mjcf} has joints {list(joints)}; {model.name} needs {expected}")
+        self.joint_ranges = list(ranges.values())
+        self._joints = list(joints.values())
+        self._feet = [parts[foot] for foot in model.feet]
+        self._links = [index for index in parts.values() if index != BASE]
+        self._torso = parts[TORSO]
+        self._torso_place = list(parts).index(TORSO)
+        self._still = [[0.0]] * len(self._joints)
+
+    def reset(self, positions: Sequence[float]) -> None:
+        """Return to the state after loading, with these positions (rad, one per driven joint) and no velocity."""
+        pybullet.restoreState(self._start, physicsClientId=self.client)
+        pybullet.resetJointStatesMultiDof(
+            self._robot,
+            self._joints,
+            [[position] for position in positions],
+            targetVelocities=self._still,
+            physicsClientId=self.client,
+        )
+
+    def advance(self, torques: list[float]) -> None:
+        """Hold these torques (N·m, one per driven joint) for one control period."""
+        client = self.client
+        pybullet.setJointMotorControlArray(
+            self._robot, self._joints, pybullet.TORQUE_CONTROL, forces=torques, physicsClientId=client
+        )
+        pybullet.stepSimulation(physicsClientId=client)
+
+    def joints(self) -> Sequence[tuple[float, float, Any, float]]:
+        """Of each driven joint: position in rad, velocity in rad/s, and two values that a torque-driven joint lacks."""
+        states: Sequence[tuple[float, float, Any, float]] = pybullet.getJointStates(
+            self._robot, self._joints, physicsClientId=self.client
+        )
+        return states
+
+    def body(self) -> Body:
+        """Where the robot is now."""
+        client, robot, torso = self.client, self._robot, self._torso
+        links = pybullet.getLinkStates(robot, self._links, physicsClientId=client)
+        xs = [link[0][0] for link in links]
+        ys = [link[0][1] for link in links]
+        if torso == BASE:
+            position, orientation = pybullet.getBasePositionAndOrientation(robot, physicsClientId=client)
+            velocity, _ = pybullet.getBaseVelocity(robot, physicsClientId=client)
+            xs.insert(self._torso_place, position[0])
+            ys.insert(self._torso_place, position[1])
+        else:
+            state = pybullet.getLinkState(robot, torso, computeLinkVelocity=1, physicsClientId=client)
+            position, orientation, velocity = state[0], state[1], state[6]
+        # The floor counts as a part at the origin: so it does in the published robots.
+        xs.append(0.0)
+        ys.append(0.0)
+        count = len(xs)
+        # numpy's order of adding, for the same last bit.
+        x = float(np.add.reduce(np.array(xs))) / count
+        y = float(np.add.reduce(np.array(ys))) / count
+        roll, pitch, yaw = pybullet.getEulerFromQuaternion(orientation)
+        return Body(x, y, position[2], roll, pitch, yaw, velocity)
+
+    def feet_on_floor(self) -> list[float]:
+        """1.0 for each foot that touched the floor in the last substep, else 0.0."""
+        contacts = pybullet.getContactPoints(self._robot, self._floor, physicsClientId=self.client)
+        touching = {contact[3] for contact in contacts}
+        return [1.0 if foot in touching else 0.0 for foot in self._feet]
+
+    def render(self, width: int, height: int) -> NDArray[np.uint8]:
+        """The robot from its right, the camera following its torso: uint8[height, width, 3]."""
+        if self._torso == BASE:
+            position = pybullet.getBasePositionAndOrientation(self._robot, physicsClientId=self.client)[0]
+        else:
+            position = pybullet.getLinkState(self._robot, self._torso, physicsClientId=self.client)[0]
+        view = pybullet.computeViewMatrixFromYawPitchRoll(
+            cameraTargetPosition=position, distance=3.0, yaw=0.0, pitch=-30.0, roll=0.0, upAxisIndex=2
+        )
+        lens = pybullet.computeProjectionMatrixFOV(fov=60.0, aspect=width / height, nearVal=0.1, farVal=100.0)
+        pixels = pybullet.getCameraImage(
+            width, height, view, lens, renderer=pybullet.ER_TINY_RENDERER, physicsClientId=self.client
+        )[2]
+        return np.asarray(pixels, np.uint8).reshape(height, width, 4)[:, :, :3].copy()
+
+    def close(self) -> None:
+        """End the physics client; a second call does nothing."""
+        self._end()

@@ -1,0 +1,36 @@
+"""Keeps known chatter of C libraries off the terminal, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_lines(*beginnings: bytes) -> Iterator[None]:
+    """Drop lines that start with one of ``beginnings`` from what is written to standard error inside the block.
+
+    C code writes to the descriptor, past ``sys.stderr``: the descriptor is what has to be replaced. Every other line is
+    written out when the block ends, by an exception too.
+    """
+    sys.stderr.flush()
+    try:
+        real = os.dup(2)
+    except OSError:  # standard error is closed: there is nothing to keep clean
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(real, 2)
+            os.close(real)
+            caught.seek(0)
+            rest = b"".join(line for line in caught if not line.startswith(beginnings))
+            if rest:
+                os.write(2, rest)

@@ -1,0 +1,157 @@
+"""A policy as one self-describing file, and the same bytes as a Weights payload.
+
+The format is safetensors: float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in layer order (ReLU
+between layers, tanh after the last), and under the metadata key ``td3_robot`` a JSON header with everything else.
+Reading one runs no code and accepts nothing that does not fit the header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from td3_robot import files
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.specs import Float32, RobotSpec
+
+FORMAT = 1
+_KEY = "td3_robot"
+_MAX_HEADER = 1 << 22
+
+ExplorationKind = Literal["none", "gaussian", "uniform"]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What the policy server adds: nothing, N(0, scale·half range) per dimension, or U[low, high] instead."""
+
+    kind: ExplorationKind = "none"
+    scale: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """A policy.
+
+    Attributes:
+        spec: the robot it drives.
+        hidden: widths of the hidden layers.
+        tensors: float32, named and shaped as the module says.
+        exploration: what to add while training.
+        provenance: where it comes from: version, updates, env_steps, configuration, commit, … as plain JSON values.
+    """
+
+    spec: RobotSpec
+    hidden: tuple[int, ...]
+    tensors: Mapping[str, Float32]
+    exploration: Exploration = Exploration()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        header = {
+            "format": FORMAT,
+            "spec": self.spec.describe(),
+            "hidden": list(self.hidden),
+            "exploration": {"kind": self.exploration.kind, "scale": self.exploration.scale},
+            "provenance": dict(self.provenance),
+        }
+        return safetensors.numpy.save(
+            {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()},
+            metadata={_KEY: json.dumps(header)},
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes, source: str = "policy") -> Bundle:
+        """The bundle in these bytes.
+
+        Raises:
+            BundleError: not a bundle, another format version, or tensors that do not fit the header or are not finite.
+        """
+        try:
+            header = read_metadata(payload, source)
+            spec = RobotSpec.from_description(header["spec"])
+            hidden = tuple(int(width) for width in header["hidden"])
+            exploration = Exploration(header["exploration"]["kind"], float(header["exploration"]["scale"]))
+            provenance = dict(header["provenance"])
+            tensors = safetensors.numpy.load(payload)
+        except (KeyError, TypeError, ValueError, ConfigError, SafetensorError) as error:
+            raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
+        if header["format"] != FORMAT:
+            raise BundleError(f"{source}: bundle format {header['format']!r}; this version reads format {FORMAT}")
+        if exploration.kind not in ("none", "gaussian", "uniform") or not 0 <= exploration.scale < float("inf"):
+            raise BundleError(f"{source}: exploration {exploration} is not none, gaussian or uniform with scale >= 0")
+        _check_tensors(tensors, layer_shapes(spec, hidden), source)
+        return cls(spec, hidden, tensors, exploration, provenance)
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically.
+
+        Raises:
+            OSError: the disk is full or the folder cannot be written.
+        """
+        files.write_atomically(path, self.encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Bundle:
+        """Read a file.
+
+        Raises:
+            BundleError: it cannot be read, or see :meth:`decode`.
+        """
+        try:
+            payload = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"policy {str(path)!r} cannot be read: {error.strerror}") from None
+        return cls.decode(payload, f"policy {str(path)!r}")
+
+
+def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
+    """The JSON object under this project's key in a safetensors header (8 bytes length, then JSON).
+
+    Raises:
+        BundleError: there is none.
+    """
+    length = int.from_bytes(payload[:8], "little")
+    if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, _MAX_HEADER):
+        raise BundleError(f"{source}: not a safetensors file")
+    try:
+        header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BundleError(f"{source}: a file without a td3_robot header") from None
+    if not isinstance(header, dict):
+        raise BundleError(f"{source}: its td3_robot header is not a map")
+    return header
+
+
+def layer_shapes(spec: RobotSpec, hidden: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor of the actor, in layer order."""
+    sizes = (spec.observation_size, *hidden, spec.action_size)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (inputs, outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        shapes[f"actor.{layer}.weight"] = (outputs, inputs)
+        shapes[f"actor.{layer}.bias"] = (outputs,)
+    return shapes
+
+
+def sha256(payload: bytes) -> str:
+    """Hexadecimal SHA-256, as Weights messages carry it."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+    if tensors.keys() != shapes.keys():
+        raise BundleError(f"{source}: its tensors are {sorted(tensors)[:8]}…, needed are {sorted(shapes)}")
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if tensor.dtype != np.float32 or tensor.shape != shape:
+            raise BundleError(f"{source}: {name} is {tensor.dtype}{list(tensor.shape)}, needed is float32{list(shape)}")
+        if not np.isfinite(tensor).all():
+            raise BundleError(f"{source}: {name} holds values that are not finite")

@@ -1,0 +1,452 @@
+"""The learner without I/O: Steps in; updates inside; Weights and Throttles out."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.config import Config
+from td3_robot.errors import BundleError
+from td3_robot.learner.rate_limiter import RateLimiter
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.td3 import TD3
+from td3_robot.learner.transitions import Assembler, Transitions
+from td3_robot.messages import Bye, Evaluation, Hello, Message, Step, Throttle, Weights
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
+
+log = logging.getLogger(__name__)
+
+_RECORD_EVERY = 1000  # environment steps between two lines of training metrics
+_SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
+_RECENT = 20  # episodes in the moving mean return
+_REMEMBERED = 1000  # versions whose age is known
+
+Record = dict[str, Any]
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class Source:
+    """A simulator process or robot, as the learner knows it by name; it outlives connections."""
+
+    name: str
+    peer: Peer | None = None
+    assembler: Assembler = field(default_factory=Assembler)
+    incarnation: int = 0
+    robots: int = 1
+    answered: int = 0  # sequence of the newest Step dealt with, plus one
+    seen: int = 0  # transitions it has published, by its own count
+    granted: int = 0  # transitions it may publish
+    queue: deque[Step] = field(default_factory=deque)  # lock-step: Steps waiting for their round
+
+    @property
+    def outstanding(self) -> int:
+        return max(0, self.granted - self.seen)
+
+
+class LearnerCore:
+    """TD3 on the transitions of any number of sources, in the order they come (or, in lock-step, in rounds).
+
+    One call of :meth:`step` makes at most one update (in lock-step: all that one round owes), so that input is looked
+    at between updates. ``records`` collects metrics for whoever writes them; take them with :meth:`take_records`.
+    """
+
+    def __init__(self, config: Config, *, spec: RobotSpec | None = None, provenance: Mapping[str, Any] | None = None):
+        self.config = config
+        self.provenance = dict(provenance or {})
+        learner = config.learner
+        self.limiter = RateLimiter(
+            learner.replay_ratio, learner.replay_ratio_band, learner.learning_starts, config.total_steps
+        )
+        self.spec: RobotSpec | None = None
+        self.env_steps = 0
+        self.version = 0
+        self.best_return = float("-inf")
+        self.best: bytes | None = None  # bundle to be written as the best one, until taken
+        self.records: list[Record] = []
+        self.sources: dict[str, Source] = {}
+        self.counters: Counter[str] = Counter()
+        self.recent: deque[float] = deque(maxlen=_RECENT)
+        self.staleness = 0.0
+        self.lead_range = [0.0, 0.0]
+        self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
+        self._sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
+        self._to_evaluate: dict[int, Weights] = {}
+        self._published_updates: dict[int, int] = {}
+        self._next_evaluation = config.evaluation.every
+        self._next_record = _RECORD_EVERY
+        self._learning = False
+        self._published_at = 0
+        self._wall_before = 0.0
+        self._started: float | None = None
+        if spec:
+            self._begin(spec)
+
+    @property
+    def lockstep(self) -> bool:
+        return self.config.timing == "lockstep"
+
+    @property
+    def updates(self) -> int:
+        return self.td3.updates if self.spec else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's steps and updates are all made."""
+        return self.limiter.done(self.env_steps, self.updates)
+
+    @property
+    def update_due(self) -> bool:
+        """Whether a call of :meth:`step` has work to do even without input."""
+        return not self.lockstep and not self.done and self.limiter.updates_due(self.env_steps, self.updates)
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
+        if self._started is None:
+            self._started = now
+        outputs: list[Output] = []
+        for origin, message in inputs:
+            if isinstance(origin, Peer):
+                outputs += self._take(origin, message, now)
+        if self.lockstep:
+            outputs += self._rounds(now)
+        else:
+            if self.update_due:
+                self._update()
+            outputs += self._publish_if_due(now)
+            outputs += self._grant()
+        return outputs
+
+    def bundle(self) -> Bundle:
+        """The policy as it is now.
+
+        Raises:
+            BundleError: no robot has been seen yet.
+        """
+        if self.spec is None:
+            raise BundleError("the learner has no policy yet: no simulator has joined")
+        noise = self.config.exploration.noise
+        return Bundle(
+            self.spec,
+            self.config.network.hidden,
+            self.td3.actor_tensors(),
+            Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
+            {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
+        )
+
+    def take_records(self) -> list[Record]:
+        """The metrics since the last call."""
+        records, self.records = self.records, []
+        return records
+
+    def wall(self, now: float) -> float:
+        """Seconds of training, earlier runs of the same checkpoint included."""
+        return self._wall_before + (now - self._started if self._started is not None else 0.0)
+
+    def lost(self) -> int:
+        """Steps (messages) that were published and never seen."""
+        return sum(source.assembler.counters["missed"] for source in self.sources.values())
+
+    def figures(self) -> dict[str, float]:
+        """Gauges for the supervisor and for people."""
+        figures = {
+            "env_steps": float(self.env_steps),
+            "updates": float(self.updates),
+            "replay_ratio": self.replay_ratio(),
+            "staleness_updates": self.staleness,
+            "weights_version": float(self.version),
+            "lead_min": self.lead_range[0],
+            "lead_max": self.lead_range[1],
+        }
+        if self.recent:
+            figures["return_mean"] = float(np.mean(self.recent))
+        return figures
+
+    def counts(self) -> dict[str, int]:
+        """Counters since the start (of this process, for the sources' ones)."""
+        total = Counter(self.counters)
+        for source in self.sources.values():
+            total += source.assembler.counters
+        return dict(total)
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, message: Message, now: float) -> list[Output]:
+        if isinstance(message, Hello):
+            return self._join(peer, message)
+        if isinstance(message, Bye):
+            self._leave(peer, message)
+        elif isinstance(message, Evaluation):
+            self._evaluated(message, now)
+        elif isinstance(message, Step):
+            source = self.sources.get(peer.name)
+            if source is None or source.peer is not peer or message.source != source.name:
+                self.counters["misnamed"] += 1
+            elif self.lockstep:
+                source.queue.append(message)
+            else:
+                self._insert(source, message, now)
+        return []
+
+    def _join(self, peer: Peer, hello: Hello) -> list[Output]:
+        if peer.role in ROBOT_ROLES:
+            if self.spec is None:
+                self._begin(RobotSpec.from_description(hello.spec))
+            source = self.sources.setdefault(peer.name, Source(peer.name))
+            source.peer, source.robots, source.granted = peer, hello.robots, 0
+            source.queue.clear()
+            if source.incarnation != hello.incarnation or source.answered == 0:
+                source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
+            log.info(
+                "%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation
+            )
+            return self._throttles([source]) if self.lockstep else []
+        if peer.role not in self._peers:
+            return []
+        self._peers[peer.role].add(peer)
+        log.info("%s %s joined", peer.role, peer.name)
+        if peer.role == "evaluator":
+            return [(peer, weights) for weights in self._to_evaluate.values()]
+        if self.spec and hello.weights_version >= self.version:
+            # We come from a checkpoint older than what that server got from our predecessor: never go back.
+            self.version = hello.weights_version
+            return self._publish()
+        return [(peer, weights) for weights in self._sent]
+
+    def _leave(self, peer: Peer, bye: Bye) -> None:
+        log.info("%s %s left: %s", peer.role, peer.name, bye.reason)
+        for peers in self._peers.values():
+            peers.discard(peer)
+        source = self.sources.get(peer.name)
+        if source and source.peer is peer:
+            source.peer, source.granted = None, source.seen
+
+    def _insert(self, source: Source, step: Step, now: float) -> None:
+        gaps = source.assembler.counters["gaps"]
+        transitions = source.assembler.add(step)
+        if transitions is None:
+            return
+        source.answered, source.seen = step.sequence + 1, step.transitions
+        if source.assembler.counters["gaps"] > gaps:
+            log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
+        self._store(transitions)
+        if step.weights_version in self._published_updates:
+            age = self.updates - self._published_updates[step.weights_version]
+            self.staleness += 0.01 * (age - self.staleness)
+        if self.env_steps >= self._next_record:
+            self._next_record += _RECORD_EVERY
+            self._record(now)
+
+    def _store(self, transitions: Transitions) -> None:
+        if len(transitions):
+            action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
+            self.replay.add(
+                transitions.observation,
+                action,
+                transitions.reward,
+                transitions.next_observation,
+                transitions.terminated,
+            )
+            self.env_steps += len(transitions)
+            if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
+                lead = self.limiter.lead(self.env_steps, self.updates)
+                self.lead_range = [min(self.lead_range[0], lead), max(self.lead_range[1], lead)]
+        self.recent.extend(transitions.ended)
+        self.counters["episodes"] += len(transitions.ended)
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def _begin(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        learner = self.config.learner
+        seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
+        sizes = spec.observation_size, spec.action_size
+        self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
+        self.replay = ReplayBuffer(min(learner.buffer_size, self.config.total_steps), *sizes, int(seeds[1]))
+        self._half = (spec.action_high - spec.action_low) / np.float32(2)
+        self._middle = (spec.action_high + spec.action_low) / np.float32(2)
+        self._learning = learner.learning_starts == 0
+        self._publish()
+
+    def _update(self) -> None:
+        self.td3.update(self.replay.sample(self.config.learner.batch_size))
+
+    def _rounds(self, now: float) -> list[Output]:
+        """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
+        outputs: list[Output] = []
+        ready = [self.sources[name] for name in sorted(self.sources)]
+        if len(ready) < self.config.simulators or not all(source.queue for source in ready):
+            return outputs
+        for source in ready:
+            self._insert(source, source.queue.popleft(), now)
+        while self.limiter.updates_due(self.env_steps, self.updates):
+            self._update()
+        outputs += self._publish_if_due(now)
+        return outputs if self.done else outputs + self._throttles(ready)
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def _publish_if_due(self, now: float) -> list[Output]:
+        del now
+        if self.spec is None:
+            return []
+        outputs: list[Output] = []
+        evaluate = self.config.evaluation.every > 0 and self.env_steps >= self._next_evaluation
+        starts = not self._learning and self.env_steps >= self.limiter.start
+        self._learning = self._learning or starts
+        if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
+            outputs += self._publish()
+        if evaluate:
+            self._next_evaluation += self.config.evaluation.every
+            self._to_evaluate[self.version] = self._sent[-1]
+            outputs += [(peer, self._sent[-1]) for peer in self._peers["evaluator"]]
+        return outputs
+
+    def _publish(self) -> list[Output]:
+        self.version += 1
+        self._published_at = self.updates
+        self._published_updates[self.version] = self.updates
+        if len(self._published_updates) > _REMEMBERED:
+            del self._published_updates[min(self._published_updates)]
+        payload = self.bundle().encode()
+        weights = Weights(self.version, self.updates, self.env_steps, sha256(payload), payload)
+        self._sent.append(weights)
+        return [(peer, weights) for peer in self._peers["policy"]]
+
+    def _grant(self) -> list[Output]:
+        """Share what the replay ratio allows among the sources, those with the least left first."""
+        live = [source for source in self.sources.values() if source.peer]
+        overshoot = sum(source.robots - 1 for source in live)
+        allowed = self.limiter.steps_allowed(self.updates, overshoot) - self.env_steps
+        free = allowed - sum(source.outstanding for source in live)
+        if self.limiter.ratio is None:
+            free = max(0, allowed) * len(live)  # everybody may run to the end
+        given: list[Source] = []
+        for left, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
+            share = -(-free // (len(live) - left)) if free > 0 else 0
+            # Worth a message: it starts to run dry, or a good part of the band came free.
+            if share > 0 and (source.outstanding <= source.robots or share >= self.limiter.band / 4):
+                source.granted = max(source.granted, source.seen) + share
+                free -= share
+                given.append(source)
+        return self._throttles(given)
+
+    def _throttles(self, sources: Sequence[Source]) -> list[Output]:
+        outputs: list[Output] = []
+        for source in sources:
+            if source.peer:
+                allowed = 2**63 if self.lockstep else source.granted
+                needs = self.version if self.lockstep else 0
+                throttle = Throttle(source.name, source.incarnation, source.answered, allowed, needs)
+                outputs.append((source.peer, throttle))
+        return outputs
+
+    # -- metrics -------------------------------------------------------------------------------------------------
+
+    def _record(self, now: float) -> None:
+        record: Record = {
+            "kind": "train",
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "wall_s": self.wall(now),
+            "replay_ratio": self.replay_ratio(),
+            "staleness_updates": self.staleness,
+            "episodes": self.counters["episodes"],
+            "steps_lost": self.lost(),
+        }
+        if self.recent:
+            record["return_mean"] = float(np.mean(self.recent))
+        self.records.append(record | self.td3.metrics())
+
+    def replay_ratio(self) -> float:
+        """Updates made for each environment step since learning started; 0 before."""
+        after = self.env_steps - self.limiter.start
+        return self.updates / after if after > 0 else 0.0
+
+    def _evaluated(self, message: Evaluation, now: float) -> None:
+        weights = self._to_evaluate.pop(message.version, None)
+        mean = float(message.returns.mean())
+        self.records.append(
+            {
+                "kind": "evaluation",
+                "env_steps": message.env_steps,
+                "updates": message.updates,
+                "wall_s": self.wall(now),
+                "weights_version": message.version,
+                "eval_return_mean": mean,
+                "eval_return_std": float(message.returns.std()),
+                "eval_returns": [float(value) for value in message.returns],
+                "eval_length_mean": float(message.lengths.mean()),
+            }
+        )
+        if weights and mean > self.best_return:
+            self.best_return, self.best = mean, weights.payload
+
+    # -- checkpoint ----------------------------------------------------------------------------------------------
+
+    def state(self, now: float) -> tuple[Arrays, dict[str, Any]]:
+        """Everything a restarted learner needs: named arrays, and plain JSON values.
+
+        Raises:
+            BundleError: no robot has been seen yet.
+        """
+        if self.spec is None:
+            raise BundleError("the learner has nothing to save yet: no simulator has joined")
+        td3_arrays, td3 = self.td3.state()
+        replay_arrays, replay = self.replay.state()
+        arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
+        arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
+        return arrays, {
+            "spec": self.spec.describe(),
+            "td3": td3,
+            "replay": replay,
+            "env_steps": self.env_steps,
+            "version": self.version,
+            "learning": self._learning,
+            "best_return": self.best_return if np.isfinite(self.best_return) else None,
+            "next_evaluation": self._next_evaluation,
+            "next_record": self._next_record,
+            "wall_s": self.wall(now),
+            "recent_returns": list(self.recent),
+            "counters": dict(self.counters),
+        }
+
+    @classmethod
+    def restored(
+        cls, config: Config, arrays: Arrays, scalars: Mapping[str, Any], provenance: Mapping[str, Any] | None = None
+    ) -> LearnerCore:
+        """A learner that goes on where :meth:`state` was taken; sources join anew.
+
+        Raises:
+            BundleError: the state does not fit the configuration.
+        """
+        try:
+            core = cls(config, spec=RobotSpec.from_description(scalars["spec"]), provenance=provenance)
+            core.td3.restore(_part(arrays, "td3."), scalars["td3"])
+            core.replay.restore(_part(arrays, "replay."), scalars["replay"])
+            core.env_steps = scalars["env_steps"]
+            core.version = scalars["version"]
+            core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")
+            core._learning = scalars["learning"]
+            core._next_evaluation = scalars["next_evaluation"]
+            core._next_record = scalars["next_record"]
+            core._wall_before = scalars["wall_s"]
+            core.recent.extend(scalars["recent_returns"])
+            core.counters.update(scalars["counters"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
+        core._sent.clear()
+        core._publish()
+        return core
+
+
+def _part(arrays: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,43 @@
+"""Where metrics go: one JSON object a line in ``metrics.jsonl``, and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+
+class MetricsWriter:
+    """Appends records as they come; a crash loses at most the one being written.
+
+    Raises:
+        OSError: the disk is full or the files cannot be written.
+    """
+
+    def __init__(self, lines: Path, events: Path) -> None:
+        self._file = lines.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        for key, value in record.items():
+            if isinstance(value, (int, float)) and key != "env_steps":
+                self._events.add_scalar(f"{record['kind']}/{key}", value, record["env_steps"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,266 @@
+"""Multilayer perceptrons with a hand-written gradient, and Adam: what TD3 spends its time in.
+
+Autograd and ``torch.nn`` are left out on purpose. All parameters of a network (of both critics, say) lie in one
+vector, so that an Adam step, a Polyak step and a change of precision are one call each, and in bfloat16 every matrix
+product reads and writes the precision it is fastest in. ``benchmarks/learner_speed.py`` measures what that is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch import Tensor
+from torch.optim.adam import adam
+
+ALIGNMENT = 32  # elements: every parameter starts on a cache line, in both precisions
+NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm
+
+
+class Layer(NamedTuple):
+    """The parameters of one layer, or their gradients; LayerNorm's are None for a layer without it."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor  # [out]
+    scale: Tensor | None = None  # [out]
+    shift: Tensor | None = None  # [out]
+
+
+class Layout:
+    """Where each parameter of a :class:`Network` lies in its vector.
+
+    The weights and biases of hidden layers come first, in ``[0, low_size)``: one cast takes them all to a lower
+    precision. Alignment leaves gaps.
+    """
+
+    def __init__(self, heads: Sequence[str], sizes: Sequence[int], layer_norm: bool) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        low, high = [], []
+        for head in heads:
+            for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+                hidden = index < len(sizes) - 2
+                for kind in Layer._fields[: 4 if layer_norm and hidden else 2]:
+                    name = f"{head}.{index}.{kind}"
+                    self.shapes[name] = (outputs, inputs) if kind == "weight" else (outputs,)
+                    (low if hidden and kind in ("weight", "bias") else high).append(name)
+        self._slots: dict[str, slice] = {}
+        self.size = self.low_size = 0
+        for name in low + high:
+            count = math.prod(self.shapes[name])
+            self._slots[name] = slice(self.size, self.size + count)
+            self.size += math.ceil(count / ALIGNMENT) * ALIGNMENT
+            if name == low[-1]:
+                self.low_size = self.size
+
+    def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
+        """The parameters in a vector, by name; those of ``[0, low_size)`` in ``low_vector`` where that is given."""
+        views = {}
+        for name, shape in self.shapes.items():
+            slot = self._slots[name]
+            source = vector if low_vector is None or slot.start >= self.low_size else low_vector
+            views[name] = source[slot].view(shape)
+        return views
+
+
+@dataclass
+class Trace:
+    """What a forward pass leaves for the backward pass."""
+
+    head: int
+    inputs: list[Tensor] = field(default_factory=list)  # of each layer, [B, in]; of the last one in float32
+    norms: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # LayerNorm's input, mean, 1/deviation
+
+
+class Network:
+    """One or more perceptrons ("heads") of one shape over one parameter vector.
+
+    A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last is linear. Hidden matrix products
+    run in ``dtype`` and add up in float32. The last layer, LayerNorm and the parameters themselves are always float32:
+    bfloat16's 8 bits do for a direction, but not for the value of a state or for adding a small step to a weight.
+
+    Args:
+        heads: the names of the perceptrons.
+        sizes: of input, hidden layers (one at least) and output.
+        layer_norm: LayerNorm with learned scale and shift after each hidden linear map.
+        dtype: ``torch.float32`` or ``torch.bfloat16``.
+
+    Attributes:
+        flat, gradient: float32[layout.size], the parameters and their gradient; zero in the gaps.
+        named: views of ``flat`` as ``HEAD.LAYER.weight`` and so on, see :class:`Layer`; layers in order, from 0.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[str],
+        sizes: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.dtype = dtype
+        self.layout = layout = Layout(heads, sizes, layer_norm)
+        self.flat = torch.zeros(layout.size, device=device)
+        self.gradient = torch.zeros(layout.size, device=device)
+        self.named = layout.views(self.flat)
+        # What products read and write: in float32 simply the vectors above.
+        same = dtype == torch.float32
+        self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
+        self._low_gradient = self.gradient if same else torch.zeros_like(self._low_flat)
+        self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads, len(sizes) - 1)
+        self._gradients = _by_layer(layout.views(self.gradient, self._low_gradient), heads, len(sizes) - 1)
+        self._fused = _has_fused_relu(self.flat.device, dtype)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw weights and biases as ``torch.nn.Linear`` does: uniformly, within 1/sqrt(in) of zero."""
+        bound = 0.0
+        for name, value in self.named.items():
+            if name.endswith(".weight"):
+                bound = 1 / math.sqrt(value.shape[1])
+            if name.endswith((".weight", ".bias")):
+                value.copy_(
+                    torch.empty(value.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
+                )
+            elif name.endswith(".scale"):
+                value.fill_(1.0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over a change of ``flat``."""
+        if self._low_flat is not self.flat:
+            self._low_flat.copy_(self.flat[: self.layout.low_size])
+
+    def track(self, other: Network, fraction: float) -> None:
+        """Move the parameters ``fraction`` of the way to those of ``other`` (Polyak averaging)."""
+        self.flat.lerp_(other.flat, fraction)
+        self.refresh()
+
+    def forward(self, x: Tensor, head: int = 0) -> tuple[Tensor, Trace]:
+        """The outputs float32[B, out] for inputs float32[B, in], and what a backward pass needs."""
+        trace = Trace(head)
+        *hidden, last = self._layers[head]
+        x = x.to(self.dtype)
+        for layer in hidden:
+            trace.inputs.append(x)
+            x = self._hidden(x, layer, trace)
+        x = x.float()
+        trace.inputs.append(x)
+        return F.linear(x, last.weight, last.bias), trace
+
+    def backward(self, trace: Trace, d_output: Tensor) -> None:
+        """Set the gradient of one head's parameters, from the loss's gradient float32[B, out] to its outputs.
+
+        Call :meth:`collect` when all heads are done.
+        """
+        d = d_output
+        for index, (layer, gradient) in reversed([*enumerate(zip(*self._of(trace.head), strict=True))]):
+            if index < len(trace.inputs) - 1:
+                d = self._through_hidden(d, index, trace, gradient)
+            torch.mm(d.t(), trace.inputs[index], out=gradient.weight)
+            torch.sum(d, 0, out=gradient.bias)
+            if index:
+                d = d @ layer.weight
+
+    def collect(self) -> None:
+        """Complete ``gradient``: bring what was computed in ``dtype`` to float32."""
+        if self._low_gradient is not self.gradient:
+            self.gradient[: self.layout.low_size].copy_(self._low_gradient)
+
+    def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
+        """float32[B, columns]: the loss's gradient to some of the inputs; parameters' gradients are not touched."""
+        d = d_output
+        for index, layer in reversed([*enumerate(self._layers[trace.head])]):
+            if index < len(trace.inputs) - 1:
+                d = self._through_hidden(d, index, trace, None)
+            d = d @ (layer.weight if index else layer.weight[:, columns])
+        return d.float()
+
+    def _of(self, head: int) -> tuple[list[Layer], list[Layer]]:
+        return self._layers[head], self._gradients[head]
+
+    def _hidden(self, x: Tensor, layer: Layer, trace: Trace) -> Tensor:
+        if layer.scale is not None:
+            z = F.linear(x, layer.weight, layer.bias).float()
+            x, mean, rstd = torch.native_layer_norm(z, layer.bias.shape, layer.scale, layer.shift, NORM_EPSILON)
+            trace.norms.append((z, mean, rstd))
+            return x.relu_().to(self.dtype)
+        if self._fused:
+            return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "relu", [], "")  # type: ignore[no-any-return]
+        return F.linear(x, layer.weight, layer.bias).relu_()
+
+    def _through_hidden(self, d: Tensor, index: int, trace: Trace, gradient: Layer | None) -> Tensor:
+        """From the gradient to a hidden layer's output to that of its linear map; LayerNorm's own on the way."""
+        layer = self._layers[trace.head][index]
+        d = _relu_backward(d, trace.inputs[index + 1])
+        if layer.scale is not None:
+            want = gradient is not None
+            d, d_scale, d_shift = torch.ops.aten.native_layer_norm_backward(
+                d.float(), trace.norms[index][0], layer.bias.shape, *trace.norms[index][1:],
+                layer.scale, layer.shift, [True, want, want],
+            )  # fmt: skip
+            if gradient is not None and gradient.scale is not None and gradient.shift is not None:
+                gradient.scale.copy_(d_scale)
+                gradient.shift.copy_(d_shift)
+        return d.to(self.dtype)
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
+
+    Attributes:
+        mean, square: float32[layout.size], the running moments m and v.
+        count: float32[], the steps made.
+    """
+
+    def __init__(self, network: Network, learning_rate: float) -> None:
+        self.network = network
+        self.learning_rate = learning_rate
+        self.mean = torch.zeros_like(network.flat)
+        self.square = torch.zeros_like(network.flat)
+        self.count = torch.zeros((), device=network.flat.device)
+
+    def step(self) -> None:
+        """Move the network along its gradient."""
+        self.network.collect()
+        adam(
+            [self.network.flat], [self.network.gradient], [self.mean], [self.square], [], [self.count],
+            fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=self.learning_rate, weight_decay=0.0, eps=1e-8,
+            maximize=False,
+        )  # fmt: skip
+        self.network.refresh()
+
+
+def _relu_backward(d: Tensor, output: Tensor) -> Tensor:
+    """The gradient where the ReLU's output is positive, 0 elsewhere."""
+    threshold: Any = torch.ops.aten.threshold_backward
+    if d.dtype == torch.bfloat16:  # is positive exactly when its bits, read as an integer, are: twice as fast
+        masked: Tensor = threshold(d.view(torch.int16), output.view(torch.int16), 0).view(torch.bfloat16)
+    else:
+        masked = threshold(d, output, 0)
+    return masked
+
+
+def _by_layer(named: dict[str, Tensor], heads: Sequence[str], layers: int) -> list[list[Layer]]:
+    kinds = Layer._fields
+    return [
+        [
+            Layer(*(named[f"{head}.{i}.{kind}"] for kind in kinds if f"{head}.{i}.{kind}" in named))
+            for i in range(layers)
+        ]
+        for head in heads
+    ]
+
+
+def _has_fused_relu(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build and processor have oneDNN's linear map with bias and ReLU in one pass."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    operators: Any = torch.ops.mkldnn
+    if not hasattr(operators, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())

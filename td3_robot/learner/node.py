@@ -1,0 +1,125 @@
+"""The learner process: ``python -m td3_robot.learner.node --run DIR``."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from td3_robot import files
+from td3_robot import node as nodes
+from td3_robot.config import Config
+from td3_robot.learner import checkpoint
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.metrics import MetricsWriter
+from td3_robot.messages import Evaluation, Step
+from td3_robot.node import Figures, Node
+from td3_robot.transport.session import ROBOT_ROLES
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = nodes.parser("learner", "learner", "Learn from the steps of a run's simulators, and publish weights.")
+    return nodes.main("learner", parser.parse_args(arguments), _learn)
+
+
+def _learn(node: Node) -> None:
+    torch.set_num_threads(node.config.learner.threads)
+    core = _core(node)
+    node.serve(
+        "learner",
+        {**dict.fromkeys(ROBOT_ROLES, (Step,)), "policy": (), "evaluator": (Evaluation,)},
+        core.spec,
+    )
+    every = node.config.checkpoint.every
+    next_checkpoint = core.env_steps + every if every else sys.maxsize
+    rate = Rates()
+    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics:
+
+        def after() -> bool:
+            nonlocal next_checkpoint
+            for record in core.take_records():
+                metrics.write(record)
+            if core.best:
+                files.write_atomically(node.run.best_file, core.best)
+                core.best = None
+            if core.env_steps >= next_checkpoint and not core.done:
+                next_checkpoint = core.env_steps + every
+                _save(node, core)
+            return core.done
+
+        def report() -> Figures:
+            figures = core.figures() | rate(core.env_steps, core.updates)
+            return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
+
+        node.spin(core, busy=lambda: core.update_due, report=report, after=after)
+        if core.spec:
+            _save(node, core)
+            core.bundle().save(node.run.policy_file)
+            for record in core.take_records():
+                metrics.write(record)
+
+
+def _core(node: Node) -> LearnerCore:
+    """A new learner, or the one that the newest whole checkpoint of this run holds."""
+    provenance = _provenance(node.config)
+    saved = checkpoint.load_newest(node.run.checkpoints)
+    if saved is None:
+        return LearnerCore(node.config, provenance=provenance)
+    path, arrays, scalars = saved
+    core = LearnerCore.restored(node.config, arrays, scalars, provenance)
+    log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
+    return core
+
+
+def _save(node: Node, core: LearnerCore) -> None:
+    """Save a checkpoint; a full disk costs the checkpoint, not the training."""
+    begin = time.monotonic()
+    arrays, scalars = core.state(begin)
+    try:
+        path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
+    except OSError as error:
+        node.counters["checkpoints_failed"] += 1
+        log.error("checkpoint at %d steps failed: %s; training goes on", core.env_steps, error.strerror)
+        return
+    log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
+
+
+def _provenance(config: Config) -> dict[str, Any]:
+    return {
+        "algorithm": "TD3",
+        "seed": config.seed,
+        "config": config.to_yaml(),
+        "versions": {"td3-robot": version("td3-robot"), "torch": version("torch"), "python": platform.python_version()},
+    }
+
+
+class Rates:
+    """Steps and updates a second since the last call, smoothed over about five seconds."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int, int] | None = None
+        self._rates = {"steps_per_s": 0.0, "updates_per_s": 0.0}
+
+    def __call__(self, env_steps: int, updates: int) -> dict[str, float]:
+        now = time.monotonic()
+        if self._last is None:
+            self._last = now, env_steps, updates
+        elif now - self._last[0] >= 0.5:
+            seconds = now - self._last[0]
+            weight = 1.0 if not self._rates["steps_per_s"] else min(1.0, seconds / 5.0)
+            for key, delta in (("steps_per_s", env_steps - self._last[1]), ("updates_per_s", updates - self._last[2])):
+                self._rates[key] += weight * (delta / seconds - self._rates[key])
+            self._last = now, env_steps, updates
+        return dict(self._rates)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

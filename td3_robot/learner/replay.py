@@ -1,0 +1,200 @@
+"""The replay buffer: the last transitions, in one preallocated array, sampled uniformly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from td3_robot.errors import BundleError
+
+Float32 = NDArray[np.float32]
+
+
+class Batch(NamedTuple):
+    """Transitions drawn from a buffer: torch float32 tensors on the CPU, views of one block of memory.
+
+    Attributes:
+        observation: [B, O], in the units of the robot's channels.
+        action: [B, A], normalised to [-1, 1].
+        reward: [B, 1].
+        next_observation: [B, O].
+        not_terminated: [B, 1], 0 where the episode terminated and 1 elsewhere, truncations included.
+    """
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    next_observation: Tensor
+    not_terminated: Tensor
+
+
+class ReplayBuffer:
+    """The last ``capacity`` transitions, drawn from uniformly and with replacement.
+
+    A transition is one row ``[observation | action | reward | not_terminated | next_observation]``: a random batch
+    then costs one gather of whole rows, a quarter of the time of five gathers from five arrays.
+
+    Args:
+        capacity: how many transitions are kept, at least 1.
+        observation_size, action_size: O and A, at least 1.
+        seed: of the sampling, at least 0.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(self, capacity: int, observation_size: int, action_size: int, seed: int) -> None:
+        if min(capacity, observation_size, action_size) < 1:
+            raise ValueError(
+                f"capacity {capacity}, observation_size {observation_size} and action_size {action_size}: "
+                "each must be at least 1"
+            )
+        self.capacity = capacity
+        self.total_added = 0
+        end = observation_size + action_size
+        self._observation = slice(0, observation_size)
+        self._action = slice(observation_size, end)
+        self._reward = slice(end, end + 1)
+        self._not_terminated = slice(end + 1, end + 2)
+        self._next_observation = slice(end + 2, end + 2 + observation_size)
+        self._rows = np.zeros((capacity, _row_size(observation_size, action_size)), np.float32)
+        self._random = np.random.Generator(np.random.PCG64(seed))
+
+    @staticmethod
+    def bytes_needed(capacity: int, observation_size: int, action_size: int) -> int:
+        """The memory of a full buffer, in bytes. The operating system may hand it out only as the buffer fills."""
+        return 4 * capacity * _row_size(observation_size, action_size)
+
+    def __len__(self) -> int:
+        """How many transitions can be drawn now: at most ``capacity``."""
+        return min(self.total_added, self.capacity)
+
+    def add(
+        self,
+        observation: Float32,
+        action: Float32,
+        reward: Float32,
+        next_observation: Float32,
+        terminated: NDArray[np.bool_],
+    ) -> None:
+        """Store M transitions in order; the oldest make room.
+
+        Args:
+            observation, next_observation: float32[M, O].
+            action: float32[M, A], normalised to [-1, 1].
+            reward: float32[M].
+            terminated: bool[M]; False for an episode that was truncated.
+
+        Raises:
+            ValueError: the shapes do not belong together.
+        """
+        rows = self._pack(observation, action, reward, next_observation, terminated)
+        start = self.total_added + max(0, len(rows) - self.capacity)
+        rows = rows[-self.capacity :]
+        first = start % self.capacity
+        until_the_end = min(len(rows), self.capacity - first)
+        self._rows[first : first + until_the_end] = rows[:until_the_end]
+        self._rows[: len(rows) - until_the_end] = rows[until_the_end:]
+        self.total_added = start + len(rows)
+
+    def sample(self, batch_size: int) -> Batch:
+        """``batch_size`` transitions, each drawn uniformly from all that are stored, in memory of their own.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if not self.total_added:
+            raise ValueError("the replay buffer is empty: there is nothing to sample")
+        chosen = self._random.integers(0, len(self), batch_size)
+        # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
+        # matrix products add up, so that equal batches give equal bits.
+        rows = torch.empty((batch_size, self._rows.shape[1]))
+        np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
+        return Batch(
+            rows[:, self._observation],
+            rows[:, self._action],
+            rows[:, self._reward],
+            rows[:, self._next_observation],
+            rows[:, self._not_terminated],
+        )
+
+    def state(self) -> tuple[dict[str, Float32], dict[str, Any]]:
+        """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
+
+        ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
+        before the next :meth:`add`.
+        """
+        rows = self._rows[: len(self)]
+        rows.flags.writeable = False
+        generator: Any = self._random.bit_generator.state
+        scalars = {
+            "capacity": self.capacity,
+            "total_added": self.total_added,
+            # 128-bit integers, as text: JSON readers other than Python's refuse or round them.
+            "random_state": {key: str(value) for key, value in generator["state"].items()},
+            "random_buffer": [generator["has_uint32"], generator["uinteger"]],
+        }
+        return {"rows": rows}, scalars
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Become the buffer whose :meth:`state` this is: the same content, the same samples from here on.
+
+        Raises:
+            BundleError: the state is incomplete, damaged or of a buffer of another shape; nothing has changed then.
+        """
+        try:
+            rows, total_added = arrays["rows"], int(scalars["total_added"])
+            generator = np.random.PCG64(0)
+            has_uint32, uinteger = scalars["random_buffer"]
+            generator.state = {
+                "bit_generator": "PCG64",
+                "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
+                "has_uint32": int(has_uint32),
+                "uinteger": int(uinteger),
+            }
+            capacity = int(scalars["capacity"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BundleError(f"replay buffer state: {type(error).__name__} {error}") from None
+        if capacity != self.capacity:
+            raise BundleError(f"replay buffer state has capacity {capacity}; this buffer has {self.capacity}")
+        expected = (min(total_added, self.capacity), self._rows.shape[1])
+        if total_added < 0 or rows.shape != expected or rows.dtype != np.float32:
+            raise BundleError(
+                f"replay buffer state holds {rows.dtype}{list(rows.shape)} after {total_added} transitions; "
+                f"this buffer needs float32{list(expected)}"
+            )
+        self._rows[: len(rows)] = rows
+        self.total_added = total_added
+        self._random = np.random.Generator(generator)
+
+    def _pack(
+        self,
+        observation: Float32,
+        action: Float32,
+        reward: Float32,
+        next_observation: Float32,
+        terminated: NDArray[np.bool_],
+    ) -> Float32:
+        count = len(observation)
+        rows = np.empty((count, self._rows.shape[1]), np.float32)
+        for name, columns, value in (
+            ("observation", self._observation, observation),
+            ("action", self._action, action),
+            ("reward", self._reward, reward[:, None]),
+            ("not_terminated", self._not_terminated, ~terminated[:, None]),
+            ("next_observation", self._next_observation, next_observation),
+        ):
+            expected = (count, columns.stop - columns.start)
+            if value.shape != expected:
+                raise ValueError(f"{name} has shape {list(value.shape)}; {list(expected)} belongs here")
+            rows[:, columns] = value
+        return rows
+
+
+def _row_size(observation_size: int, action_size: int) -> int:
+    return 2 * observation_size + action_size + 2

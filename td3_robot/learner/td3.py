@@ -1,0 +1,188 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto, van Hoof and Meger 2018, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from td3_robot.config import LearnerConfig
+from td3_robot.errors import BundleError
+from td3_robot.learner.networks import Adam, Network
+from td3_robot.learner.replay import Batch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+METRICS = ("critic_loss", "q_mean", "q_target_mean", "actor_loss")
+
+
+class TD3:
+    """An actor and two critics, their targets and their optimisers.
+
+    Actions are normalised: -1 and 1 are the limits of each dimension.
+
+    Args:
+        observation_size, action_size: O and A.
+        hidden: the sizes of the hidden layers, of actor and critics alike.
+        config: TD3's parameters, ``layer_norm`` (in the critics only) and ``precision``; the other keys play no part.
+        seed: of the initial parameters and the target noise; torch's global generator is not touched.
+        device: where the networks live. Batches may lie elsewhere.
+
+    Attributes:
+        updates: critic updates made so far.
+    """
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        hidden: Sequence[int],
+        config: LearnerConfig,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.config = config
+        self.updates = 0
+        self._device = torch.device(device)
+        self._random = torch.Generator(self._device).manual_seed(seed)
+        self._action_columns = slice(observation_size, observation_size + action_size)
+
+        def actor() -> Network:
+            sizes = [observation_size, *hidden, action_size]
+            return Network(["actor"], sizes, dtype=DTYPES[config.precision], device=device)
+
+        def critics() -> Network:
+            sizes = [observation_size + action_size, *hidden, 1]
+            names, dtype = ["critic1", "critic2"], DTYPES[config.precision]
+            return Network(names, sizes, layer_norm=config.layer_norm, dtype=dtype, device=device)
+
+        self.actor, self.actor_target = actor(), actor()
+        self.critics, self.critics_target = critics(), critics()
+        for network, target in ((self.actor, self.actor_target), (self.critics, self.critics_target)):
+            network.initialise(self._random)
+            target.track(network, 1.0)
+        self._actor_adam = Adam(self.actor, config.learning_rate)
+        self._critics_adam = Adam(self.critics, config.learning_rate)
+        self._sums = torch.zeros(len(METRICS), device=self._device)
+        self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
+
+    def update(self, batch: Batch) -> None:
+        """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
+
+        Args:
+            batch: B transitions; see :class:`Batch` for shapes and ranges.
+        """
+        config = self.config
+        s, a, r, s2, not_terminated = (tensor.to(self._device) for tensor in batch)
+
+        # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
+        noise = torch.randn(a.shape, generator=self._random, device=self._device).mul_(config.target_noise)
+        noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+        a2 = self.actor_target.forward(s2)[0].tanh_().add_(noise).clamp_(-1.0, 1.0)
+        s2a2 = torch.cat((s2, a2), 1)
+        q_next = torch.minimum(self.critics_target.forward(s2a2, 0)[0], self.critics_target.forward(s2a2, 1)[0])
+        y = r + config.discount * not_terminated * q_next
+
+        # Critics: minimise the sum over both of the batch's mean (Q(s, a) - y)²
+        sa = torch.cat((s, a), 1)
+        (q1, trace1), (q2, trace2) = self.critics.forward(sa, 0), self.critics.forward(sa, 1)
+        error1, error2 = q1 - y, q2 - y
+        self.critics.backward(trace1, error1 * (2 / len(y)))
+        self.critics.backward(trace2, error2 * (2 / len(y)))
+        self._critics_adam.step()
+        self.updates += 1
+        self._count(critic_loss=(error1.square() + error2.square()).mean(), q_mean=q1.mean(), q_target_mean=y.mean())
+
+        if self.updates % config.policy_delay == 0:
+            # Delayed policy: minimise the batch's mean -Q1(s, π(s))
+            output, actor_trace = self.actor.forward(s)
+            pi = output.tanh_()
+            q, trace = self.critics.forward(torch.cat((s, pi), 1), 0)
+            d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(q)), self._action_columns)
+            self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
+            self._actor_adam.step()
+            self._count(actor_loss=-q.mean())
+
+            self.critics_target.track(self.critics, config.polyak)
+            self.actor_target.track(self.actor, config.polyak)
+
+    def actor_tensors(self) -> dict[str, NDArray[np.float32]]:
+        """A copy of the actor: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], and so on in layer order, float32.
+
+        Hidden layers are followed by ReLU, the last by tanh.
+        """
+        return {name: _array(tensor) for name, tensor in self.actor.named.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call; ``actor_loss`` over those that had one. 0 where there was none.
+
+        ``critic_loss`` is the sum of both critics' mean squared errors, ``q_mean`` the first critic's value of the
+        batch, ``q_target_mean`` the value it should have had. Only here does the device's work come back to Python.
+        """
+        updates = self.updates - self._sums_since
+        delay = self.config.policy_delay
+        actor_updates = self.updates // delay - self._sums_since // delay
+        counts = [max(1, actor_updates if name == "actor_loss" else updates) for name in METRICS]
+        means = {name: total / count for name, total, count in zip(METRICS, self._sums.tolist(), counts, strict=True)}
+        self._sums.zero_()
+        self._sums_since = self.updates
+        return means
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of everything :meth:`restore` needs: float32 arrays (the generator's is uint8) and JSON scalars."""
+        arrays: dict[str, NDArray[Any]] = {name: _array(tensor) for name, tensor in self._tensors().items()}
+        arrays["generator"] = self._random.get_state().numpy().copy()
+        return arrays, {"updates": self.updates, "sums_since": self._sums_since}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Become the TD3 whose :meth:`state` this is: updates go on bit for bit as if it had never stopped.
+
+        Raises:
+            BundleError: the state is incomplete, damaged or of other networks; nothing has changed then.
+        """
+        tensors = self._tensors()
+        for name, tensor in tensors.items():
+            array = arrays.get(name)
+            if array is None or array.shape != tensor.shape or array.dtype != np.float32:
+                found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+                raise BundleError(f"TD3 state: {name!r} is {found}; float32{list(tensor.shape)} belongs there")
+        try:
+            updates, sums_since = int(scalars["updates"]), int(scalars["sums_since"])
+            self._random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BundleError(f"TD3 state: {type(error).__name__} {error}") from None
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.tensor(arrays[name]))
+        for network in (self.actor, self.actor_target, self.critics, self.critics_target):
+            network.refresh()
+        self.updates, self._sums_since = updates, sums_since
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every float32 tensor of the state, by a name of the form ``ROLE/HEAD.LAYER.weight``."""
+        tensors = {"metrics": self._sums}
+        for network, target, optimiser in (
+            (self.actor, self.actor_target, self._actor_adam),
+            (self.critics, self.critics_target, self._critics_adam),
+        ):
+            for role, vector in (
+                ("online", network.flat),
+                ("target", target.flat),
+                ("adam_mean", optimiser.mean),
+                ("adam_square", optimiser.square),
+            ):
+                tensors |= {f"{role}/{name}": view for name, view in network.layout.views(vector).items()}
+        tensors["adam_count/actor"] = self._actor_adam.count
+        tensors["adam_count/critics"] = self._critics_adam.count
+        return tensors
+
+    def _count(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self._sums[METRICS.index(name)] += value
+
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().cpu().numpy().copy()
+    return array

@@ -1,0 +1,279 @@
+"""Every message of the protocol, once: fields, types, shapes, units.
+
+On the wire a message is one msgpack map from field name to value, every field present, in any order. Arrays are
+msgpack ``bin``: little-endian numbers in C order. Their shapes are products of four sizes: N robots of a source,
+O observation channels, A action channels, E episodes. ``docs/protocol.md`` is produced from this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.specs import Float32
+
+PROTOCOL_VERSION = 1
+
+Float64 = NDArray[np.float64]
+UInt8 = NDArray[np.uint8]
+UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
+
+
+class Phase(IntEnum):
+    """Where in its episode a robot is, as in dm_env; the end of an episode is two values because they differ."""
+
+    FIRST = 0  # the first observation after a reset; reward and action mean nothing
+    MID = 1
+    TERMINATED = 2  # the task ended here: no bootstrapping beyond
+    TRUNCATED = 3  # cut off (time limit, operator): the value goes on beyond
+
+
+class NoiseKind(IntEnum):
+    """What was added to the actor's output."""
+
+    NONE = 0
+    GAUSSIAN = 1
+    UNIFORM = 2  # the actor is not asked at all: warm-up
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """How one field travels.
+
+    Attributes:
+        kind: an integer type, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps) or ``array``.
+        dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
+        limit: the most characters of text or bytes of bytes; a map is capped by its message's MAX_BYTES.
+        unit, meaning: for the reader.
+    """
+
+    kind: Literal["u32", "u64", "i64", "text", "bytes", "map", "array"]
+    meaning: str
+    unit: str = ""
+    limit: int = 256
+    dtype: str = ""
+    shape: tuple[str, ...] = ()
+
+
+def _wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Any:
+    return field(metadata={"wire": FieldType(kind, meaning, unit, limit)})
+
+
+def _array(dtype: str, shape: str, meaning: str, unit: str = "") -> Any:
+    return field(metadata={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape))})
+
+
+class Message:
+    """Base of all messages; ``NAME`` is the first frame on the wire, ``MAX_BYTES`` the cap of the second."""
+
+    NAME: ClassVar[str]
+    MAX_BYTES: ClassVar[int] = 4096
+
+    def problem(self) -> str | None:
+        """What is wrong with well-formed values, None if nothing: checked by the decoder, after types and shapes."""
+        return None
+
+
+_SOURCE = "id of the simulator process or robot"
+_INCARNATION = "counts the starts of that source; steps of two incarnations are never joined"
+
+
+@dataclass(frozen=True, eq=False)
+class Hello(Message):
+    """A client's first words on a link. The server answers Welcome or Refused. Sent again whenever it is lost."""
+
+    NAME: ClassVar[str] = "hello"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    protocol: int = _wire("u32", "PROTOCOL_VERSION of the sender")
+    role: str = _wire("text", "simulator, driver, policy, evaluator or node (a supervised process reporting status)")
+    name: str = _wire("text", "unique name of the sender; the source id for a simulator or driver")
+    incarnation: int = _wire("u64", _INCARNATION)
+    client: int = _wire("u64", "drawn at the start of the process, so that two with one name are told apart")
+    robots: int = _wire("u32", "N, robots of a simulator or driver; 0 for other roles")
+    weights_version: int = _wire("u64", "newest weights the sender holds; 0 for none")
+    spec: dict[str, Any] = _wire("map", "robot specification, see below; an empty map where none")
+    agreement: dict[str, Any] = _wire("map", "configuration keys both sides must hold alike, as text")
+
+
+@dataclass(frozen=True, eq=False)
+class Welcome(Message):
+    """The server takes part."""
+
+    NAME: ClassVar[str] = "welcome"
+
+    protocol: int = _wire("u32", "PROTOCOL_VERSION of the server")
+    name: str = _wire("text", "name of the server")
+    session: int = _wire("u64", "drawn anew at every start of the server; a change means it knows nothing of before")
+
+
+@dataclass(frozen=True, eq=False)
+class Refused(Message):
+    """The server does not take part; with ``code`` hello it has not met this client and asks for a Hello."""
+
+    NAME: ClassVar[str] = "refused"
+
+    code: str = _wire("text", "hello, protocol, spec, agreement, name or closed")
+    reason: str = _wire("text", "one sentence that says what differs", limit=2048)
+
+
+@dataclass(frozen=True, eq=False)
+class Heartbeat(Message):
+    """Sent by a client that has been silent for a while; the server sends one back."""
+
+    NAME: ClassVar[str] = "heartbeat"
+
+    stamp: int = _wire("i64", "sender's monotonic clock; echoed, never compared between hosts", "ns")
+    session: int = _wire("u64", "the server's session as the sender knows it")
+
+
+@dataclass(frozen=True, eq=False)
+class Bye(Message):
+    """The client leaves and will not come back under this incarnation."""
+
+    NAME: ClassVar[str] = "bye"
+
+    reason: str = _wire("text", "why, for the log", limit=2048)
+
+
+@dataclass(frozen=True, eq=False)
+class Step(Message):
+    """What a source's robots did and saw: the one stream that carries experience.
+
+    A transition of robot i is two consecutive Steps of the same source, incarnation and episode[i].
+    """
+
+    NAME: ClassVar[str] = "step"
+    MAX_BYTES: ClassVar[int] = 1 << 22
+
+    source: str = _wire("text", _SOURCE)
+    incarnation: int = _wire("u64", _INCARNATION)
+    sequence: int = _wire("u64", "0, 1, 2, … within an incarnation; a jump is a gap")
+    transitions: int = _wire("u64", "robot steps (phase not FIRST) of this incarnation so far, with this Step's")
+    stamp: int = _wire("i64", "source's monotonic clock when the observation was complete", "ns")
+    phase: UInt8 = _array("<u1", "N", "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED")
+    episode: UInt64 = _array("<u8", "N", "episode number of the robot within the incarnation, from 0")
+    episode_step: UInt32 = _array("<u4", "N", "control periods since FIRST, which is 0")
+    observation: Float32 = _array("<f4", "NO", "observation channels in the order of the specification", "of channel")
+    reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1")
+    action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
+    answered: int = _wire("u64", "sequence of the Step whose Action was applied; own sequence where none was")
+    weights_version: int = _wire("u64", "weights that computed the applied action; 0 where none did")
+    noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
+    noise_seed: int = _wire("u64", "seed of that noise; with source, incarnation, robot, episode, step it is all")
+    needs_version: int = _wire("u64", "lock-step: the weights that must answer this Step; 0 is any")
+
+    def problem(self) -> str | None:
+        if self.phase.max() > Phase.TRUNCATED:
+            return f"phase {self.phase.max()} is not one of 0 to 3"
+        if self.noise_kind > NoiseKind.UNIFORM:
+            return f"noise_kind {self.noise_kind} is not one of 0 to 2"
+        for name in ("observation", "reward", "action"):
+            if not np.isfinite(getattr(self, name)).all():
+                return f"{name} is not finite"
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Action(Message):
+    """The policy server's answer to one Step. Robots whose phase is terminal are about to be reset: ignore theirs."""
+
+    NAME: ClassVar[str] = "action"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    source: str = _wire("text", _SOURCE)
+    incarnation: int = _wire("u64", "of the Step answered")
+    answers: int = _wire("u64", "sequence of the Step answered")
+    stamp: int = _wire("i64", "stamp of the Step answered, echoed", "ns")
+    action: Float32 = _array("<f4", "NA", "what to apply, within the limits of the specification", "of channel")
+    weights_version: int = _wire("u64", "weights that computed it")
+    noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform")
+    noise_seed: int = _wire("u64", "seed of the noise; 0 where none")
+
+    def problem(self) -> str | None:
+        if self.noise_kind > NoiseKind.UNIFORM:
+            return f"noise_kind {self.noise_kind} is not one of 0 to 2"
+        return None if np.isfinite(self.action).all() else "action is not finite"
+
+
+@dataclass(frozen=True, eq=False)
+class Throttle(Message):
+    """How far a source may go: the learner's side of the replay ratio. Cumulative, so a lost one costs nothing."""
+
+    NAME: ClassVar[str] = "throttle"
+
+    source: str = _wire("text", _SOURCE)
+    incarnation: int = _wire("u64", "of the source; ignore a Throttle for another one")
+    answers: int = _wire("u64", "sequence of the newest Step the learner has dealt with, plus one; 0 is none yet")
+    transitions_allowed: int = _wire("u64", "publish a further Step only while own transitions are fewer")
+    weights_version: int = _wire("u64", "lock-step: what the next Step must name in needs_version; 0 otherwise")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Message):
+    """A policy, complete and checkable: newest wins."""
+
+    NAME: ClassVar[str] = "weights"
+    MAX_BYTES: ClassVar[int] = 1 << 26
+
+    version: int = _wire("u64", "1, 2, 3, …; never goes back, also not over a restart of the learner")
+    updates: int = _wire("u64", "critic updates the learner had made", "updates")
+    env_steps: int = _wire("u64", "transitions the learner had seen", "transitions")
+    sha256: str = _wire("text", "hexadecimal SHA-256 of payload")
+    payload: bytes = _wire("bytes", "policy bundle: safetensors with a JSON header, see below", limit=(1 << 26) - 4096)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation(Message):
+    """Noise-free episodes of one weights version, on an environment of the evaluator's own."""
+
+    NAME: ClassVar[str] = "evaluation"
+    MAX_BYTES: ClassVar[int] = 1 << 16
+
+    version: int = _wire("u64", "weights evaluated")
+    env_steps: int = _wire("u64", "as in the Weights evaluated", "transitions")
+    updates: int = _wire("u64", "as in the Weights evaluated", "updates")
+    returns: Float64 = _array("<f8", "E", "undiscounted return of each episode", "1")
+    lengths: UInt32 = _array("<u4", "E", "length of each episode", "steps")
+
+
+@dataclass(frozen=True, eq=False)
+class Status(Message):
+    """A node's state and figures, for the supervisor and for people."""
+
+    NAME: ClassVar[str] = "status"
+    MAX_BYTES: ClassVar[int] = 1 << 16
+
+    node: str = _wire("text", "name of the node")
+    state: str = _wire("text", "starting, ready, running, finished or failed")
+    detail: str = _wire("text", "one line for a person; empty when all is well", limit=2048)
+    figures: dict[str, Any] = _wire("map", "gauges by name, as numbers")
+    counters: dict[str, Any] = _wire("map", "counts since start by name: lost, dropped, refused, …")
+
+
+MESSAGES: dict[str, type[Message]] = {
+    message.NAME: message
+    for message in (
+        Hello,
+        Welcome,
+        Refused,
+        Heartbeat,
+        Bye,
+        Step,
+        Action,
+        Throttle,
+        Weights,
+        Evaluation,
+        Status,
+    )
+}
+
+
+def wire_fields(message: type[Message]) -> dict[str, FieldType]:
+    """The fields of a message in their order, with how each travels."""
+    return {item.name: item.metadata["wire"] for item in fields(message)}  # type: ignore[arg-type]

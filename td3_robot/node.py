@@ -1,0 +1,207 @@
+"""What every process of a run shares: arguments, signals, logging, status, and the loop around a core."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from td3_robot.config import Config
+from td3_robot.errors import EXIT_GOOD, EXIT_INTERRUPTED, HandshakeError, Td3RobotError
+from td3_robot.messages import Hello, Message, Status
+from td3_robot.run_folder import RunFolder
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ClientSession, Input, Output, Peer, ServerSession
+
+log = logging.getLogger(__name__)
+
+STATUS_PERIOD = 0.5
+_IDLE = 0.05  # seconds a core without work waits for input
+LIFELINE = "TD3_ROBOT_LIFELINE"
+"""Environment variable: the file descriptor that ends when the supervisor does."""
+
+
+class Core(Protocol):
+    """The pure part of a node."""
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]: ...
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a node reports about itself."""
+
+    state: str = "ready"
+    detail: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Node:
+    """One process of a run: its place in it, its links, and whether it was asked to stop."""
+
+    role: str
+    name: str
+    incarnation: int
+    run: RunFolder
+    config: Config
+    bus: Bus
+    stop_signal: int = 0
+    counters: Counter[str] = field(default_factory=Counter)
+    _client: int = field(default_factory=lambda: secrets.randbits(63))
+    _pending: deque[Output] = field(default_factory=deque)
+    _supervised: bool = False
+    _next_status: float = float("-inf")
+
+    def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
+        """Bind the endpoint of this run for a link.
+
+        Raises:
+            EndpointError: busy, malformed or not allowed.
+        """
+        server = ServerSession(link, self.name, accepts, self.config.agreement(), secrets.randbits(63), spec)
+        self.bus.serve(self.run.endpoint(link, self.config), server)
+
+    def connect(
+        self, link: str, accepts: tuple[type[Message], ...], *, spec: RobotSpec | None = None, robots: int = 0
+    ) -> ClientSession:
+        """Connect to the server of a link in this run.
+
+        Raises:
+            EndpointError: malformed or not allowed.
+        """
+        sizes = {"N": robots, "O": spec.observation_size, "A": spec.action_size} if spec and robots else {}
+        client = ClientSession(link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes)
+        self.bus.connect(self.run.endpoint(link, self.config), client)
+        return client
+
+    def hello(self, role: str, *, spec: RobotSpec | None = None, robots: int = 0, weights_version: int = 0) -> Hello:
+        """The introduction of this process."""
+        return session.hello(
+            role,
+            self.name,
+            client=self._client,
+            incarnation=self.incarnation,
+            robots=robots,
+            weights_version=weights_version,
+            spec=spec,
+            agreement=self.config.agreement(),
+        )
+
+    def spin(
+        self, core: Core, *, busy: Callable[[], bool], report: Callable[[], Figures], after: Callable[[], bool]
+    ) -> None:
+        """Run the core until a signal, or until ``after`` (called once a turn) says it is finished.
+
+        Raises:
+            HandshakeError: a server refused us.
+        """
+        while not self.stop_signal:
+            inputs = self.bus.receive(0.0 if busy() else _IDLE)
+            self._pending.extend(core.step(inputs, time.monotonic()))
+            self._flush()
+            finished = after()
+            self.status(report(), now=finished)
+            if finished:
+                return
+
+    def status(self, figures: Figures, *, now: bool = False) -> None:
+        """Report to the supervisor, if there is one, at most every STATUS_PERIOD unless ``now``."""
+        time_now = time.monotonic()
+        if not self._supervised or (time_now < self._next_status and not now):
+            return
+        self._next_status = time_now + STATUS_PERIOD
+        counters = {**self.bus.dropped(), **self.counters, **figures.counters}
+        self.bus.send("supervisor", Status(self.name, figures.state, figures.detail, figures.figures, counters))
+
+    def _flush(self) -> None:
+        """Send what is to be sent; a full queue to a server holds everything back, one to a client costs the message."""
+        while self._pending:
+            to, message = self._pending[0]
+            if not self.bus.send(to, message):
+                if not isinstance(to, Peer):
+                    return
+                self.counters["undelivered"] += 1
+            self._pending.popleft()
+
+
+def parser(role: str, name: str, description: str) -> argparse.ArgumentParser:
+    """The arguments every node takes."""
+    result = argparse.ArgumentParser(prog=f"td3-robot {role}", description=description)
+    result.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of the run to take part in")
+    result.add_argument(
+        "--name", default=name, help="name in the run, unique among its processes (default: %(default)s)"
+    )
+    result.add_argument(
+        "--incarnation", type=int, default=0, metavar="N", help="how often this name was started before"
+    )
+    return result
+
+
+def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
+    """Run a node's body with everything around it; the process's exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {arguments.name} %(levelname)s %(message)s"
+    )
+    bus = Bus()
+    try:
+        run = RunFolder.open(arguments.run)
+        node = Node(role, arguments.name, arguments.incarnation, run, run.config(), bus)
+        _catch_signals(node)
+        _follow_lifeline()
+        if LIFELINE in os.environ:
+            accepted: tuple[type[Message], ...] = ()
+            endpoint = run.endpoint("supervisor", node.config)
+            bus.connect(endpoint, ClientSession("supervisor", node.hello("node"), accepted))
+            node._supervised = True
+        node.status(Figures("starting"), now=True)
+        try:
+            body(node)
+        except HandshakeError as error:
+            node.status(Figures("failed", str(error)), now=True)
+            raise
+        bus.close("stopped")
+        return EXIT_INTERRUPTED if node.stop_signal == signal.SIGINT else EXIT_GOOD
+    except Td3RobotError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        bus.close(str(error)[:200])
+        return error.exit_code
+    except OSError as error:
+        print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        bus.close("failed")
+        return 1
+
+
+def _catch_signals(node: Node) -> None:
+    def handle(number: int, frame: Any) -> None:
+        del frame
+        node.stop_signal = number
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _follow_lifeline() -> None:
+    """Stop when the supervisor is gone, however it went: its end of the pipe closes with it."""
+    descriptor = os.environ.get(LIFELINE)
+    if descriptor is None:
+        return
+
+    def wait(read_end: int) -> None:
+        os.read(read_end, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, args=(int(descriptor),), daemon=True, name="lifeline").start()

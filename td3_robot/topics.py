@@ -1,0 +1,63 @@
+"""Every topic, once: its message, who publishes it to whom, how often, what a full queue does, whether it is recorded.
+
+Each link is a ZeroMQ DEALER (the client, which connects) to a ROUTER (the server, which binds). Nothing else is used:
+one kind of link means one handshake, one set of limits and one place where malformed input is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from td3_robot import messages
+from td3_robot.messages import Message
+
+QueueRule = Literal["never drop", "keep latest", "handshake"]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One row of the table.
+
+    Attributes:
+        link: the server whose endpoint carries it: policy, learner, supervisor, or any.
+        rate: what to expect, in words, because most rates follow the configuration.
+        queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
+            the receiver drains its queue, uses the newest and counts the rest.
+    """
+
+    message: type[Message]
+    publisher: str
+    subscriber: str
+    link: str
+    rate: str
+    queue: QueueRule
+    recorded: bool
+
+
+QUEUE_LENGTH = 1000
+"""Messages a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
+
+TOPICS: tuple[Topic, ...] = (
+    Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", True),
+    Topic(messages.Welcome, "server", "client", "any", "once for each Hello", "handshake", True),
+    Topic(messages.Refused, "server", "client", "any", "once for each refused message", "handshake", True),
+    Topic(messages.Heartbeat, "client, server", "server, client", "any", "1 Hz when idle", "handshake", False),
+    Topic(messages.Bye, "client", "server", "any", "once", "handshake", True),
+    Topic(messages.Step, "simulator", "policy server", "policy", "control rate", "keep latest", False),
+    Topic(messages.Step, "simulator", "learner", "learner", "control rate", "never drop", True),
+    Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", True),
+    Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", True),
+    Topic(
+        messages.Weights,
+        "learner",
+        "policy server",
+        "learner",
+        "every learner.publish_every updates",
+        "keep latest",
+        True,
+    ),
+    Topic(messages.Weights, "learner", "evaluator", "learner", "every evaluation.every steps", "never drop", False),
+    Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", True),
+    Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", True),
+)

@@ -1,0 +1,320 @@
+"""The two ends of a link without the sockets: handshake, heartbeat, decoding, counting of what is malformed.
+
+A server session turns frames from many clients into inputs for a core; a client session does so for one server. Both
+are told the time, so that tests, replay and training in one process run the very same code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
+from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Refused, Welcome
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import codec
+
+log = logging.getLogger(__name__)
+
+HELLO_PERIOD = 0.25
+"""Seconds between two Hellos of a client nobody has answered."""
+HEARTBEAT_PERIOD = 1.0
+"""Seconds of silence after which a client sends a Heartbeat."""
+PEER_TIMEOUT = 5.0
+"""Seconds of silence after which a server takes a client for gone."""
+LOG_PERIOD = 10.0
+"""Seconds between two log lines about the same kind of malformed input."""
+
+ROBOT_ROLES = ("simulator", "driver")
+
+Frames = Sequence[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """A client as its server knows it, for as long as one connection lasts."""
+
+    link: str
+    key: bytes
+    hello: Hello
+    dims: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+
+Origin = Peer | str
+"""Where an input comes from or an output goes to: a client, or the server at the end of the link of that name."""
+Input = tuple[Origin, Message]
+Output = tuple[Origin, Message]
+
+
+@dataclass
+class Tally:
+    """Counts by kind; the first of each kind is logged at once, later ones at a limited rate."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _logged: dict[str, float] = field(default_factory=dict)
+
+    def note(self, kind: str, text: str, now: float) -> None:
+        self.counts[kind] += 1
+        if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
+            self._logged[kind] = now
+            log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], text)
+
+
+def _decode(frames: Frames, dims: Mapping[str, int] | None) -> Message:
+    if len(frames) != 2:
+        raise ProtocolError("frames", f"{len(frames)} frames, needs topic and payload")
+    return codec.decode(frames[0][:64].decode("ascii", "replace"), frames[1], dims)
+
+
+def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
+    dims = {"O": spec.observation_size, "A": spec.action_size} if spec else {}
+    return {**dims, "N": robots} if robots else dims
+
+
+@dataclass
+class ServerSession:
+    """The server's end of a link.
+
+    Attributes:
+        link: the endpoint's name: policy, learner or supervisor.
+        name: the server's own name, for its Welcome.
+        accepts: message types a welcomed client of each role may send; a role that is not here is refused.
+        agreement: what clients must hold alike, see ``Config.agreement``.
+        session: a number drawn at every start.
+        spec: the robot served; None until the first simulator or driver, or the first weights, name it.
+    """
+
+    link: str
+    name: str
+    accepts: Mapping[str, tuple[type[Message], ...]]
+    agreement: Mapping[str, str]
+    session: int
+    spec: RobotSpec | None = None
+    tally: Tally = field(default_factory=Tally)
+    peers: dict[bytes, Peer] = field(default_factory=dict)
+    _heard: dict[bytes, float] = field(default_factory=dict)
+
+    def receive(self, key: bytes, frames: Frames, now: float) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        """What one multipart message from the client ``key`` means: inputs for the core, and direct replies.
+
+        A client joining is an input holding its Hello; one leaving, its Bye. Never raises on any bytes.
+        """
+        peer = self.peers.get(key)
+        try:
+            message = _decode(frames, peer.dims if peer else None)
+        except ProtocolError as error:
+            self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
+            return [], []
+        if isinstance(message, Hello):
+            return self._meet(key, message, now)
+        if peer is None:
+            return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
+        self._heard[key] = now
+        if isinstance(message, Heartbeat):
+            return [], [(key, Heartbeat(message.stamp, self.session))]
+        if isinstance(message, Bye):
+            return self.forget(key, message.reason), []
+        if not isinstance(message, self.accepts[peer.role]):
+            self.tally.note("unexpected", f"{message.NAME} from {peer.role} {peer.name} on link {self.link}", now)
+            return [], []
+        return [(peer, message)], []
+
+    def expire(self, now: float) -> list[Input]:
+        """A Bye for every client that has been silent for PEER_TIMEOUT."""
+        gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
+        return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
+
+    def forget(self, key: bytes, reason: str) -> list[Input]:
+        """Drop a client; the input that tells the core, none if it was not known."""
+        peer = self.peers.pop(key, None)
+        self._heard.pop(key, None)
+        return [(peer, Bye(reason))] if peer else []
+
+    def adopt(self, spec: RobotSpec) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        """Serve this robot from now on; clients that are another robot are refused and leave."""
+        self.spec = spec
+        inputs: list[Input] = []
+        replies: list[tuple[bytes, Message]] = []
+        for key, peer in list(self.peers.items()):
+            refused = self._other_robot(peer.hello)
+            if refused:
+                replies.append((key, refused))
+                inputs += self.forget(key, refused.reason)
+        return inputs, replies
+
+    def _meet(self, key: bytes, hello: Hello, now: float) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        refused = self._judge(hello)
+        if refused:
+            self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
+            return self.forget(key, refused.reason), [(key, refused)]
+        inputs: list[Input] = []
+        for other, peer in list(self.peers.items()):
+            if peer.name == hello.name and other != key:
+                again = peer.hello.client == hello.client
+                inputs += self.forget(other, "connected anew" if again else "replaced by a later incarnation")
+        known = self.peers.get(key)
+        if known is None:
+            spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
+            if self.spec is None:
+                self.spec = spec
+            peer = Peer(self.link, key, hello, _dims(spec, hello.robots))
+            self.peers[key] = peer
+            inputs.append((peer, hello))
+        self._heard[key] = now
+        return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
+
+    def _judge(self, hello: Hello) -> Refused | None:
+        """Why this client may not take part, None if it may."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
+        if hello.role not in self.accepts:
+            return Refused("name", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
+        if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= 1024 and hello.spec):
+            return Refused(
+                "spec", f"{hello.role} names {hello.robots} robots; allowed: 1 to 1024, with a specification"
+            )
+        for key, mine in self.agreement.items():
+            theirs = hello.agreement.get(key)
+            if theirs is not None and theirs != mine:
+                return Refused("agreement", f"configuration differs: {key} is {mine} here, {theirs} there"[:2048])
+        for peer in self.peers.values():
+            taken = peer.name == hello.name and peer.hello.client != hello.client
+            if taken and hello.incarnation <= peer.hello.incarnation:
+                return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")
+        return self._other_robot(hello)
+
+    def _other_robot(self, hello: Hello) -> Refused | None:
+        if not hello.spec:
+            return None
+        try:
+            theirs = RobotSpec.from_description(hello.spec)
+        except ConfigError as error:
+            return Refused("spec", str(error)[:2048])
+        difference = self.spec.difference(theirs) if self.spec else None
+        return Refused("spec", f"robot specification differs: {difference}"[:2048]) if difference else None
+
+
+@dataclass
+class ClientSession:
+    """The client's end of a link.
+
+    Attributes:
+        link: name of the server's endpoint.
+        hello: what to introduce ourselves with.
+        accepts: message types the server may send.
+    """
+
+    link: str
+    hello: Hello
+    accepts: tuple[type[Message], ...]
+    dims: Mapping[str, int] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    state: Literal["connecting", "welcome", "refused"] = "connecting"
+    refusal: Refused | None = None
+    session: int | None = None
+    _sent: float = float("-inf")
+    _heard: float = float("-inf")
+
+    def due(self, now: float) -> list[Message]:
+        """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
+        if self.state == "connecting" and now - self._sent >= HELLO_PERIOD:
+            self._sent = now
+            return [self.hello]
+        silent = max(now - self._sent, now - self._heard) >= HEARTBEAT_PERIOD
+        if self.state == "welcome" and silent and now - self._sent >= HELLO_PERIOD:
+            self._sent = now
+            return [Heartbeat(int(now * 1e9), self.session or 0)]
+        return []
+
+    def sent(self, now: float) -> None:
+        """Told by the bus that an application message went out."""
+        self._sent = now
+
+    def silence(self, now: float) -> float:
+        """Seconds since the server was last heard; infinite before it ever was."""
+        return now - self._heard
+
+    def receive(self, frames: Frames, now: float) -> list[Input]:
+        """What one multipart message from the server means to the core. Never raises on any bytes.
+
+        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again.
+        """
+        try:
+            message = _decode(frames, self.dims)
+        except ProtocolError as error:
+            self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
+            return []
+        self._heard = now
+        if isinstance(message, Welcome):
+            return self._welcomed(message)
+        if isinstance(message, Refused):
+            if message.code == "hello":
+                self.state, self._sent = "connecting", float("-inf")
+            else:
+                self.state, self.refusal = "refused", message
+            return []
+        if isinstance(message, Heartbeat):
+            return []
+        if not isinstance(message, self.accepts):
+            self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
+            return []
+        return [(self.link, message)]
+
+    def _welcomed(self, message: Welcome) -> list[Input]:
+        if message.protocol != PROTOCOL_VERSION:
+            self.state = "refused"
+            self.refusal = Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {message.protocol} there")
+            return []
+        new = self.state != "welcome" or message.session != self.session
+        self.state, self.session = "welcome", message.session
+        return [(self.link, message)] if new else []
+
+    def check(self) -> None:
+        """Raise if the server has refused us.
+
+        Raises:
+            HandshakeError: with the link, and what differs.
+        """
+        if self.refusal:
+            raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
+
+
+def hello(
+    role: str,
+    name: str,
+    *,
+    client: int,
+    incarnation: int = 0,
+    robots: int = 0,
+    weights_version: int = 0,
+    spec: RobotSpec | None = None,
+    agreement: Mapping[str, str] | None = None,
+) -> Hello:
+    """A Hello of this protocol version."""
+    return Hello(
+        PROTOCOL_VERSION,
+        role,
+        name,
+        incarnation,
+        client,
+        robots,
+        weights_version,
+        spec.describe() if spec else {},
+        dict(agreement or {}),
+    )
+
+
+def newest(inputs: Iterable[Input], kind: type[Message]) -> dict[Origin, Message]:
+    """The last message of a kind from each origin: the *keep latest* rule."""
+    return {origin: message for origin, message in inputs if isinstance(message, kind)}
