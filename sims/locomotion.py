@@ -8,25 +8,23 @@ All of it is that of ``pybullet_envs_gymnasium`` 0.6.0, number for number, and s
 * The Humanoid's height is relative to 0.8 m, that of the others to their height at reset.
 * HalfCheetah never terminates; a step that should have ended it costs 2 instead.
 
-One was mended: in the package, the first episode of an environment measures its first observation without that floor,
-and so pays its first step about ±0.05 too much. Here the first episode is like all others, which equals the package from
-its second reset on. For the first it differs in the reward of the first step and, by less than 1e-5, in the first
-observation's direction to the target; the reset noise is the same.
+One was mended: the package measures the very first observation of an environment before it counts that floor, which
+shifts the reward of the first step by up to about 0.1. Here the first episode is like all others, and every episode
+equals the package's from its second reset on. In the package's first episode, the reward of the first step and (by less
+than 1e-5) the first observation's direction to the target are other ones, and nothing else is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
-from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
-from sims.environment import Episode, Outcome, check_state, leads_elsewhere, pack_random, unpack_random
+from sims.environment import Outcome
 from sims.physics import World
+from sims.repeatable import Repeatable
 from sims.robots import CONTROL_PERIOD, TIME_LIMIT, RobotModel
 from td3_robot.specs import Channel, Float32, RobotSpec
 
@@ -70,7 +68,7 @@ def specification(model: RobotModel) -> RobotSpec:
     return RobotSpec(model.name, tuple(observations), tuple(actions), CONTROL_PERIOD)
 
 
-class Locomotion:
+class Locomotion(Repeatable):
     """A walking robot; see :class:`sims.environment.Environment`.
 
     Args:
@@ -78,90 +76,71 @@ class Locomotion:
         show: open PyBullet's window and simulate in it.
     """
 
-    time_limit = TIME_LIMIT
-
     def __init__(self, model: RobotModel, seed: int | None = None, show: bool = False) -> None:
-        self.spec = specification(model)
+        super().__init__(specification(model), TIME_LIMIT, seed)
         self._model = model
-        self._random, _ = seeding.np_random(seed)
         self._world = World(model, show)
-        self._episode = Episode(len(model.joints), TIME_LIMIT)
+        joints = len(model.joints)
         self._gains = np.array(model.torques, np.float32 if model.single_precision_torque else np.float64)
-        self._shape = (len(model.joints),)
-        joints = TORSO_CHANNELS, TORSO_CHANNELS + 2 * len(model.joints)
-        self._positions, self._speeds = slice(*joints, 2), slice(joints[0] + 1, joints[1], 2)
-        self._one = np.ones(len(model.joints), np.float32)
+        self._positions = slice(TORSO_CHANNELS, TORSO_CHANNELS + 2 * joints, 2)
+        self._speeds = slice(TORSO_CHANNELS + 1, TORSO_CHANNELS + 2 * joints, 2)
+        self._one = np.ones(joints, np.float32)
         self._high = np.full(self.spec.observation_size, OBSERVATION_LIMIT, np.float32)
         self._low = -self._high
         self._turn = np.eye(3)  # rotation about the vertical, out of the world and into the torso's heading
-        self._at_rest = [0.0] * len(model.feet)
-        self._contacts = self._at_rest
+        self._in_the_air = [0.0] * len(model.feet)
+        self._contacts = self._in_the_air
         self._start_height: np.float64 | float | None = None
-        self._distance = 0.0
-        self._observation = np.zeros(self.spec.observation_size, np.float32)
+        self._potential = 0.0  # minus the distance to the target, in m, over the control period
         self._terms: dict[str, float] = {}
 
-    def reset(self, seed: int | None = None) -> Float32:
-        if seed is not None:
-            self._random, _ = seeding.np_random(seed)
-        self._episode.start(pack_random(self._random))
-        noise = self._random.uniform(-RESET_NOISE, RESET_NOISE, self._shape)
+    def _reset(self) -> Float32:
+        noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
         self._world.reset(noise.tolist())
-        self._contacts = self._at_rest
+        self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         self._terms = {}
-        self._observation = self._clip(self._observe()[0])
-        return self._observation.copy()
+        raw, _ = self._observe()
+        return self._clip(raw)
 
-    def step(self, action: Float32) -> Outcome:
-        episode, model = self._episode, self._model
-        if not episode.running:
-            raise RuntimeError(f"{model.name}: no episode is running; call reset() first")
-        action = np.asarray(action, np.float32)
-        if action.shape != self._shape:
-            raise ValueError(f"{model.name}: the action has shape {action.shape}; it must be {self._shape}")
-        current = float(np.add.reduce(np.square(action)))
-        if not math.isfinite(current):
-            raise ValueError(f"{model.name}: action {action.tolist()} is not finite, or its square is not")
-        episode.add(action)
-        one = self._one
+    def _step(self, action: Float32) -> Outcome:
+        model, one = self._model, self._one
         self._world.advance((self._gains * np.minimum(np.maximum(action, -one), one)).tolist())
-
-        distance_before = self._distance
+        potential_before = self._potential
         raw, pitch = self._observe()
         observation = self._clip(raw)
+        assert self._start_height is not None
         alive = model.alive(observation[0] + self._start_height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()
-        self._terms = {
+        terms = self._terms = {
             "alive": alive,
-            "progress": (distance_before - self._distance) / CONTROL_PERIOD,
-            "electricity": self._electricity(action, raw[self._speeds], current),
-            "joints_at_limit": NEAR_LIMIT_COST * np.count_nonzero(np.abs(raw[self._positions]) > NEAR_LIMIT),
+            "progress": self._potential - potential_before,
+            "electricity": self._electricity(action, raw[self._speeds]),
+            "joints_at_limit": NEAR_LIMIT_COST * int(np.count_nonzero(np.abs(raw[self._positions]) > NEAR_LIMIT)),
         }
         # Clipping removes infinities; what is left of failed physics is not-a-number.
         terminated = (alive < 0 and model.ends) or math.isnan(observation.dot(observation))
-        truncated = episode.length >= TIME_LIMIT
-        episode.running = not (terminated or truncated)
-        self._observation = observation
-        return Outcome(observation.copy(), sum(self._terms.values()), terminated, truncated)
+        return Outcome(observation, sum(terms.values()), terminated, False)
 
     def _clip(self, raw: Float32) -> Float32:
         return np.minimum(np.maximum(raw, self._low), self._high)
 
-    def _electricity(self, action: Float32, speeds: Float32, current: float) -> float:
+    def _electricity(self, action: Float32, speeds: Float32) -> float:
         """Cost of mechanical power, mean |action · 0.1 joint speed|, and of current, mean action²."""
-        power = float(np.add.reduce(np.abs(action * speeds)))
-        return (self._model.torque_cost * power + self._model.current_cost * current) / len(action)
+        # Means in float32, as in the package; numpy's own mean does the same with more ado.
+        power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
+        current = float(np.add.reduce(np.square(action)) / len(action))
+        return self._model.torque_cost * power + self._model.current_cost * current
 
     def _observe(self) -> tuple[Float32, float]:
-        """The observation before clipping, float32[O], and the torso's pitch in rad; measures the distance to go."""
+        """The observation before clipping, float32[O], and the torso's pitch in rad; measures how far the target is."""
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()
         start_height = self._start_height
         if start_height is None:
             start_height = self._start_height = np.float64(z)
         ahead = TARGET_X - x
-        self._distance = math.sqrt(ahead * ahead + y * y)
+        self._potential = -math.sqrt(ahead * ahead + y * y) / CONTROL_PERIOD
         # numpy's trigonometry may differ from the C library's in the last bit, and the published robots use numpy's.
         angles = np.array((np.arctan2(-y, ahead) - yaw, -yaw))
         (sin_target, sin), (cos_target, cos) = np.sin(angles).tolist(), np.cos(angles).tolist()
@@ -179,30 +158,9 @@ class Locomotion:
     def reward_terms(self) -> dict[str, float]:
         return dict(self._terms)
 
-    def save_state(self) -> dict[str, Any]:
-        episode = self._episode
-        return {
-            "random": episode.random.copy() if episode.started else pack_random(self._random),
-            "started": episode.started,
-            "actions": episode.actions(),
-            "observation": self._observation.copy(),
-        }
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        saved = check_state(state, self.spec)
-        unpack_random(saved.random, self._random)
-        self._episode = Episode(len(self._gains), TIME_LIMIT)
-        if not saved.started:
-            return
-        self.reset()
-        for action in saved.actions:
-            self.step(action)
-        if not np.array_equal(self._observation, saved.observation, equal_nan=True):
-            raise leads_elsewhere(self.spec, len(saved.actions))
-
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         return self._world.render(width, height)
 
     def close(self) -> None:
-        self._episode.running = False
+        super().close()
         self._world.close()

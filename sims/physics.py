@@ -1,7 +1,7 @@
 """A robot on a floor in a PyBullet world of its own.
 
-Every world is a private physics client, so that many live in one process without disturbing one another. A PyBullet call
-costs microseconds however little it returns, so each thing is asked for once: torques, stepping, links, joints, contacts.
+Every world is a private physics client, so that many live in one process without disturbing one another. A PyBullet
+call costs microseconds however little it returns: a step makes one each for torques, stepping, links, joints, contacts.
 
 The world is that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
 parameters. Bullet's results depend on all of these to the last bit.

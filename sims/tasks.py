@@ -1,25 +1,66 @@
-"""The tasks there are, by name."""
+"""Every task by name: the walking robots, and Gymnasium's continuous tasks as ``gymnasium:ID``."""
 
 from __future__ import annotations
 
 import difflib
+from functools import cache
 
-from sims.locomotion import Locomotion, specification
+from sims.environment import Environment, Outcome
 from sims.robots import MODELS
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 
+__all__ = ["Environment", "Outcome", "make", "names", "spec"]
+
+GYMNASIUM = "gymnasium:"
+
 
 def names() -> tuple[str, ...]:
+    """The robots; tasks of Gymnasium come on top of them."""
     return tuple(MODELS)
 
 
+@cache
 def spec(task: str) -> RobotSpec:
+    """The specification of ``task``; of a robot without starting physics.
+
+    Raises:
+        ConfigError: see :func:`make`.
+    """
+    if task.startswith(GYMNASIUM):
+        environment = make(task)
+        environment.close()
+        return environment.spec
+    _refuse_unknown(task)
+    from sims.locomotion import specification
+
     return specification(MODELS[task])
 
 
-def make(task: str, seed: int | None = None) -> Locomotion:
-    if task not in MODELS:
-        near = difflib.get_close_matches(task, MODELS, 3, 0.4) or list(MODELS)
-        raise ConfigError(f"task {task!r} does not exist; near ones: {', '.join(near)}")
+def make(task: str, seed: int | None = None) -> Environment:
+    """A new environment; call its ``reset`` before its ``step``.
+
+    Args:
+        seed: where its random stream starts, >= 0; None draws one from the operating system.
+
+    Raises:
+        ConfigError: the task does not exist, needs a package that is not installed, or is not a continuous one.
+    """
+    if task.startswith(GYMNASIUM):
+        from sims.gymnasium_tasks import GymnasiumTask
+
+        return GymnasiumTask(task, seed)
+    _refuse_unknown(task)
+    from sims.locomotion import Locomotion
+
     return Locomotion(MODELS[task], seed)
+
+
+def _refuse_unknown(task: str) -> None:
+    if task not in MODELS:
+        by_lower_case = {name.lower(): name for name in MODELS}
+        near = difflib.get_close_matches(task.lower(), by_lower_case, 3, 0.4) or list(by_lower_case)
+        raise ConfigError(
+            f"task {task!r} does not exist; near ones: {', '.join(by_lower_case[name] for name in near)} "
+            f"(continuous Gymnasium tasks are named {GYMNASIUM}ID)"
+        )

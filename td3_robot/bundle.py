@@ -8,6 +8,7 @@ Reading one runs no code and accepts nothing that does not fit the header.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ def layer_shapes(spec: RobotSpec, hidden: tuple[int, ...]) -> dict[str, tuple[in
     """The name and shape of every tensor of the actor, in layer order."""
     sizes = (spec.observation_size, *hidden, spec.action_size)
     shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (inputs, outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         shapes[f"actor.{layer}.weight"] = (outputs, inputs)
         shapes[f"actor.{layer}.bias"] = (outputs,)
     return shapes

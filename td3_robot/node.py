@@ -128,7 +128,7 @@ class Node:
         self.bus.send("supervisor", Status(self.name, figures.state, figures.detail, figures.figures, counters))
 
     def _flush(self) -> None:
-        """Send what is to be sent; a full queue to a server holds everything back, one to a client costs the message."""
+        """Send what waits; a full queue to a server holds everything back, one to a client costs the message."""
         while self._pending:
             to, message = self._pending[0]
             if not self.bus.send(to, message):

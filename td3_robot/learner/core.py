@@ -89,6 +89,7 @@ class LearnerCore:
         self._started: float | None = None
         if spec:
             self._begin(spec)
+            self._publish()
 
     @property
     def lockstep(self) -> bool:
@@ -155,9 +156,10 @@ class LearnerCore:
         """Steps (messages) that were published and never seen."""
         return sum(source.assembler.counters["missed"] for source in self.sources.values())
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, now: float) -> dict[str, float]:
         """Gauges for the supervisor and for people."""
         figures = {
+            "wall_s": self.wall(now),
             "env_steps": float(self.env_steps),
             "updates": float(self.updates),
             "replay_ratio": self.replay_ratio(),
@@ -198,8 +200,10 @@ class LearnerCore:
 
     def _join(self, peer: Peer, hello: Hello) -> list[Output]:
         if peer.role in ROBOT_ROLES:
+            outputs: list[Output] = []
             if self.spec is None:
                 self._begin(RobotSpec.from_description(hello.spec))
+                outputs += self._publish()
             source = self.sources.setdefault(peer.name, Source(peer.name))
             source.peer, source.robots, source.granted = peer, hello.robots, 0
             source.queue.clear()
@@ -208,7 +212,7 @@ class LearnerCore:
             log.info(
                 "%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation
             )
-            return self._throttles([source]) if self.lockstep else []
+            return outputs + (self._throttles([source]) if self.lockstep else [])
         if peer.role not in self._peers:
             return []
         self._peers[peer.role].add(peer)
@@ -270,11 +274,10 @@ class LearnerCore:
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(min(learner.buffer_size, self.config.total_steps), *sizes, int(seeds[1]))
+        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         self._learning = learner.learning_starts == 0
-        self._publish()
 
     def _update(self) -> None:
         self.td3.update(self.replay.sample(self.config.learner.batch_size))
@@ -443,7 +446,7 @@ class LearnerCore:
             core.counters.update(scalars["counters"])
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
-        core._sent.clear()
+        core._sent.clear()  # what was published before the state came in is a stranger's
         core._publish()
         return core
 

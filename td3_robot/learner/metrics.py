@@ -20,7 +20,7 @@ class MetricsWriter:
 
     def __init__(self, lines: Path, events: Path) -> None:
         self._file = lines.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
+        self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind."""
@@ -28,11 +28,11 @@ class MetricsWriter:
         self._file.flush()
         for key, value in record.items():
             if isinstance(value, (int, float)) and key != "env_steps":
-                self._events.add_scalar(f"{record['kind']}/{key}", value, record["env_steps"])  # type: ignore[no-untyped-call]
+                self._events.add_scalar(f"{record['kind']}/{key}", value, record["env_steps"])
 
     def close(self) -> None:
         self._file.close()
-        self._events.close()  # type: ignore[no-untyped-call]
+        self._events.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -56,7 +56,7 @@ def _learn(node: Node) -> None:
             return core.done
 
         def report() -> Figures:
-            figures = core.figures() | rate(core.env_steps, core.updates)
+            figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
         node.spin(core, busy=lambda: core.update_due, report=report, after=after)
@@ -95,6 +95,7 @@ def _save(node: Node, core: LearnerCore) -> None:
 def _provenance(config: Config) -> dict[str, Any]:
     return {
         "algorithm": "TD3",
+        "task": config.task,
         "seed": config.seed,
         "config": config.to_yaml(),
         "versions": {"td3-robot": version("td3-robot"), "torch": version("torch"), "python": platform.python_version()},

@@ -151,7 +151,7 @@ class ReplayBuffer:
             rows, total_added = arrays["rows"], int(scalars["total_added"])
             generator = np.random.PCG64(0)
             has_uint32, uinteger = scalars["random_buffer"]
-            generator.state = {
+            generator.state = {  # type: ignore[typeddict-item]  # the key names are tested by the setter
                 "bit_generator": "PCG64",
                 "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
                 "has_uint32": int(has_uint32),

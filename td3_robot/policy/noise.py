@@ -27,8 +27,8 @@ class Noise:
 
     def __init__(self, seed: int, source: str, incarnation: int, robots: int, actions: int) -> None:
         entropy = [seed, zlib.crc32(source.encode()), incarnation]
-        keys = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64)
-        self._keys: UInt64 = keys.reshape(robots, 2)
+        keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
+        self._keys = keys.reshape(robots, 2)
         self._rows = np.arange(robots)
         self._drawn = {
             kind: _Block(

@@ -1,0 +1,107 @@
+"""The simulator without I/O: Actions and Throttles in, Steps out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sims.fleet import Fleet
+from td3_robot.messages import Action, NoiseKind, Step, Throttle, Welcome
+from td3_robot.transport.session import Input, Output
+
+_ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
+
+
+class SimulatorCore:
+    """Publishes a Step, waits for its Action and for the learner's leave, applies it, publishes the next.
+
+    Args:
+        fleet: the robots.
+        source, incarnation: identity of this process in its Steps.
+        lockstep: wait for the Throttle that answers each Step, and name the weights it gives.
+    """
+
+    def __init__(self, fleet: Fleet, source: str, incarnation: int, *, lockstep: bool) -> None:
+        self.fleet = fleet
+        self.source = source
+        self.incarnation = incarnation
+        self.lockstep = lockstep
+        self.transitions = 0
+        self.counters: Counter[str] = Counter()
+        self._step: Step | None = None
+        self._action: Action | None = None
+        self._answered = 0  # Steps the learner has dealt with
+        self._allowed = 0
+        self._version = 0
+        self._throttled = False
+        self._asked = 0.0
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
+        outputs: list[Output] = []
+        for origin, message in inputs:
+            if isinstance(message, Action):
+                self._answer(message)
+            elif isinstance(message, Throttle) and message.incarnation == self.incarnation:
+                self._throttled = True
+                self._allowed = max(self._allowed, message.transitions_allowed)
+                if message.answers >= self._answered:
+                    self._answered, self._version = message.answers, message.weights_version
+            elif isinstance(message, Welcome) and self._step:
+                outputs += self._greet(str(origin))
+        if self._may_go_on():
+            outputs += self._advance(now)
+        elif self._step and self._action is None and now - self._asked > _ASK_AGAIN:
+            self._asked = now
+            self.counters["asked_again"] += 1
+            outputs.append(("policy", self._step))
+        return outputs
+
+    def _answer(self, action: Action) -> None:
+        step = self._step
+        if not step or (action.answers, action.incarnation) != (step.sequence, self.incarnation):
+            self.counters["late_actions"] += 1
+        elif self._action is None:
+            self._action = action
+
+    def _greet(self, link: str) -> list[Output]:
+        """A server that knows nothing of before is told the Step that is waiting."""
+        assert self._step
+        if link == "learner":
+            self._allowed = 0
+            return [(link, self._step)]
+        return [(link, self._step)] if self._action is None else []
+
+    def _may_go_on(self) -> bool:
+        if not self._throttled or self.transitions >= self._allowed:
+            return False
+        if self._step is None:
+            return True
+        if self.lockstep and self._answered <= self._step.sequence:
+            return False
+        return self._action is not None
+
+    def _advance(self, now: float) -> list[Output]:
+        last, action, fleet = self._step, self._action, self.fleet
+        self.transitions += fleet.step(action.action if action else fleet.action)
+        step = Step(
+            source=self.source,
+            incarnation=self.incarnation,
+            sequence=last.sequence + 1 if last else 0,
+            transitions=self.transitions,
+            stamp=int(now * 1e9),
+            phase=fleet.phase.copy(),
+            episode=fleet.episode.copy(),
+            episode_step=fleet.episode_step.copy(),
+            observation=fleet.observation.copy(),
+            reward=fleet.reward.copy(),
+            action=fleet.action.copy(),
+            answered=action.answers if action else 0,
+            weights_version=action.weights_version if action else 0,
+            noise_kind=action.noise_kind if action else int(NoiseKind.NONE),
+            noise_seed=action.noise_seed if action else 0,
+            needs_version=self._version if self.lockstep else 0,
+        )
+        self._step, self._action, self._asked = step, None, now
+        self.counters["steps"] += 1
+        return [("policy", step), ("learner", step)]

@@ -1,0 +1,73 @@
+"""N robots stepped together, with the phase of each: what one Step of a simulator process is made of."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from sims.environment import Environment
+from td3_robot.messages import Phase, UInt8, UInt32, UInt64
+from td3_robot.specs import Float32, RobotSpec
+
+
+class Fleet:
+    """Independent robots of one task. A robot whose episode has ended is reset by the next step instead of stepped.
+
+    Args:
+        make: builds one environment from a seed.
+        robots: N.
+        seed, source, incarnation: what the random streams follow from; robots, sources and restarts all differ.
+
+    Attributes:
+        phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O];
+        reward: float32[N], 0 where FIRST; action: float32[N, A], as applied, 0 where FIRST.
+    """
+
+    def __init__(self, make: Callable[[int], Environment], robots: int, seed: int, source: str, incarnation: int):
+        sequence = np.random.SeedSequence([seed, zlib.crc32(source.encode()), incarnation])
+        self._environments = [make(int(word)) for word in sequence.generate_state(robots, np.uint32)]
+        self.spec: RobotSpec = self._environments[0].spec
+        self.phase: UInt8 = np.full(robots, Phase.TRUNCATED, np.uint8)
+        self.episode: UInt64 = np.zeros(robots, np.uint64)
+        self.episode_step: UInt32 = np.zeros(robots, np.uint32)
+        self.observation: Float32 = np.zeros((robots, self.spec.observation_size), np.float32)
+        self.reward: Float32 = np.zeros(robots, np.float32)
+        self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
+        self._begun = False
+
+    def __len__(self) -> int:
+        return len(self._environments)
+
+    def step(self, action: Float32) -> int:
+        """Step every robot that is in an episode, reset every other.
+
+        Args:
+            action: float32[N, A]; rows of robots that are reset are ignored.
+
+        Returns:
+            How many robots were stepped: the transitions this makes.
+        """
+        stepped = 0
+        for robot, environment in enumerate(self._environments):
+            if self.phase[robot] >= Phase.TERMINATED:
+                self.observation[robot] = environment.reset()
+                self.phase[robot] = Phase.FIRST
+                self.episode[robot] += self._begun
+                self.episode_step[robot] = 0
+                self.reward[robot] = 0
+                self.action[robot] = 0
+                continue
+            outcome = environment.step(action[robot])
+            ended = Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
+            self.observation[robot], self.reward[robot], self.phase[robot] = outcome.observation, outcome.reward, ended
+            self.episode_step[robot] += 1
+            self.action[robot] = action[robot]
+            stepped += 1
+        self._begun = True
+        return stepped
+
+    def close(self) -> None:
+        for environment in self._environments:
+            environment.close()

@@ -1,0 +1,70 @@
+"""All cores of a run in one process and one thread: what lock-step over processes must equal bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+from sims import tasks
+from sims.core import SimulatorCore
+from sims.fleet import Fleet
+from td3_robot.config import Config
+from td3_robot.learner.core import LearnerCore
+from td3_robot.messages import Action, Evaluation, Step, Throttle, Weights
+from td3_robot.policy.core import PolicyCore
+from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession, hello
+
+
+class InProcess:
+    """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._time = itertools.count()
+        agreement = config.agreement()
+        robots = dict.fromkeys(ROBOT_ROLES, (Step,))
+        self.learner = LearnerCore(config)
+        self.policy = PolicyCore(config.seed)
+        accepts = {**robots, "policy": (), "evaluator": (Evaluation,)}
+        learner_bus = MemoryBus()
+        learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
+        policy_bus = MemoryBus()
+        policy_bus.serve(ServerSession("policy", "policy", robots, agreement, 2))
+        introduction = hello("policy", "policy", client=0, agreement=agreement)
+        policy_bus.connect(ClientSession("learner", introduction, (Weights,)), learner_bus)
+        self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
+            (self.learner, learner_bus),
+            (self.policy, policy_bus),
+        ]
+        self.simulators: list[SimulatorCore] = []
+        for index in range(config.simulators):
+            name = f"sim-{index}"
+            fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, name, 0)
+            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep")
+            bus = MemoryBus()
+            introduction = hello(
+                "simulator", name, client=index, robots=config.robots, spec=fleet.spec, agreement=agreement
+            )
+            sizes = {"N": config.robots, "O": fleet.spec.observation_size, "A": fleet.spec.action_size}
+            bus.connect(ClientSession("policy", introduction, (Action,), sizes), policy_bus)
+            bus.connect(ClientSession("learner", introduction, (Throttle,), sizes), learner_bus)
+            self.simulators.append(core)
+            self.nodes.append((core, bus))
+
+    def run(self, max_turns: int = 10**9) -> None:
+        """Give every core its turn until the learner is done, or ``max_turns`` times."""
+        for _ in range(max_turns):
+            if self.learner.done:
+                return
+            self.turn()
+
+    def turn(self) -> None:
+        """One turn of every core; time advances by 1 ms, so that nothing times out."""
+        now = next(self._time) * 1e-3
+        for core, bus in self.nodes:
+            for to, message in core.step(bus.receive(now), now):
+                bus.send(to, message, now)
+
+    def close(self) -> None:
+        for simulator in self.simulators:
+            simulator.fleet.close()

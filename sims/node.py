@@ -1,0 +1,38 @@
+"""The simulator process: ``python -m sims.node --run DIR``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from sims import tasks
+from sims.core import SimulatorCore
+from sims.fleet import Fleet
+from td3_robot import node as nodes
+from td3_robot.messages import Action, Throttle
+from td3_robot.node import Figures, Node
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = nodes.parser("sim", "sim-0", "Simulate robots: publish what they do, apply what the policy server says.")
+    return nodes.main("simulator", parser.parse_args(arguments), _simulate)
+
+
+def _simulate(node: Node) -> None:
+    config = node.config
+    fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, node.name, node.incarnation)
+    core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep")
+    node.connect("policy", (Action,), spec=fleet.spec, robots=config.robots)
+    node.connect("learner", (Throttle,), spec=fleet.spec, robots=config.robots)
+
+    def report() -> Figures:
+        return Figures(figures={"transitions": core.transitions}, counters=dict(core.counters))
+
+    try:
+        node.spin(core, busy=lambda: False, report=report, after=lambda: False)
+    finally:
+        fleet.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""``td3-robot``: finds the command, runs it, turns expected errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# Small matrices on a control loop: threads of the linear algebra library only get in its way. Read when numpy loads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
+    "eval": ("sims.evaluate", "evaluate a policy, and make a video of it"),
+    "sim": ("sims.node", "run one more simulator for a training"),
+    "policy": ("td3_robot.policy.node", "run the policy server of a training by hand"),
+    "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),
+}
+"""Command: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what for."""
+
+_EXTRAS = {
+    "torch": "learner",
+    "tensorboard": "learner",
+    "matplotlib": "learner",
+    "pybullet": "sim",
+    "pybullet_data": "sim",
+    "gymnasium": "sim",
+    "imageio": "sim",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code: 0 good, 1 a check failed, 2 usage or configuration, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else EXIT_USAGE
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"td3-robot {version('td3-robot')}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+        print(f"td3-robot: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        command = importlib.import_module(COMMANDS[words[0]][0])
+        code: int = command.main(words[1:])
+    except Td3RobotError as error:
+        print(f"td3-robot {words[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"td3-robot {words[0]}: needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def usage() -> str:
+    """What ``td3-robot --help`` prints."""
+    rows = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in COMMANDS.items())
+    return (
+        "usage: td3-robot COMMAND [ARGUMENTS]\n\n"
+        f"commands:\n{rows}\n\n"
+        "examples:\n"
+        "  td3-robot train walker2d --out runs/walker2d\n"
+        "  td3-robot eval runs/walker2d/policy.safetensors --video walker.mp4\n\n"
+        "td3-robot COMMAND --help says more."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""``td3-robot train``: from a configuration to a trained policy, its evaluation and its curve."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from td3_robot import config as configuration
+from td3_robot import files, launch
+from td3_robot.config import Config
+from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
+from td3_robot.progress import Progress
+from td3_robot.run_folder import RunFolder
+from td3_robot.supervisor import Supervisor
+
+FINAL_EPISODES = 10
+
+_EXAMPLES = """examples:
+  td3-robot train walker2d
+  td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
+  td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
+  td3-robot train --resume runs/ant-3
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="td3-robot train",
+        description="Train a policy with simulator, policy server and learner as processes of their own.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one")
+    parser.add_argument("--steps", type=int, metavar="N", help="environment steps in all (total_steps)")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of everything random")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
+    parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
+    options = parser.parse_args(arguments)
+    run, config = _resumed(options) if options.resume else _created(options)
+    with run.locked():
+        return _train(run, config)
+
+
+def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
+    if options.config is None:
+        raise UsageError("no CONFIG given; for example: td3-robot train walker2d")
+    overrides = list(options.set)
+    overrides += [f"total_steps={options.steps}"] if options.steps is not None else []
+    overrides += [f"seed={options.seed}"] if options.seed is not None else []
+    overrides += ["timing=lockstep"] if options.lockstep else []
+    config = configuration.load(options.config, overrides)
+    _check(config)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return RunFolder.create(options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}", config), config
+
+
+def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
+    given = [name for name in ("config", "seed", "out", "lockstep", "set") if getattr(options, name)]
+    if given:
+        raise UsageError(f"--resume goes on with the run's own configuration; {given[0]} cannot be given, only --steps")
+    run = RunFolder.open(options.resume)
+    config = run.config()
+    if options.steps is not None:
+        config = configuration.load(run.config_file, [f"total_steps={options.steps}"])
+        with run.locked():
+            files.write_atomically(run.config_file, config.to_yaml().encode())
+    return run, config
+
+
+def _check(config: Config) -> None:
+    """Find out before anything is started or written what would stop the processes: robot, endpoints, installation."""
+    for process in launch.expand(launch.load(config.launch), config):
+        if importlib.util.find_spec(process.row.module) is None:
+            raise UsageError(
+                f"launch {config.launch!r}: process {process.name!r} names no module: {process.row.module}"
+            )
+    tasks = importlib.import_module("sims.tasks")
+    tasks.spec(config.task)
+
+
+def _train(run: RunFolder, config: Config) -> int:
+    description = launch.load(config.launch)
+    progress = Progress(sys.stderr, config.total_steps)
+    progress.say(f"training {config.task} for {config.total_steps:,} steps in {run.path}")
+    begin = time.monotonic()
+    with Supervisor(run, config, launch.expand(description, config), progress.say) as supervisor:
+        try:
+            code = supervisor.supervise(progress)
+        finally:
+            progress.end()
+    lost = _report_losses(supervisor, progress)
+    if code != EXIT_GOOD:
+        progress.say(f"stopped; what was learned is kept: go on with td3-robot train --resume {run.path}")
+        return code
+    progress.say(
+        f"trained in {(time.monotonic() - begin) / 60:.1f} min; {lost} Steps lost; evaluating the final policy"
+    )
+    wall = supervisor.statuses()["learner"].figures["wall_s"]
+    result = _evaluate(run, config, description.evaluate, wall)
+    returns = " ".join(f"{value:.0f}" for value in result["returns"])
+    print(
+        f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
+    )
+    print(f"returns: {returns}")
+    print(_next_steps(run))
+    return EXIT_GOOD
+
+
+def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
+    for name, times in supervisor.restarts.items():
+        progress.say(f"{name} died and was started again {times} times")
+    learner = supervisor.statuses().get("learner")
+    counters: dict[str, int] = learner.counters if learner else {}
+    missed = int(counters.get("missed", 0))
+    if missed:
+        progress.say(f"{missed} Steps were published and never learned from, at {counters.get('gaps', 0)} gaps")
+    return missed
+
+
+def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[str, Any]:
+    """Evaluate the final policy in a process of its own, and put the result with the metrics and into the curve."""
+    command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
+    command += ["--episodes", str(FINAL_EPISODES), "--seed", str(config.seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["no message"]
+        raise NodeError(f"the final evaluation failed: {words[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    provenance = result["provenance"]
+    record = {
+        "kind": "evaluation",
+        "final": True,
+        "env_steps": provenance["env_steps"],
+        "updates": provenance["updates"],
+        "wall_s": wall,
+        "weights_version": provenance["version"],
+        "eval_return_mean": result["mean"],
+        "eval_return_std": result["std"],
+        "eval_returns": result["returns"],
+        "eval_length_mean": sum(result["lengths"]) / len(result["lengths"]),
+    }
+    with run.metrics_file.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    from td3_robot import curve  # here, because matplotlib takes a second to load and training does not need it
+
+    curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
+    best = max(item["eval_return_mean"] for item in curve.read(run.metrics_file, "evaluation"))
+    if record["eval_return_mean"] >= best or not run.best_file.exists():
+        files.write_atomically(run.best_file, run.policy_file.read_bytes())
+    return result
+
+
+def _next_steps(run: RunFolder) -> str:
+    return (
+        f"curve:   {run.curve_file}\n"
+        f"see it:  td3-robot eval {run.policy_file} --video walk.mp4\n"
+        f"metrics: tensorboard --logdir {run.tensorboard}"
+    )

@@ -1,0 +1,53 @@
+"""The learning curve of a run, from its metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind in a ``metrics.jsonl``; a last line cut off by a crash is passed over."""
+    records = []
+    for text in metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(text)
+        except ValueError:
+            continue
+        if record.get("kind") == kind:
+            records.append(record)
+    return records
+
+
+def draw(metrics: Path, target: Path, title: str) -> None:
+    """Draw mean and standard deviation of the evaluations, and the training episodes' mean, over environment steps.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    train = [record for record in read(metrics, "train") if "return_mean" in record]
+    axes.plot(
+        [record["env_steps"] for record in train],
+        [record["return_mean"] for record in train],
+        color="0.7",
+        label="training episodes, with noise (mean of 20)",
+    )
+    evaluations = read(metrics, "evaluation")
+    steps = [record["env_steps"] for record in evaluations]
+    means = [record["eval_return_mean"] for record in evaluations]
+    stds = [record["eval_return_std"] for record in evaluations]
+    axes.plot(steps, means, "o-", markersize=3, color="C0", label="evaluation, no noise (mean ± std)")
+    low = [mean - std for mean, std in zip(means, stds, strict=True)]
+    high = [mean + std for mean, std in zip(means, stds, strict=True)]
+    axes.fill_between(steps, low, high, color="C0", alpha=0.2, linewidth=0)
+    axes.set(title=title, xlabel="environment steps", ylabel="episode return", xlim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
+    figure.savefig(target, dpi=120)

@@ -1,0 +1,242 @@
+"""Starts what a launch description names, watches it, restarts what dies, and stops all of it, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td3_robot.config import Config
+from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
+from td3_robot.launch import Process
+from td3_robot.messages import Status
+from td3_robot.node import LIFELINE
+from td3_robot.run_folder import LINKS, RunFolder
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import Peer, ServerSession
+
+log = logging.getLogger(__name__)
+
+READY_TIMEOUT = 120.0
+"""Seconds within which a started process has to report that it is ready."""
+_GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next harder signal; the learner saves in them
+_STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there
+
+
+@dataclass
+class Child:
+    """A process, over its restarts."""
+
+    process: Process
+    popen: subprocess.Popen[bytes] | None = None
+    incarnation: int = 0
+    status: Status | None = None
+    started_at: float = 0.0
+    died_at: list[float] = field(default_factory=list)
+    over: bool = False  # ended for good, as it should
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    @property
+    def ready(self) -> bool:
+        return self.over or (self.status is not None and self.status.state in ("ready", "finished"))
+
+
+Watch = Callable[[dict[str, Status]], None]
+
+
+class Supervisor:
+    """One run's processes. Use as a context manager: leaving it leaves no process and no socket behind.
+
+    Args:
+        say: prints one line for the person who started the run.
+    """
+
+    def __init__(self, run: RunFolder, config: Config, processes: list[Process], say: Callable[[str], None]) -> None:
+        self.run = run
+        self.config = config
+        self.children = [Child(process) for process in processes]
+        self._say = say
+        self._interrupts = 0
+        self._worst = 0
+
+    def __enter__(self) -> Supervisor:
+        facts = self.run.read_run()
+        start = int(facts.get("starts", -1)) + 1
+        if facts.get("sockets"):  # of a supervisor that was killed
+            shutil.rmtree(str(facts["sockets"]), ignore_errors=True)
+        self._sockets = Path(tempfile.mkdtemp(prefix="td3-robot-", dir=os.environ.get("XDG_RUNTIME_DIR")))
+        endpoints = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
+        self.run.write_run(endpoints=endpoints, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
+        for child in self.children:
+            child.incarnation = start * _STARTS
+        self._lifeline, self._held = os.pipe()
+        os.set_inheritable(self._lifeline, True)
+        self.bus = Bus()
+        try:
+            session = ServerSession(
+                "supervisor", "supervisor", {"node": (Status,)}, self.config.agreement(), secrets.randbits(63)
+            )
+            self.bus.serve(endpoints["supervisor"], session)
+        except BaseException:
+            self._clean_up()
+            raise
+        self._handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._stop_all()
+        finally:
+            self._clean_up()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def supervise(self, watch: Watch) -> int:
+        """Run until a process that ends the run has ended, or an interrupt; the exit code of the run.
+
+        Args:
+            watch: called about ten times a second with the newest Status of each process.
+
+        Raises:
+            NodeError: a process died too often, or was not ready in time.
+        """
+        for child in self.children:
+            self._start(child)
+        everybody_ready = False
+        while not self._interrupts:
+            self._listen(0.1)
+            self._reap()
+            if any(child.over and child.process.row.ends_run for child in self.children):
+                break
+            late = [c.name for c in self.children if not c.ready and time.monotonic() - c.started_at > READY_TIMEOUT]
+            if late:
+                raise NodeError(f"{late[0]} was not ready within {READY_TIMEOUT:g} s; see {self._log(late[0])}")
+            if not everybody_ready and all(child.ready for child in self.children):
+                everybody_ready = True
+                self._say(f"ready: {', '.join(child.name for child in self.children)}")
+            watch(self.statuses())
+        self._stop_all()
+        watch(self.statuses())
+        return EXIT_INTERRUPTED if self._interrupts else self._worst
+
+    def statuses(self) -> dict[str, Status]:
+        """The newest Status of each process that has sent one."""
+        return {child.name: child.status for child in self.children if child.status}
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often each process that died was started again."""
+        return {child.name: len(child.died_at) for child in self.children if child.died_at}
+
+    # -- processes -----------------------------------------------------------------------------------------------
+
+    def _start(self, child: Child) -> None:
+        row = child.process.row
+        command = [sys.executable, "-m", row.module, "--run", str(self.run.path), "--name", child.name]
+        with self._log(child.name).open("ab") as output:
+            child.popen = subprocess.Popen(
+                [*command, "--incarnation", str(child.incarnation)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **row.environment, LIFELINE: str(self._lifeline), "PYTHONUNBUFFERED": "1"},
+                pass_fds=(self._lifeline,),
+                start_new_session=True,  # Ctrl-C on the terminal reaches us alone; we forward it once
+            )
+        child.status, child.started_at = None, time.monotonic()
+
+    def _reap(self) -> None:
+        for child in self.children:
+            if child.popen is None or (code := child.popen.poll()) is None:
+                continue
+            child.popen = None
+            if code == 0 and child.process.row.ends_run:
+                child.over = True
+            elif code == EXIT_USAGE:  # it would say the same again
+                raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}")
+            elif not self._interrupts:
+                self._restart(child, code)
+
+    def _restart(self, child: Child, code: int) -> None:
+        rule, now = child.process.row.restart, time.monotonic()
+        what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if sum(now - died < rule.window_s for died in child.died_at) >= rule.times:
+            raise NodeError(
+                f"{child.name} {what}, more than {rule.times} times in {rule.window_s:g} s; "
+                f"last words: {self._last_words(child.name)}; see {self._log(child.name)}"
+            )
+        child.died_at.append(now)
+        child.incarnation += 1
+        self._say(f"{child.name} {what}; starting it again")
+        self._start(child)
+
+    def _stop_all(self) -> None:
+        """SIGINT once, then SIGTERM, then SIGKILL; a second and third Ctrl-C go to the next one at once."""
+        begin_interrupts = max(1, self._interrupts)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            alive = [child for child in self.children if child.popen and child.popen.poll() is None]
+            for child in alive:
+                assert child.popen
+                with contextlib.suppress(ProcessLookupError):
+                    child.popen.send_signal(number)
+            if number != signal.SIGINT and alive:
+                self._say(f"{', '.join(child.name for child in alive)}: sent {number.name}")
+            deadline = time.monotonic() + _GRACE.get(number, float("inf"))
+            while time.monotonic() < deadline and any(c.popen and c.popen.poll() is None for c in alive):
+                self._listen(0.02)
+                if self._interrupts > begin_interrupts and number != signal.SIGKILL:
+                    begin_interrupts = self._interrupts
+                    break
+        for child in self.children:
+            if child.popen:
+                code = child.popen.wait()
+                child.popen, child.over = None, True
+                if code not in (0, EXIT_INTERRUPTED):
+                    self._worst = max(self._worst, code if code > 0 else 1)
+                    self._say(f"{child.name} ended with exit code {code}; see {self._log(child.name)}")
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _listen(self, timeout: float) -> None:
+        for origin, message in self.bus.receive(timeout):
+            if isinstance(message, Status) and isinstance(origin, Peer):
+                for child in self.children:
+                    if child.name == origin.name and child.incarnation == origin.hello.incarnation:
+                        child.status = message
+
+    def _signalled(self, number: int, frame: Any) -> None:
+        del number, frame
+        self._interrupts += 1
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _log(self, name: str) -> Path:
+        return self.run.logs / f"{name}.log"
+
+    def _last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log(name).read_text(errors="replace").strip().splitlines()
+            if lines:
+                return lines[-1].removeprefix(f"{name}: ")
+        return "none"
+
+    def _clean_up(self) -> None:
+        self.bus.close()
+        for descriptor in (self._lifeline, self._held):
+            os.close(descriptor)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)

@@ -1,0 +1,73 @@
+"""Links within one process: the same sessions and bytes as over ZeroMQ, in queues, on a clock that is passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from td3_robot.messages import Message
+from td3_robot.transport import codec
+from td3_robot.transport.session import ClientSession, Frames, Input, Origin, Peer, ServerSession
+
+
+class MemoryBus:
+    """The links of one node in memory. ``deliver`` can be replaced by a test to lose, change or reorder frames."""
+
+    def __init__(self) -> None:
+        self._server: ServerSession | None = None
+        self._clients: dict[str, tuple[ClientSession, MemoryBus, bytes]] = {}
+        self._back: dict[bytes, tuple[MemoryBus, str]] = {}
+        self._inbox: deque[tuple[bytes | str, Frames]] = deque()
+
+    def serve(self, session: ServerSession) -> None:
+        """Let other buses connect to this one."""
+        self._server = session
+
+    def connect(self, session: ClientSession, server: MemoryBus) -> None:
+        """Link this bus to the server of another."""
+        key = b"%d" % len(server._back)
+        self._clients[session.link] = (session, server, key)
+        server._back[key] = (self, session.link)
+
+    def receive(self, now: float) -> list[Input]:
+        """Everything that has arrived; never waits."""
+        inputs: list[Input] = []
+        while self._inbox:
+            origin, frames = self._inbox.popleft()
+            if isinstance(origin, str):
+                inputs += self._clients[origin][0].receive(frames, now)
+            elif self._server:
+                received, replies = self._server.receive(origin, frames, now)
+                inputs += received
+                for key, message in replies:
+                    self._return(key, message)
+        for session, server, key in self._clients.values():
+            session.check()
+            for message in session.due(now):
+                server.deliver(key, _frames(message))
+        if self._server:
+            inputs += self._server.expire(now)
+        return inputs
+
+    def send(self, to: Origin, message: Message, now: float) -> bool:
+        """Queue a message; a queue in memory is never full. False if the peer is gone."""
+        if isinstance(to, Peer):
+            if not self._server or to.key not in self._server.peers:
+                return False
+            self._return(to.key, message)
+            return True
+        session, server, key = self._clients[to]
+        session.sent(now)
+        server.deliver(key, _frames(message))
+        return True
+
+    def deliver(self, origin: bytes | str, frames: Frames) -> None:
+        """Put frames from another bus into this one's inbox."""
+        self._inbox.append((origin, frames))
+
+    def _return(self, key: bytes, message: Message) -> None:
+        bus, link = self._back[key]
+        bus.deliver(link, _frames(message))
+
+
+def _frames(message: Message) -> Frames:
+    return [message.NAME.encode(), codec.encode(message)]

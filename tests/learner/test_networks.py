@@ -1,0 +1,181 @@
+"""Networks and Adam, each against torch's own modules, autograd and optimiser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from td3_robot.learner.networks import Adam, Layout, Network
+
+SIZES = [7, 33, 20, 3]
+
+
+def torch_twin(network: Network, head: str, sizes: list[int], layer_norm: bool) -> nn.Sequential:
+    """The same perceptron out of torch.nn."""
+    modules: list[nn.Module] = []
+    for index in range(len(sizes) - 1):
+        modules.append(nn.Linear(sizes[index], sizes[index + 1]))
+        if index < len(sizes) - 2:
+            modules += [nn.LayerNorm(sizes[index + 1]), nn.ReLU()] if layer_norm else [nn.ReLU()]
+    twin = nn.Sequential(*modules)
+    index = -1
+    for module in twin:
+        if isinstance(module, nn.Linear):
+            index += 1
+            module.weight.data.copy_(network.named[f"{head}.{index}.weight"])
+            module.bias.data.copy_(network.named[f"{head}.{index}.bias"])
+        elif isinstance(module, nn.LayerNorm):
+            module.weight.data.copy_(network.named[f"{head}.{index}.scale"])
+            module.bias.data.copy_(network.named[f"{head}.{index}.shift"])
+    return twin
+
+
+def gradients_by_name(twin: nn.Sequential, head: str) -> dict[str, Any]:
+    found, index = {}, -1
+    for module in twin:
+        index += isinstance(module, nn.Linear)
+        names = {nn.Linear: ("weight", "bias"), nn.LayerNorm: ("scale", "shift")}.get(type(module))
+        if names:
+            found[f"{head}.{index}.{names[0]}"] = module.weight.grad
+            found[f"{head}.{index}.{names[1]}"] = module.bias.grad
+    return found
+
+
+def made(heads: list[str], seed: int, **options: Any) -> tuple[Network, torch.Generator]:
+    print(f"seed {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    network = Network(heads, SIZES, **options)
+    network.initialise(generator)
+    for name, value in network.named.items():
+        if name.endswith((".scale", ".shift")):  # away from 1 and 0, where mistakes would not show
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
+    network.refresh()
+    return network, generator
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dtype) -> None:
+    network, generator = made(["one", "two"], 3, layer_norm=layer_norm, dtype=dtype)
+    x = torch.randn((50, 7), generator=generator)
+    d_output = torch.randn((50, 3), generator=generator)
+    # float32: 24 bits, a few roundings. bfloat16: 8 bits, so each rounding is up to 2^-9 = 0.2 % of a value, in sums
+    # of 50 or so terms of size one; LayerNorm may double it.
+    limit = 2e-5 if dtype == torch.float32 else 0.15
+    expected: dict[str, Any] = {}
+    network.gradient.fill_(99.0)  # what an earlier batch left must not stay
+    for head, name in enumerate(("one", "two")):
+        twin = torch_twin(network, name, SIZES, layer_norm)
+        x_twin = x.clone().requires_grad_()
+        y_twin = twin(x_twin)
+        (y_twin * d_output).sum().backward()
+        y, trace = network.forward(x, head)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, y_twin.detach(), atol=limit, rtol=limit)
+        d_x = network.input_gradient(trace, d_output, slice(2, 6))
+        assert x_twin.grad is not None
+        torch.testing.assert_close(d_x, x_twin.grad[:, 2:6], atol=limit, rtol=limit)
+        network.backward(trace, d_output)
+        expected |= gradients_by_name(twin, name)
+    network.collect()
+    found = network.layout.views(network.gradient)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        scale = expected[name].abs().max()
+        assert (value - expected[name]).abs().max() < limit * scale + 1e-5, name
+
+
+def test_the_arguments_of_a_pass_stay_as_they_are() -> None:
+    network, generator = made(["one"], 4, layer_norm=True)
+    x, d = torch.randn((9, 7), generator=generator), torch.randn((9, 3), generator=generator)
+    copies = x.clone(), d.clone()
+    _, trace = network.forward(x)
+    network.backward(trace, d)
+    network.input_gradient(trace, d, slice(0, 7))
+    assert torch.equal(x, copies[0])
+    assert torch.equal(d, copies[1])
+
+
+def test_a_trace_serves_twice() -> None:
+    network, generator = made(["one"], 5)
+    x, d = torch.randn((9, 7), generator=generator), torch.randn((9, 3), generator=generator)
+    _, trace = network.forward(x)
+    network.backward(trace, d)
+    first = network.gradient.clone()
+    network.backward(trace, d)
+    assert torch.equal(network.gradient, first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adam_equals_torch_and_leaves_the_gaps_alone(dtype: torch.dtype) -> None:
+    network, generator = made(["one", "two"], 6, dtype=dtype)
+    theirs = {name: nn.Parameter(value.clone()) for name, value in network.named.items()}
+    optimiser = torch.optim.Adam(theirs.values(), lr=1e-2, fused=False, foreach=False)
+    ours = Adam(network, 1e-2)
+    for _ in range(10):
+        x, d = torch.randn((50, 7), generator=generator), torch.randn((50, 3), generator=generator)
+        for head in range(2):
+            network.backward(network.forward(x, head)[1], d)
+        ours.step()
+        for name, gradient in network.layout.views(network.gradient).items():
+            theirs[name].grad = gradient.clone()
+        optimiser.step()
+    for name, value in network.named.items():  # ten steps of 0.01: a weight moves by up to 0.1
+        torch.testing.assert_close(value, theirs[name].data, atol=1e-6, rtol=1e-6)
+    assert ours.count.item() == 10
+    filled = sum(value.numel() for value in network.named.values())
+    assert int((network.flat != 0).sum()) == filled
+    assert network.layout.size > filled
+
+
+def test_initialisation_is_that_of_torch_linear() -> None:
+    # Uniform within ±1/sqrt(100) = ±0.1: variance 0.1²/3. 100 x 200 weights: the deviation of the mean is
+    # 0.0577/141 = 4e-4 and that of the variance about 0.6 %.
+    network = Network(["one"], [100, 200, 1])
+    network.initialise(torch.Generator().manual_seed(7))
+    for name, count in (("one.0.weight", 20_000), ("one.0.bias", 200)):
+        value = network.named[name]
+        assert value.numel() == count
+        assert 0.095 < value.abs().max() <= 0.1
+        assert abs(value.mean()) < 5 * 0.0577 / count**0.5
+    assert network.named["one.0.weight"].var().item() == pytest.approx(0.1**2 / 3, rel=0.04)
+    bound = nn.Linear(100, 200).weight.abs().max()
+    assert 0.095 < bound <= 0.1
+
+
+def test_tracking_moves_a_fraction_of_the_way() -> None:
+    a, _ = made(["one"], 8)
+    b, _ = made(["one"], 9)
+    start = b.flat.clone()
+    b.track(a, 0.25)
+    torch.testing.assert_close(b.flat, 0.75 * start + 0.25 * a.flat)
+    b.track(a, 1.0)
+    assert torch.equal(b.flat, a.flat)
+
+
+def test_bfloat16_copies_follow_the_parameters() -> None:
+    network, generator = made(["one"], 10, dtype=torch.bfloat16)
+    x = torch.randn((9, 7), generator=generator)
+    before = network.forward(x)[0]
+    network.flat.mul_(2)
+    network.refresh()
+    assert not torch.equal(network.forward(x)[0], before)
+
+
+def test_layout_aligns_and_puts_the_hidden_layers_first() -> None:
+    # Hidden: 33 x 7 = 231 -> 256, 33 -> 64, 20 x 33 = 660 -> 672, 20 -> 32; together 1024.
+    # Last, with LayerNorm before it: scale and shift 2 x 64 and 2 x 32, 3 x 20 = 60 -> 64, 3 -> 32; together 288.
+    layout = Layout(["one"], SIZES, layer_norm=True)
+    assert layout.low_size == 1024
+    assert layout.size == 1024 + 288
+    assert [name for name in layout.shapes if ".1." in name] == [
+        "one.1.weight",
+        "one.1.bias",
+        "one.1.scale",
+        "one.1.shift",
+    ]
+    vector = torch.arange(layout.size)
+    assert all(int(view.flatten()[0]) % 32 == 0 for view in layout.views(vector).values())
