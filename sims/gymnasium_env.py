@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from sims.locomotion import Locomotion, specification
-from sims.robots import CONTROL_PERIOD, MODELS, TIME_LIMIT
+from sims.locomotion import Locomotion
+from sims.robots import CONTROL_PERIOD, MODELS, TIME_LIMIT, specification
 from td3_robot.specs import Float32
 
 NAMESPACE = "td3_robot"

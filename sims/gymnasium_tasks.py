@@ -76,23 +76,22 @@ class GymnasiumTask(Repeatable):
 
 
 def _make(task: str) -> gymnasium.Env[Any, Any]:
-    name = task.removeprefix(PREFIX)
-    for mode in ("rgb_array", None):
-        try:
-            with warnings.catch_warnings():
-                # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
-                warnings.filterwarnings("ignore", "builtin type (Swig|swig)", DeprecationWarning)
-                return gymnasium.make(name, render_mode=mode, disable_env_checker=True)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"task {task!r} needs a package that is not installed: {_one_line(error)}") from None
-        except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
-            raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
-        except gymnasium.error.Error as error:
-            raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
-        except TypeError as error:  # the task does not draw, and takes no render_mode
-            if mode is None:
-                raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
-    raise AssertionError("one of the two ways returns or raises")
+    """The task, ready to draw if it can."""
+    try:
+        with warnings.catch_warnings():
+            # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
+            warnings.filterwarnings("ignore", "builtin type (Swig|swig)", DeprecationWarning)
+            env = gymnasium.make(task.removeprefix(PREFIX), disable_env_checker=True)
+            if "rgb_array" in env.metadata.get("render_modes", ()):
+                env.close()
+                env = gymnasium.make(task.removeprefix(PREFIX), render_mode="rgb_array", disable_env_checker=True)
+            return env
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"task {task!r} needs a package that is not installed: {_one_line(error)}") from None
+    except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
+        raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
 
 
 def _specification(task: str, env: gymnasium.Env[Any, Any]) -> RobotSpec:

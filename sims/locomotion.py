@@ -17,7 +17,6 @@ than 1e-5) the first observation's direction to the target are other ones, and n
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,47 +24,13 @@ from numpy.typing import NDArray
 from sims.environment import Outcome
 from sims.physics import World
 from sims.repeatable import Repeatable
-from sims.robots import CONTROL_PERIOD, TIME_LIMIT, RobotModel
-from td3_robot.specs import Channel, Float32, RobotSpec
+from sims.robots import CONTROL_PERIOD, OBSERVATION_LIMIT, TIME_LIMIT, TORSO_CHANNELS, RobotModel, specification
+from td3_robot.specs import Float32
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
-OBSERVATION_LIMIT = 5.0
 NEAR_LIMIT = 0.99  # of a joint's range, where it starts to cost
 NEAR_LIMIT_COST = -0.1
-TORSO_CHANNELS = 8
-
-
-@cache
-def specification(model: RobotModel) -> RobotSpec:
-    """The robot's observation and action channels."""
-
-    def channel(name: str, meaning: str, unit: str = "1", limit: float = OBSERVATION_LIMIT) -> Channel:
-        return Channel(name, unit, -limit, limit, meaning)
-
-    zero = "0.8 m" if model.start_height is not None else "its height at reset"
-    observations = [
-        channel("torso.height", f"height of the torso above {zero}", "m"),
-        channel("target.sin", "sine of the direction to the target, seen from the torso", limit=1.0),
-        channel("target.cos", "cosine of the direction to the target, seen from the torso", limit=1.0),
-        channel("torso.velocity_x", "velocity of the torso ahead, times 0.3 s/m"),
-        channel("torso.velocity_y", "velocity of the torso to its left, times 0.3 s/m"),
-        channel("torso.velocity_z", "velocity of the torso upwards, times 0.3 s/m"),
-        channel("torso.roll", "roll of the torso", "rad"),
-        channel("torso.pitch", "pitch of the torso", "rad"),
-    ]
-    for joint, _ in model.joints:
-        observations.append(channel(f"{joint}.position", "joint angle; -1 and 1 are its lower and upper limit"))
-        observations.append(channel(f"{joint}.velocity", "joint velocity, times 0.1 s/rad"))
-    observations += [
-        Channel(f"{foot}.contact", "1", 0.0, 1.0, "1 if this part touched the floor one step earlier, else 0")
-        for foot in model.feet
-    ]
-    actions = [
-        Channel(f"{joint}.torque", "1", -1.0, 1.0, f"joint torque; 1 is {torque:g} N·m")
-        for (joint, _), torque in zip(model.joints, model.torques, strict=True)
-    ]
-    return RobotSpec(model.name, tuple(observations), tuple(actions), CONTROL_PERIOD)
 
 
 class Locomotion(Repeatable):

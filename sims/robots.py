@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from td3_robot.specs import Channel, RobotSpec
 
 CONTROL_PERIOD = 0.0165  # s; one step of a robot, which physics divides into four
 TIME_LIMIT = 1000  # steps
+OBSERVATION_LIMIT = 5.0  # observations are clipped to ± this
+TORSO_CHANNELS = 8  # observations before those of the joints
 
 # (torso height in m, torso pitch in rad, contact of each foot one step earlier) -> the alive reward
 Alive = Callable[[Any, float, Sequence[float]], float]
@@ -142,3 +147,35 @@ HUMANOID = RobotModel(
 )
 
 MODELS = {model.name: model for model in (WALKER2D, ANT, HALF_CHEETAH, HOPPER, HUMANOID)}
+
+
+@cache
+def specification(model: RobotModel) -> RobotSpec:
+    """The robot's observation and action channels."""
+
+    def channel(name: str, meaning: str, unit: str = "1", limit: float = OBSERVATION_LIMIT) -> Channel:
+        return Channel(name, unit, -limit, limit, meaning)
+
+    zero = "0.8 m" if model.start_height is not None else "its height at reset"
+    observations = [
+        channel("torso.height", f"height of the torso above {zero}", "m"),
+        channel("target.sin", "sine of the direction to the target, seen from the torso", limit=1.0),
+        channel("target.cos", "cosine of the direction to the target, seen from the torso", limit=1.0),
+        channel("torso.velocity_x", "velocity of the torso ahead, times 0.3 s/m"),
+        channel("torso.velocity_y", "velocity of the torso to its left, times 0.3 s/m"),
+        channel("torso.velocity_z", "velocity of the torso upwards, times 0.3 s/m"),
+        channel("torso.roll", "roll of the torso", "rad"),
+        channel("torso.pitch", "pitch of the torso", "rad"),
+    ]
+    for joint, _ in model.joints:
+        observations.append(channel(f"{joint}.position", "joint angle; -1 and 1 are its lower and upper limit"))
+        observations.append(channel(f"{joint}.velocity", "joint velocity, times 0.1 s/rad"))
+    observations += [
+        Channel(f"{foot}.contact", "1", 0.0, 1.0, "1 if this part touched the floor one step earlier, else 0")
+        for foot in model.feet
+    ]
+    actions = [
+        Channel(f"{joint}.torque", "1", -1.0, 1.0, f"joint torque; 1 is {torque:g} N·m")
+        for (joint, _), torque in zip(model.joints, model.torques, strict=True)
+    ]
+    return RobotSpec(model.name, tuple(observations), tuple(actions), CONTROL_PERIOD)

@@ -6,7 +6,7 @@ import difflib
 from functools import cache
 
 from sims.environment import Environment, Outcome
-from sims.robots import MODELS
+from sims.robots import MODELS, specification
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 
@@ -32,8 +32,6 @@ def spec(task: str) -> RobotSpec:
         environment.close()
         return environment.spec
     _refuse_unknown(task)
-    from sims.locomotion import specification
-
     return specification(MODELS[task])
 
 

@@ -109,14 +109,14 @@ class Node:
         Raises:
             HandshakeError: a server refused us.
         """
-        while not self.stop_signal:
+        finished = False
+        while not self.stop_signal and not finished:
             inputs = self.bus.receive(0.0 if busy() else _IDLE)
             self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()
             finished = after()
-            self.status(report(), now=finished)
-            if finished:
-                return
+            self.status(report())
+        self.status(report(), now=True)
 
     def status(self, figures: Figures, *, now: bool = False) -> None:
         """Report to the supervisor, if there is one, at most every STATUS_PERIOD unless ``now``."""

@@ -8,16 +8,17 @@ from typing import TextIO
 
 from td3_robot.messages import Status
 
-_LINE_PERIOD = 10.0  # seconds between plain lines
 _REWRITE_PERIOD = 0.5
 
 
 class Progress:
     """Shows the learner's figures on ``stream``; other lines go through :meth:`say`, so that nothing is overwritten."""
 
-    def __init__(self, stream: TextIO, total_steps: int) -> None:
+    def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0) -> None:
         self._stream = stream
         self._total = total_steps
+        self._line_period = line_period  # seconds between plain lines
+        self._before: dict[str, float] = {}
         self._terminal = stream.isatty()
         self._next = float("-inf")
         self._width = 0  # of the line that stands unfinished on the terminal
@@ -26,9 +27,15 @@ class Progress:
         """Show the newest figures, if it is time."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None or now < self._next:
+        if learner is None:
             return
-        self._next = now + (_REWRITE_PERIOD if self._terminal else _LINE_PERIOD)
+        if learner.figures.get("updates", 0) < self._before.get("updates", 0):
+            steps, updates = (self._before[key] - learner.figures[key] for key in ("env_steps", "updates"))
+            self.say(f"learner is back from its checkpoint: {updates:,.0f} updates and {steps:,.0f} steps lost")
+        self._before = learner.figures
+        if now < self._next:
+            return
+        self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)
         text = line(learner.figures, self._total)
         if self._terminal:
             text = text[: shutil.get_terminal_size().columns - 1]

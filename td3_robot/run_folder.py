@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from td3_robot import config as configuration
 from td3_robot import files
 from td3_robot.config import Config
 from td3_robot.errors import RunFolderError
+from td3_robot.messages import Status
 
 LINKS = ("policy", "learner", "supervisor")
 
@@ -106,6 +107,14 @@ class RunFolder:
     def write_run(self, **facts: Any) -> None:
         """Record facts of the run being served: addresses, starts, versions."""
         files.write_atomically(self._run_file, (json.dumps({**self.read_run(), **facts}, indent=2) + "\n").encode())
+
+    def write_final(self, statuses: Mapping[str, Status]) -> None:
+        """Keep the last figures and counters of every process in ``final.json``."""
+        rows = {
+            name: {"state": status.state, "figures": status.figures, "counters": status.counters}
+            for name, status in statuses.items()
+        }
+        files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
 
     def read_run(self) -> dict[str, Any]:
         """The facts recorded so far; empty for a folder that was never started."""

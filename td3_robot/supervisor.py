@@ -201,6 +201,7 @@ class Supervisor:
                 if self._interrupts > begin_interrupts and number != signal.SIGKILL:
                     begin_interrupts = self._interrupts
                     break
+        self._listen(0.0)  # their last figures
         for child in self.children:
             if child.popen:
                 code = child.popen.wait()

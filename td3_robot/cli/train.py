@@ -45,10 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
+    parser.add_argument(
+        "--log-every", type=float, default=10.0, metavar="S", help="seconds between progress lines off a terminal"
+    )
     options = parser.parse_args(arguments)
     run, config = _resumed(options) if options.resume else _created(options)
     with run.locked():
-        return _train(run, config)
+        return _train(run, config, options.log_every)
 
 
 def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
@@ -88,9 +91,9 @@ def _check(config: Config) -> None:
     tasks.spec(config.task)
 
 
-def _train(run: RunFolder, config: Config) -> int:
+def _train(run: RunFolder, config: Config, log_every: float) -> int:
     description = launch.load(config.launch)
-    progress = Progress(sys.stderr, config.total_steps)
+    progress = Progress(sys.stderr, config.total_steps, log_every)
     progress.say(f"training {config.task} for {config.total_steps:,} steps in {run.path}")
     begin = time.monotonic()
     with Supervisor(run, config, launch.expand(description, config), progress.say) as supervisor:
@@ -98,6 +101,7 @@ def _train(run: RunFolder, config: Config) -> int:
             code = supervisor.supervise(progress)
         finally:
             progress.end()
+    run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
         progress.say(f"stopped; what was learned is kept: go on with td3-robot train --resume {run.path}")
@@ -121,7 +125,9 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
         progress.say(f"{name} died and was started again {times} times")
     learner = supervisor.statuses().get("learner")
     counters: dict[str, int] = learner.counters if learner else {}
-    missed = int(counters.get("missed", 0))
+    missed, cut = int(counters.get("missed", 0)), int(counters.get("cut", 0))
+    if cut:
+        progress.say(f"{cut} episodes were cut short by a restart or a gap; what was seen of them is kept")
     if missed:
         progress.say(f"{missed} Steps were published and never learned from, at {counters.get('gaps', 0)} gaps")
     return missed

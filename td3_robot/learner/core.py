@@ -176,7 +176,7 @@ class LearnerCore:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
         for source in self.sources.values():
-            total += source.assembler.counters
+            total.update(source.assembler.counters)
         return dict(total)
 
     # -- input ---------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class LearnerCore:
             source = self.sources.setdefault(peer.name, Source(peer.name))
             source.peer, source.robots, source.granted = peer, hello.robots, 0
             source.queue.clear()
-            if source.incarnation != hello.incarnation or source.answered == 0:
+            if source.incarnation != hello.incarnation:
                 source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
             log.info(
                 "%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation
@@ -285,7 +285,7 @@ class LearnerCore:
     def _rounds(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
         outputs: list[Output] = []
-        ready = [self.sources[name] for name in sorted(self.sources)]
+        ready = [source for _, source in sorted(self.sources.items()) if source.peer]
         if len(ready) < self.config.simulators or not all(source.queue for source in ready):
             return outputs
         for source in ready:
@@ -420,6 +420,7 @@ class LearnerCore:
             "wall_s": self.wall(now),
             "recent_returns": list(self.recent),
             "counters": dict(self.counters),
+            "sources": {name: [item.incarnation, item.answered, item.seen] for name, item in self.sources.items()},
         }
 
     @classmethod
@@ -444,6 +445,9 @@ class LearnerCore:
             core._wall_before = scalars["wall_s"]
             core.recent.extend(scalars["recent_returns"])
             core.counters.update(scalars["counters"])
+            for name, (incarnation, answered, seen) in scalars["sources"].items():
+                assembler = Assembler(incarnation, answered)
+                core.sources[name] = Source(name, None, assembler, incarnation, 1, answered, seen)
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
         core._sent.clear()  # what was published before the state came in is a stranger's

@@ -40,19 +40,19 @@ class Assembler:
 
     A transition needs two Steps of the same incarnation with consecutive sequence numbers, in which the robot stays in
     the same episode and moves on by one step. Anything else is an edge (FIRST) or a gap (counted, never joined over).
-    ``counters``: steps (messages), transitions, gaps (places), missed (Steps never seen), repeated, late.
+    ``counters``: steps (messages), begun (episodes), transitions, gaps (places), missed (Steps never seen), repeated,
+    late, cut (episodes whose end will never come, because the source died or Steps were missed).
+
+    Args:
+        incarnation, next_sequence: where a learner that goes on from a checkpoint expects the source to be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int = 0, next_sequence: int = 0) -> None:
         self.counters: Counter[str] = Counter()
+        self._expected = incarnation, next_sequence
         self._last: Step | None = None
         self._return: NDArray[np.float64] = np.zeros(0)
         self._whole: NDArray[np.bool_] = np.zeros(0, bool)
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence number that continues without a gap."""
-        return self._last.sequence + 1 if self._last else 0
 
     def add(self, step: Step) -> Transitions | None:
         """The transitions that this Step completes (possibly none); None for a Step seen before or out of order."""
@@ -63,22 +63,23 @@ class Assembler:
         self.counters["steps"] += 1
         self._last = step
         first = step.phase == Phase.FIRST
+        incarnation, next_sequence = self._expected
+        missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
+        self._expected = step.incarnation, step.sequence + 1
+        self.counters["missed"] += missed
+        self.counters["gaps"] += missed > 0
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
-            self.counters["missed"] += step.sequence
-            self.counters["gaps"] += step.sequence > 0
             joined = np.zeros(len(first), bool)
             self._return = np.zeros(len(first))
-            self._whole = joined.copy()
         else:
-            missed = step.sequence - last.sequence - 1
-            self.counters["missed"] += missed
-            self.counters["gaps"] += missed > 0
-            open_before = (last.phase == Phase.FIRST) | (last.phase == Phase.MID)
             follows = (step.episode == last.episode) & (step.episode_step == last.episode_step + 1)
-            joined = ~first & open_before & follows & (missed == 0)
+            joined = ~first & _running(last) & follows & (missed == 0)
+        if last is not None:
+            self.counters["cut"] += int(_running(last).sum()) - int(joined.sum())
         self._return = np.where(first, 0.0, self._return + step.reward)
-        self._whole = first | (self._whole & joined)
+        self._whole = first | (joined & (self._whole if len(self._whole) == len(first) else False))
         over = self._whole & (step.phase >= Phase.TERMINATED)
+        self.counters["begun"] += int(first.sum())
         self.counters["transitions"] += int(joined.sum())
         previous = last if last is not None and joined.any() else step
         return Transitions(
@@ -89,3 +90,9 @@ class Assembler:
             terminated=(step.phase == Phase.TERMINATED)[joined],
             ended=[float(value) for value in self._return[over]],
         )
+
+
+def _running(step: Step) -> NDArray[np.bool_]:
+    """bool[N]: the robots whose episode goes on after this Step."""
+    running: NDArray[np.bool_] = step.phase <= Phase.MID
+    return running

@@ -1,0 +1,39 @@
+# Everything a fresh machine with Python 3.11 and make needs. `make train` and `make test` set up by themselves.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test check format clean help
+
+help:
+	@echo "make train   set up, train Walker2D with three processes, show the curve's place"
+	@echo "make test    set up, run every test"
+	@echo "make check   set up, ruff and mypy --strict"
+	@echo "make format  set up, format the code"
+	@echo "make clean   remove the virtual environment and build leftovers"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+train: $(READY)
+	$(BIN)/td3-robot train configs/walker2d.yaml
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/make_protocol.py --check
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

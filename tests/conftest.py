@@ -1,0 +1,203 @@
+"""What many tests share: one linear-algebra thread, printed seeds, small robots and messages, real trainings."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description does: summation order must be the processes'
+
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from td3_robot.bundle import Bundle, Exploration, layer_shapes
+from td3_robot.messages import Phase, Step
+from td3_robot.specs import Channel, RobotSpec
+
+
+@pytest.fixture
+def seed() -> int:
+    """A new seed each run, printed when the test fails; TEST_SEED=… repeats one."""
+    value = int(os.environ.get("TEST_SEED", int.from_bytes(os.urandom(4), "little")))
+    print(f"TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def spec() -> RobotSpec:
+    """A robot with 3 observations and 2 actions, whose limits are neither symmetric nor alike."""
+    return RobotSpec(
+        "Toy",
+        tuple(Channel(f"o{index}", "m", -5.0, 5.0) for index in range(3)),
+        (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)),
+        0.02,
+    )
+
+
+@pytest.fixture
+def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
+    """Builds random bundles for the toy robot."""
+
+    def make(seed: int = 0, kind: Any = "none", scale: float = 0.0, hidden: tuple[int, ...] = (8, 4)) -> Bundle:
+        rng = np.random.default_rng(seed)
+        tensors = {name: rng.normal(size=shape).astype("f4") for name, shape in layer_shapes(spec, hidden).items()}
+        return Bundle(spec, hidden, tensors, Exploration(kind, scale), {"version": 1})
+
+    return make
+
+
+@pytest.fixture
+def make_step() -> Callable[..., Step]:
+    """Builds Steps of the toy robot; every keyword replaces a field."""
+
+    def make(sequence: int = 0, robots: int = 1, **fields: Any) -> Step:
+        values: dict[str, Any] = {
+            "source": "sim-0",
+            "incarnation": 0,
+            "sequence": sequence,
+            "transitions": sequence * robots,
+            "stamp": 0,
+            "phase": np.full(robots, Phase.MID if sequence else Phase.FIRST, np.uint8),
+            "episode": np.zeros(robots, np.uint64),
+            "episode_step": np.full(robots, sequence, np.uint32),
+            "observation": np.full((robots, 3), sequence, np.float32),
+            "reward": np.zeros(robots, np.float32),
+            "action": np.zeros((robots, 2), np.float32),
+            "answered": max(0, sequence - 1),
+            "weights_version": 0,
+            "noise_kind": 0,
+            "noise_seed": 0,
+            "needs_version": 0,
+        }
+        return Step(**{**values, **fields})
+
+    return make
+
+
+class Command:
+    """A td3-robot command as a process: its lines as they come, its children by name."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self.cwd = cwd
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "td3_robot.cli.main", *arguments],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def wait_for(
+        self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 60
+    ) -> str:
+        """The next line that fits; fails with all output if it does not come."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                line = self._queue.get(timeout=left)
+            except queue.Empty:
+                break
+            if line is None:
+                break
+            self.lines.append(line)
+            match = re.search(pattern, line)
+            if match and check(match):
+                return line
+        raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
+
+    def wait_for_steps(self, steps: int, timeout: float = 90) -> None:
+        """Wait until the training has made so many environment steps."""
+        self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
+
+    def finish(self, timeout: float = 120) -> int:
+        """Wait for the end; the exit code."""
+        code = self.process.wait(timeout)
+        while (line := self._queue.get(timeout=10)) is not None:
+            self.lines.append(line)
+        return code
+
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The processes of the run by name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            words = child.cmdline()
+            if "--name" in words:
+                found[words[words.index("--name") + 1]] = child
+        return found
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def kill_all(self) -> None:
+        """For the end of a test that went wrong."""
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts td3-robot commands in a temporary folder; none outlives the test."""
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(*arguments, cwd=tmp_path))
+        return started[-1]
+
+    yield start
+    for item in started:
+        item.kill_all()
+
+
+SMALL = (
+    "network.hidden=[32, 32]",
+    "learner.batch_size=32",
+    "learner.learning_starts=500",
+    "evaluation.every=0",
+)
+"""Overrides that make a training quick: what is tested is the processes, not what they learn."""
+
+
+@pytest.fixture
+def train(command: Callable[..., Command]) -> Callable[..., Command]:
+    """Starts a small training of Walker2D into ``run``; arguments are further overrides or options."""
+
+    def start(steps: int, *overrides: str, options: tuple[str, ...] = (), out: str = "run") -> Command:
+        sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
+        return command("train", "walker2d", "--steps", str(steps), "--out", out, "--log-every", "0.2", *sets, *options)
+
+    return start

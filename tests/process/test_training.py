@@ -1,0 +1,258 @@
+"""Trainings with real processes, sockets and physics: the invariants of the design, and what a user can do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import safetensors.numpy
+
+from sims.in_process import InProcess
+from td3_robot import config as configuration
+from td3_robot.bundle import Bundle
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
+
+
+def sockets_of(run: Path) -> Path:
+    return Path(json.loads((run / "run.json").read_text())["sockets"])
+
+
+def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
+    """Invariant 1, over 50,000 steps: every Step consumed, and one transition for each that is not FIRST."""
+    train_run = train(50_000, "robots=8", "simulators=2", "learner.replay_ratio=0.02", "checkpoint.every=0")
+    train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
+    assert train_run.finish() == 0, train_run.output()
+    assert "0 Steps lost" in train_run.output()
+    last = json.loads((tmp_path / "run" / "final.json").read_text())
+    learner, sims = last["learner"]["counters"], [last["sim-0"]["counters"], last["sim-1"]["counters"]]
+    assert learner["missed"] == learner["gaps"] == learner.get("cut", 0) == 0
+    assert last["learner"]["figures"]["env_steps"] >= 50_000
+    # The learner stops as soon as it has enough; each simulator may have one Step under way then.
+    assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
+    # Robot-steps consumed less one per episode begun is transitions: the counts of two separate pieces of code.
+    assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
+
+
+def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
+    """Invariant 3: weights after 2,500 steps with learning on, two simulators of two robots."""
+    overrides = ("simulators=2", "robots=2", "learner.replay_ratio=0.5", "learner.publish_every=3")
+    run = train(2500, *overrides, options=("--lockstep", "--seed", "7"))
+    assert run.finish() == 0, run.output()
+    config = configuration.load(tmp_path / "run" / "config.yaml")
+    alone = InProcess(config)
+    alone.run()
+    alone.close()
+    distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
+    assert distributed.provenance["updates"] == alone.learner.updates == 1000  # 0.5 · (2500 - 500)
+    expected = alone.learner.bundle()
+    assert {name: tensor.tobytes() for name, tensor in distributed.tensors.items()} == {
+        name: tensor.tobytes() for name, tensor in expected.tensors.items()
+    }
+    other = InProcess(configuration.load(tmp_path / "run" / "config.yaml", ["seed=8"]))
+    other.run()
+    other.close()
+    assert not np.array_equal(other.learner.bundle().tensors["actor.0.weight"], expected.tensors["actor.0.weight"])
+
+
+def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
+    run = train(12_000, "checkpoint.every=1000", "learner.replay_ratio=0.2")
+    ready = run.wait_for("^ready")
+    assert ready == "ready: learner, policy, sim-0"
+    for count, name in enumerate(("sim-0", "policy", "learner")):
+        run.wait_for_steps(2000 * (count + 1))
+        run.children()[name].send_signal(signal.SIGKILL)
+        run.wait_for(f"^{name} was killed by SIGKILL; starting it again$")
+    run.wait_for("^learner is back from its checkpoint: .* updates and .* steps lost$")
+    assert run.finish() == 0, run.output()
+    for name in ("sim-0", "policy", "learner"):
+        assert f"{name} died and was started again 1 times" in run.output()
+    final = records(tmp_path / "run", "evaluation")[-1]
+    assert final["env_steps"] >= 12_000
+    # The band is kept over all of it: 0.2 · (12,000 - 500) updates, at most 64 fewer.
+    assert 0 <= 0.2 * (final["env_steps"] - 500) - final["updates"] < 64
+
+
+@pytest.mark.parametrize(
+    ("slow", "overrides"),
+    [
+        ("learner", ("network.hidden=[400, 300]", "learner.batch_size=1024", "learner.replay_ratio=1")),
+        ("simulator", ("learner.replay_ratio=0.01", "task=Ant")),
+    ],
+)
+def test_replay_ratio_stays_in_its_band(slow: str, overrides: tuple[str, ...], train: Any, tmp_path: Path) -> None:
+    """Whichever side is the slow one: the lead (updates owed) never leaves [0, band]."""
+    band = 16.0
+    run = train(1200, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
+    assert run.finish() == 0, run.output()
+    figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
+    assert figures["lead_min"] >= 0
+    assert figures["lead_max"] <= band
+    if slow == "learner":  # then it is the simulator that was held back: the lead went to the edge
+        assert figures["lead_max"] > band - 4
+    else:  # the learner was never behind by more than the one update that the last round of robots made due
+        assert figures["lead_max"] <= 2
+
+
+def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any, tmp_path: Path) -> None:
+    run = train(6000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    guest = command("sim", "--run", "run", "--name", "guest")
+    run.wait_for_steps(2500)
+    guest.interrupt()
+    assert guest.finish() == 130, guest.output()
+    assert run.finish() == 0, run.output()
+    log = (tmp_path / "run" / "logs" / "learner.log").read_text()
+    assert "simulator guest joined" in log
+    assert "simulator guest left" in log
+    counters = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["counters"]
+    assert counters["missed"] == 0
+
+
+def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any, tmp_path: Path, seed: int) -> None:
+    import zmq
+
+    run = train(5000, "learner.replay_ratio=0.2")
+    run.wait_for_steps(600)
+    sockets = sockets_of(tmp_path / "run")
+    rng = np.random.default_rng(seed)
+    context = zmq.Context()
+    for link in ("policy", "learner", "supervisor"):
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 1000
+        dealer.connect(f"ipc://{sockets / link}")
+        for size in (0, 1, 7, 1000):
+            dealer.send_multipart([rng.bytes(size)])
+            dealer.send_multipart([b"step", rng.bytes(size)])
+            dealer.send_multipart([rng.bytes(size), rng.bytes(size), rng.bytes(size)])
+        dealer.send_multipart([b"action", b"\x80"])
+        dealer.close()
+        with socket.socket(socket.AF_UNIX) as raw:  # not even ZeroMQ's own protocol
+            raw.connect(str(sockets / link))
+            raw.sendall(rng.bytes(4096))
+    context.term()
+    assert run.finish() == 0, run.output()
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    for node in ("policy", "learner"):
+        counters = final[node]["counters"]
+        # 13 messages: 4 of one frame and 4 of three have the wrong count, 4 Steps are no msgpack or hold wrong fields,
+        # and an empty map is no Action.
+        assert counters["frames"] == 8
+        assert sum(counters.get(kind, 0) for kind in ("malformed", "fields")) == 5
+    assert final["learner"]["counters"]["missed"] == 0
+    assert not any(name in run.output() for name in ("died", "killed"))
+
+
+def test_two_trainings_at_once_do_not_meet(train: Any, tmp_path: Path) -> None:
+    first = train(1500, options=("--lockstep",), out="a")
+    second = train(1500, options=("--lockstep",), out="b")
+    assert first.finish() == 0, first.output()
+    assert second.finish() == 0, second.output()
+    weights = [safetensors.numpy.load_file(tmp_path / name / "policy.safetensors") for name in "ab"]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_interrupt_keeps_what_was_learned_and_resume_goes_on(train: Any, command: Any, tmp_path: Path) -> None:
+    run = train(4000, "learner.replay_ratio=0.2")
+    run.wait_for_steps(1000)
+    children, sockets = run.children(), sockets_of(tmp_path / "run")
+    assert set(children) == {"learner", "policy", "sim-0"}
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    assert not any(child.is_running() for child in children.values())
+    assert not sockets.exists()
+    assert f"--resume {Path('run')}" in run.output()
+    reached = Bundle.load(tmp_path / "run" / "policy.safetensors").provenance["env_steps"]
+    again = command("train", "--resume", "run", "--log-every", "0.2")
+    first = again.wait_for(r"^[\d,]+/4,000 steps")
+    assert int(first.split("/")[0].replace(",", "")) >= reached >= 1000
+    assert again.finish() == 0, again.output()
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(train: Any) -> None:
+    run = train(100_000)
+    run.wait_for("^ready")
+    children = list(run.children().values())
+    run.process.kill()
+    gone, alive = psutil.wait_procs(children, timeout=30)
+    assert len(gone) == 3
+    assert not alive
+
+
+def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, command: Any, tmp_path: Path) -> None:
+    """A full disk where the metrics go: the learner is tried again as its rule says, then the run is given up."""
+    run = train(4000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    run.interrupt()
+    assert run.finish() == 130
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    again = command("train", "--resume", "run")
+    assert again.finish() == 1, again.output()
+    assert "learner ended with exit code 1, more than 3 times in 300 s" in again.lines[-1]
+    assert "No space left on device" in again.lines[-1]
+    assert "Traceback" not in again.output()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("train", "walker3d"), 2, "walker2d"),
+        (("train", "walker2d", "--set", "task=Walker3D"), 2, "Walker2D"),
+        (("train", "walker2d", "--set", "learner.bach_size=3"), 2, "did you mean 'batch_size'"),
+        (("train", "walker2d", "--set", "learner.batch_size=0"), 2, "learner.batch_size is 0"),
+        (("train", "walker2d", "--set", "robots=100"), 2, "replay_ratio_band"),
+        (("train", "walker2d", "--steps", "100"), 2, "learner.learning_starts"),
+        (("train", "walker2d", "--set", "endpoints.policy=tcp://10.0.0.1:5555", "--out", "x"), 2, "beyond loopback"),
+        (("train", "--resume", "nowhere"), 2, "holds no run"),
+        (("train",), 2, "no CONFIG"),
+        (("eval", "nothing.safetensors"), 2, "cannot be read"),
+        (("trian",), 2, "did you mean 'train'"),
+        (("sim", "--run", "nowhere"), 2, "holds no run"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], code: int, words: str, command: Callable[..., Any]
+) -> None:
+    run = command(*arguments)
+    assert run.finish() == code
+    assert words in run.lines[-1]
+    assert "Traceback" not in run.output()
+
+
+def test_a_folder_that_holds_a_run_is_refused(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("task: Walker2D\n")
+    run = command("train", "walker2d", "--out", "run")
+    assert run.finish() == 2
+    assert "already holds a run" in run.lines[-1]
+    assert "--resume run" in run.lines[-1]
+
+
+def test_a_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
+    path = tmp_path / "busy"
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(str(path))
+        holder.listen()
+        run = command("train", "walker2d", "--out", "run", "--set", f"endpoints.policy=ipc://{path}")
+        assert run.finish() == 2
+        assert f"'ipc://{path}' is busy" in run.output()
+        assert os.path.exists(path)
+
+
+def test_a_full_disk_is_one_line(command: Any) -> None:
+    run = command("train", "walker2d", "--out", "/proc/run")
+    assert run.finish() == 2
+    assert "run folder '/proc/run' cannot be made" in run.lines[-1]

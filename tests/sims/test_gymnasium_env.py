@@ -1,0 +1,121 @@
+"""The robots as Gymnasium environments, as other people's tools see them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from gymnasium.utils.passive_env_checker import env_render_passive_checker
+from stable_baselines3 import TD3
+from stable_baselines3.common.env_checker import check_env as sb3_check
+
+import sims.gymnasium_env
+from sims import tasks
+
+ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_checkers_find_nothing(name: str) -> None:
+    environment = gymnasium.make(name, render_mode="rgb_array", width=48, height=32)
+    # Warnings are errors here. Its check of drawing opens a window, for which a test has no display.
+    gymnasium_check(environment.unwrapped, skip_render_check=True)
+    environment.reset()
+    env_render_passive_checker(environment.unwrapped)
+    environment.close()
+    environment = gymnasium.make(name)
+    sb3_check(environment, warn=True)
+    environment.close()
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_same_numbers_as_the_environment_inside(name: str) -> None:
+    outside = gymnasium.make(name)
+    inside = tasks.make(name.removeprefix("td3_robot/").removesuffix("-v0"))
+    random = np.random.default_rng(0)
+    observation, info = outside.reset(seed=3)
+    np.testing.assert_array_equal(observation, inside.reset(3))
+    assert info == {}
+    ended = False
+    for _ in range(30):
+        if ended:
+            np.testing.assert_array_equal(outside.reset()[0], inside.reset())
+        action = random.uniform(-1, 1, inside.spec.action_size).astype(np.float32)
+        observation, reward, terminated, truncated, info = outside.step(action)
+        outcome = inside.step(action)
+        np.testing.assert_array_equal(observation, outcome.observation)
+        assert (reward, terminated, truncated) == outcome[1:]
+        assert info == inside.reward_terms()
+        assert sum(info.values()) == reward
+        ended = terminated or truncated
+    outside.close()
+    inside.close()
+
+
+def test_time_limit() -> None:
+    environment = gymnasium.make("td3_robot/HalfCheetah-v0")
+    assert environment.spec is not None
+    assert environment.spec.max_episode_steps == 1000
+    environment.reset(seed=0)
+    ends = [environment.step(np.zeros(6, np.float32))[2:4] for _ in range(1000)]
+    assert ends == [(False, False)] * 999 + [(False, True)]
+    environment.close()
+
+
+def test_reset_after_close() -> None:
+    environment = gymnasium.make("td3_robot/Hopper-v0").unwrapped
+    first, _ = environment.reset(seed=4)
+    environment.close()
+    environment.close()
+    with pytest.raises(RuntimeError, match="reset"):
+        environment.step(np.zeros(3, np.float32))
+    again, _ = environment.reset(seed=4)
+    np.testing.assert_array_equal(first, again)
+    environment.step(np.zeros(3, np.float32))
+    environment.close()
+    other, _ = environment.reset()
+    assert not np.array_equal(first, other)
+    environment.close()
+
+
+def test_pictures() -> None:
+    environment = gymnasium.make("td3_robot/Ant-v0", render_mode="rgb_array", width=80, height=60)
+    environment.reset(seed=0)
+    picture = environment.render()
+    assert isinstance(picture, np.ndarray)
+    assert (picture.shape, picture.dtype) == ((60, 80, 3), np.uint8)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    environment.close()
+
+
+def test_unknown_render_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="'human' or 'rgb_array'"):
+        sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
+
+
+def test_made_by_module_and_name() -> None:
+    code = (
+        "import gymnasium; e = gymnasium.make('sims.gymnasium_env:td3_robot/Ant-v0'); "
+        "e.reset(seed=1); print(e.spec.id); e.close()"
+    )
+    child = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert (child.stdout, child.stderr) == ("td3_robot/Ant-v0\n", "")
+
+
+def test_stable_baselines3_trains_on_it() -> None:
+    environment = gymnasium.make("td3_robot/Walker2D-v0")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = TD3("MlpPolicy", environment, learning_starts=100, batch_size=32, policy_kwargs={"net_arch": [32]}, seed=0)
+    before = [parameter.detach().clone() for parameter in model.actor.parameters()]
+    model.learn(400)
+    assert model.num_timesteps == 400
+    assert model._n_updates >= 250
+    torch.set_num_threads(threads)
+    assert any((a != b).any() for a, b in zip(before, model.actor.parameters(), strict=True))
+    environment.close()

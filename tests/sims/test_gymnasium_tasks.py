@@ -1,0 +1,160 @@
+"""Continuous tasks of Gymnasium, as environments of this project."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sims import tasks
+from td3_robot.errors import ConfigError
+
+needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")
+TASKS = ["Pendulum-v1", "MountainCarContinuous-v0", pytest.param("LunarLanderContinuous-v3", marks=needs_box2d)]
+
+
+class Asymmetric(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
+    """Bounds of its own in each dimension, terms of the reward, no rate, no pictures."""
+
+    observation_space = spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, 3.0], np.float32))
+    action_space = spaces.Box(np.array([-1.0, 2.0], np.float32), np.array([5.0, 2.5], np.float32))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002
+        super().reset(seed=seed)
+        return np.array([self.np_random.uniform(), 1.0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        terms = {"reward_near": 1.5, "reward_far": -0.5, "reward_vector": np.ones(2), "other": 3.0}
+        observation = np.array([action[0], self.np_random.uniform()], np.float32)
+        action[:] = 0  # some tasks write into what they are given
+        return observation, 1.0, bool(observation[0] > 4), False, terms
+
+
+for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.items():
+    gymnasium.register(f"td3_robot_tests/{name}", entry_point=Asymmetric, **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_numbers_are_gymnasium_s(task: str) -> None:
+    original = gymnasium.make(task)
+    ours = tasks.make(f"gymnasium:{task}")
+    random = np.random.default_rng(0)
+    ends = 0
+    for episode in range(3):
+        seed = 11 if episode == 0 else None
+        theirs, mine = original.reset(seed=seed)[0], ours.reset(seed)
+        np.testing.assert_array_equal(theirs, mine)
+        outcome = None
+        while outcome is None or not (outcome.terminated or outcome.truncated):
+            action = random.uniform(ours.spec.action_low, ours.spec.action_high).astype(np.float32)
+            theirs, reward, terminated, truncated, _ = original.step(action.copy())
+            outcome = ours.step(action)
+            np.testing.assert_array_equal(theirs, outcome.observation)
+            assert (float(reward), terminated, truncated) == outcome[1:]
+            assert sum(ours.reward_terms().values()) == outcome.reward
+        ends += 1
+    assert ends == 3
+    original.close()
+    ours.close()
+
+
+def test_specifications() -> None:
+    pendulum = tasks.spec("gymnasium:Pendulum-v1")
+    assert (pendulum.action_low.tolist(), pendulum.action_high.tolist()) == ([-2.0], [2.0])
+    assert pendulum.control_period == 0.05, "its dt, which its film rate of 30 Hz is not"
+    assert tasks.spec("gymnasium:MountainCarContinuous-v0").control_period == 1 / 30
+    assert pendulum.name == "gymnasium:Pendulum-v1"
+    assert tasks.spec("gymnasium:Pendulum-v1") is pendulum
+
+
+@needs_box2d
+def test_lunar_lander() -> None:
+    lander = tasks.spec("gymnasium:LunarLanderContinuous-v3")
+    assert (lander.observation_size, lander.action_size, lander.control_period) == (8, 2, 1 / 50)
+
+
+def test_bounds_of_each_dimension_and_no_rate() -> None:
+    spec = tasks.spec("gymnasium:td3_robot_tests/Asymmetric-v0")
+    assert spec.action_low.tolist() == [-1, 2]
+    assert spec.action_high.tolist() == [5, 2.5]
+    assert [(c.low, c.high) for c in spec.observations] == [(-math.inf, math.inf), (0, 3)]
+    assert spec.control_period == 1 / 50
+
+
+def test_time_limit_is_told_from_a_failure() -> None:
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    assert task.time_limit == 4
+    low, high = np.array([0, 2], np.float32), np.array([5, 2], np.float32)
+    task.reset()
+    assert [task.step(low)[2:] for _ in range(4)] == [(False, False)] * 3 + [(False, True)]
+    task.reset()
+    assert task.step(high)[2:] == (True, False)
+    task.reset()
+    for _ in range(3):
+        task.step(low)
+    assert task.step(high)[2:] == (True, True)
+    assert high.tolist() == [5, 2], "the caller's action was changed"
+    task.close()
+
+
+def test_reward_terms_come_from_info() -> None:
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    task.reset()
+    task.step(np.array([0, 2], np.float32))
+    assert task.reward_terms() == {"reward_near": 1.5, "reward_far": -0.5}
+    task.close()
+
+
+def test_without_a_limit_episodes_go_on_and_can_be_saved() -> None:
+    task, other = (tasks.make("gymnasium:td3_robot_tests/Endless-v0", seed) for seed in (1, 2))
+    assert task.time_limit == 0
+    task.reset()
+    action = np.array([0, 2], np.float32)
+    for _ in range(2500):
+        assert task.step(action)[2:] == (False, False)
+    other.restore_state(task.save_state())
+    np.testing.assert_array_equal(task.step(action).observation, other.step(action).observation)
+    task.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ("CartPole-v1", r"actions Discrete\(2\); supported are a Box"),
+        ("Blackjack-v1", "actions Discrete"),
+        ("Nothing-v7", "does not exist"),
+        ("no_such_module:X-v0", "does not exist"),
+        ("Pendulum-v9", "does not exist"),
+        ("", "cannot be made"),
+        pytest.param("CarRacing-v3", "observations images; supported are", marks=needs_box2d),
+    ],
+)
+def test_what_is_not_supported_says_what_is(task: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as refused:
+        tasks.make(f"gymnasium:{task}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed")
+def test_pictures_have_the_size_asked_for() -> None:
+    task = tasks.make("gymnasium:Pendulum-v1", seed=1)
+    task.reset()
+    picture = task.render(80, 60)
+    assert (picture.shape, picture.dtype) == ((60, 80, 3), np.uint8)
+    assert picture.min() < picture.max()
+    task.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="pygame is installed")
+def test_pictures_without_pygame_name_it() -> None:
+    task = tasks.make("gymnasium:Pendulum-v1", seed=1)
+    task.reset()
+    with pytest.raises(ConfigError, match="cannot be drawn: pygame"):
+        task.render()
+    task.close()

@@ -1,0 +1,114 @@
+"""What is odd about the published robots and kept, because it defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sims.locomotion import Locomotion
+from sims.robots import MODELS
+from tests.sims.drivers import Random, Stand
+
+
+@pytest.fixture
+def robot(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
+    robot = Locomotion(MODELS[request.param], seed=0)
+    robot.reset()
+    yield robot
+    robot.close()
+
+
+robots = pytest.mark.parametrize("robot", list(MODELS), indirect=True)
+ant = pytest.mark.parametrize("robot", ["Ant"], indirect=True)
+
+
+@ant
+def test_foot_contacts_are_one_step_old(robot: Locomotion) -> None:
+    driver, observation = Random(3, 1.0), robot.reset()
+    assert observation[-4:].tolist() == [0, 0, 0, 0]
+    before = [0.0] * 4
+    changes = 0
+    for _ in range(250):
+        observation = robot.step(driver(observation, 8)).observation
+        assert observation[-4:].tolist() == before
+        now = robot._world.feet_on_floor()
+        changes += now != before
+        before = now
+    assert changes > 3, "the feet never moved: the test saw nothing"
+
+
+@robots
+def test_costs_are_those_of_the_action_as_given(robot: Locomotion) -> None:
+    size = robot.spec.action_size
+    seen = []
+    for scale in (1.0, 3.0):
+        robot.reset(8)
+        outcome = robot.step(np.full(size, scale, np.float32))
+        seen.append((outcome.observation, robot.reward_terms()["electricity"]))
+    (limited, cost), (beyond, dearer) = seen
+    np.testing.assert_array_equal(limited, beyond)
+    # cost(s) = power·s + current·s², and the weight of the current is 0.1, or 4.25 times that for the Humanoid.
+    current = -0.425 if robot.spec.name == "Humanoid" else -0.1
+    assert dearer == pytest.approx(3 * (cost - current) + 9 * current, rel=1e-5)
+
+
+@robots
+def test_terms_add_up_to_the_reward(robot: Locomotion) -> None:
+    driver, observation = Random(1, 1.0), robot.reset(1)
+    assert robot.reward_terms() == {}
+    for _ in range(15):
+        outcome = robot.step(driver(observation, robot.spec.action_size))
+        assert list(robot.reward_terms()) == ["alive", "progress", "electricity", "joints_at_limit"]
+        assert sum(robot.reward_terms().values()) == outcome.reward
+        if outcome.terminated:
+            break
+
+
+@pytest.mark.parametrize("robot", ["HalfCheetah"], indirect=True)
+def test_half_cheetah_pays_for_falling_and_goes_on(robot: Locomotion) -> None:
+    driver, observation = Random(2, 1.0), robot.reset(2)
+    alive = []
+    for step in range(1000):
+        outcome = robot.step(driver(observation, 6))
+        alive.append(robot.reward_terms()["alive"])
+        assert not outcome.terminated
+        assert outcome.truncated == (step == 999)
+    assert set(alive) == {1.0, -1.0}
+
+
+@pytest.mark.parametrize("robot", ["Humanoid"], indirect=True)
+def test_humanoid_height_is_above_80_centimetres(robot: Locomotion) -> None:
+    assert robot.reset()[0] == pytest.approx(1.4 - 0.8, abs=0.05)
+
+
+@pytest.mark.parametrize("robot", ["Walker2D", "Hopper", "HalfCheetah", "Ant"], indirect=True)
+def test_height_is_above_that_at_reset(robot: Locomotion) -> None:
+    assert robot.reset()[0] == 0
+
+
+@ant
+def test_ant_earns_a_thousand_for_standing_still(robot: Locomotion) -> None:
+    driver, observation = Stand("Ant", 0), robot.reset(0)
+    total = 0.0
+    for _ in range(1000):
+        outcome = robot.step(driver(observation, 8))
+        observation = outcome.observation
+        total += outcome.reward
+    assert total == pytest.approx(1000, abs=100)
+    assert outcome[2:] == (False, True)
+
+
+@pytest.mark.parametrize("robot", ["Walker2D"], indirect=True)
+def test_a_fall_at_the_time_limit_is_both_ends(robot: Locomotion) -> None:
+    lengths = []
+    for limit in (1000, None):
+        driver, observation = Random(4, 1.0), robot.reset(4)
+        robot.time_limit = limit or lengths[0]
+        outcome = robot.step(driver(observation, 6))
+        while not (outcome.terminated or outcome.truncated):
+            outcome = robot.step(driver(outcome.observation, 6))
+        lengths.append(robot.length)
+    assert lengths[0] == lengths[1] < 100
+    assert outcome[2:] == (True, True)

@@ -1,0 +1,150 @@
+"""The robots are those of pybullet_envs_gymnasium 0.6.0, number for number."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from sims import tasks
+from sims.environment import Environment
+from tests.sims.drivers import Driver, Random, Stand
+
+SEEDS = (0, 1, 2, 3, 4)
+ROBOTS = tasks.names()
+
+
+@pytest.fixture(scope="module", params=ROBOTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, gymnasium.Env[Any, Any], Environment]]:
+    """(task, the package's environment after its odd first episode, ours)."""
+    published, ours = make_published(request.param), tasks.make(request.param)
+    published.reset()
+    yield request.param, published, ours
+    published.close()
+    ours.close()
+
+
+def make_published(task: str) -> gymnasium.Env[Any, Any]:
+    importlib.import_module("pybullet_envs_gymnasium")
+    return gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True)
+
+
+def drivers(task: str, seed: int) -> list[Driver]:
+    """One episode each: falls, a stand to the time limit, and what comes after it."""
+    if task == "HalfCheetah":  # whose every episode lasts to the time limit
+        return [Random(seed, 1.5), Stand(task, seed)]
+    falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
+    if task == "Humanoid":  # nobody here knows how to make it stand
+        return [*falls, Random(seed, 0.3), Random(seed, 0.5)]
+    return [falls[0], Stand(task, seed), falls[1]]
+
+
+def episode_lines(published: Any, ours: Environment, driver: Driver, seed: int | None) -> Iterator[str]:
+    """One line for each difference in one episode; ends with ``terminated`` or ``truncated``."""
+    theirs, _ = published.reset(seed=seed)
+    mine = ours.reset(seed)
+    if theirs.dtype != mine.dtype or not np.array_equal(theirs, mine):
+        yield f"reset: {theirs} != {mine}"
+    step = 0
+    while True:
+        step += 1
+        action = driver(mine, ours.spec.action_size)
+        theirs, reward, *theirs_ended, _ = published.step(action)
+        outcome = ours.step(action)
+        mine = outcome.observation
+        if not np.array_equal(np.float32(theirs), mine):
+            where = [ours.spec.observations[i].name for i in np.flatnonzero(theirs != mine)]
+            yield f"step {step}: observations differ in {where}"
+        if not abs(reward - outcome.reward) <= 1e-6:
+            yield f"step {step}: reward {reward} != {outcome.reward}"
+        if theirs_ended != [outcome.terminated, outcome.truncated]:
+            yield f"step {step}: ended {theirs_ended} != {outcome}"
+        if any(theirs_ended):
+            yield "terminated" if outcome.terminated else "truncated"
+            return
+
+
+def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], Environment]) -> None:
+    task, published, ours = pair
+    ends: list[str] = []
+    for seed in SEEDS:
+        for number, driver in enumerate(drivers(task, seed)):
+            *differences, end = episode_lines(published, ours, driver, seed if number == 0 else None)
+            assert differences == [], f"{task}, seed {seed}, episode {number}: {differences[:5]}"
+            ends.append(end)
+    # The comparison is worth something only if both kinds of end were met.
+    assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
+    assert task == "Humanoid" or ends.count("truncated") >= 5, ends
+
+
+@pytest.mark.parametrize("task", ROBOTS)
+def test_first_episode_differs_from_the_package_in_its_first_reward_only(task: str) -> None:
+    published, ours = make_published(task), tasks.make(task)
+    *differences, _ = episode_lines(published, ours, Random(5, 1.0), 5)
+    *reset, reward = differences
+    assert reward.startswith("step 1: reward"), differences
+    assert all(line.startswith("reset:") for line in reset), differences
+    again = make_published(task)
+    theirs, _ = again.reset(seed=5)
+    mine = ours.reset(5)
+    assert set(np.flatnonzero(theirs != mine)) <= {1}, "only the direction to the target may differ"
+    assert np.abs(theirs - mine).max() < 1e-5
+    for environment in (published, again, ours):
+        environment.close()
+
+
+@pytest.mark.parametrize("task", ROBOTS)
+def test_first_episode_equals_the_same_episode_later(task: str) -> None:
+    fresh, used = tasks.make(task), tasks.make(task, seed=77)
+    for seed in (None, 3):
+        used.reset(seed)
+        walk(used, Random(1, 1.0), 60)
+    first, later = fresh.reset(9), used.reset(9)
+    np.testing.assert_array_equal(first, later)
+    for a, b in zip_longest(walk(fresh, Random(9, 1.0), 200), walk(used, Random(9, 1.0), 200)):
+        assert a[1:] == b[1:]
+        np.testing.assert_array_equal(a[0], b[0])
+    fresh.close()
+    used.close()
+
+
+def walk(robot: Environment, driver: Driver, steps: int) -> list[Any]:
+    """Outcomes of the running episode, ``steps`` at most."""
+    outcomes = []
+    observation = np.zeros(robot.spec.observation_size, np.float32)
+    for _ in range(steps):
+        outcome = robot.step(driver(observation, robot.spec.action_size))
+        outcomes.append(outcome)
+        observation = outcome.observation
+        if outcome.terminated or outcome.truncated:
+            break
+    return outcomes
+
+
+def test_specifications_fit_the_package(pair: tuple[str, gymnasium.Env[Any, Any], Environment]) -> None:
+    task, published, ours = pair
+    assert published.action_space.shape == (ours.spec.action_size,)
+    assert published.observation_space.shape == (ours.spec.observation_size,)
+    np.testing.assert_array_equal(published.action_space.low, ours.spec.action_low)
+    np.testing.assert_array_equal(published.action_space.high, ours.spec.action_high)
+    robot = published.unwrapped.robot
+    joints = [joint.joint_name for joint in robot.ordered_joints]
+    assert [channel.name for channel in ours.spec.actions] == [f"{joint}.torque" for joint in joints]
+    assert [channel.name for channel in ours.spec.observations[8 : 8 + 2 * len(joints) : 2]] == [
+        f"{joint}.position" for joint in joints
+    ]
+    assert [channel.name for channel in ours.spec.observations[8 + 2 * len(joints) :]] == [
+        f"{foot}.contact" for foot in robot.foot_list
+    ]
+    assert published.spec is not None
+    assert ours.time_limit == published.spec.max_episode_steps
+    assert ours.spec.control_period == published.unwrapped.scene.dt
+    gains = dict(zip(robot.motor_names, robot.motor_power, strict=True)) if task == "Humanoid" else {}
+    for joint, channel in zip(robot.ordered_joints, ours.spec.actions, strict=True):
+        torque = robot.power * gains.get(joint.joint_name, joint.power_coef)
+        assert channel.meaning == f"joint torque; 1 is {torque:g} N·m"

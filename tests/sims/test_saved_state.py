@@ -1,0 +1,149 @@
+"""A saved environment goes on, in another instance and another process, as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sims import tasks
+from sims.environment import Environment
+from sims.repeatable import pack_random, unpack_random
+from td3_robot.errors import BundleError
+from tests.sims.drivers import Random
+
+TASKS = (*tasks.names(), "gymnasium:Pendulum-v1", "gymnasium:MountainCarContinuous-v0")
+
+
+def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
+    """What ``steps`` actions lead to, episodes following one another, as plain numbers."""
+    driver = Random(seed, 1.0)
+    lines: list[Any] = []
+    for _ in range(steps):
+        outcome = environment.step(driver(np.zeros(0, np.float32), environment.spec.action_size))
+        lines.append([outcome.observation.tolist(), *outcome[1:], environment.reward_terms()])
+        if outcome.terminated or outcome.truncated:
+            lines.append(environment.reset().tolist())
+    return lines
+
+
+@pytest.mark.parametrize("steps", [0, 1, 37])
+@pytest.mark.parametrize("task", TASKS)
+def test_goes_on_in_another_instance(task: str, steps: int) -> None:
+    original, other = tasks.make(task, seed=5), tasks.make(task, seed=6)
+    original.reset()
+    trace(original, 150, seed=1)  # a history that must not matter
+    original.reset()
+    trace(original, steps, seed=2)
+    state = original.save_state()
+    expected = trace(original, 120, seed=3)
+
+    other.reset()
+    trace(other, 11, seed=4)
+    other.restore_state(state)
+    assert other.save_state()["actions"].tolist() == state["actions"].tolist()
+    assert trace(other, 120, seed=3) == expected
+    original.close()
+    other.close()
+
+
+CHILD = """
+import json, sys
+import numpy as np
+from sims import tasks
+from tests.sims.test_saved_state import trace
+task, state = json.loads(sys.stdin.readline())
+for key, dtype in (("random", np.uint64), ("actions", np.float32), ("observation", np.float32)):
+    state[key] = np.array(state[key], dtype)
+environment = tasks.make(task)
+environment.restore_state(state)
+print(json.dumps(trace(environment, 100, seed=3)))
+"""
+
+
+@pytest.mark.parametrize("task", ["Walker2D", "Ant", "Humanoid"])
+def test_goes_on_in_another_process(task: str) -> None:
+    environment = tasks.make(task, seed=5)
+    environment.reset()
+    trace(environment, 300, seed=1)
+    state = {key: getattr(value, "tolist", lambda v=value: v)() for key, value in environment.save_state().items()}
+    if not state["actions"]:
+        trace(environment, 3, seed=8)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], input=json.dumps([task, state]), capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == json.loads(json.dumps(trace(environment, 100, seed=3)))
+    environment.close()
+
+
+@pytest.mark.parametrize("task", ["Walker2D", "gymnasium:Pendulum-v1"])
+def test_before_the_first_reset_only_the_random_stream_counts(task: str) -> None:
+    original, other = tasks.make(task, seed=5), tasks.make(task, seed=6)
+    other.reset()
+    other.restore_state(original.save_state())
+    with pytest.raises(RuntimeError, match="reset"):
+        other.step(np.zeros(other.spec.action_size, np.float32))
+    np.testing.assert_array_equal(original.reset(), other.reset())
+    original.close()
+    other.close()
+
+
+def test_after_the_end_of_an_episode_comes_the_same_next_one() -> None:
+    original, other = tasks.make("Hopper", seed=5), tasks.make("Hopper", seed=6)
+    original.reset()
+    driver = Random(1, 1.0)
+    while not original.step(driver(np.zeros(0, np.float32), 3)).terminated:
+        pass
+    other.restore_state(original.save_state())
+    with pytest.raises(RuntimeError, match="reset"):
+        other.step(np.zeros(3, np.float32))
+    np.testing.assert_array_equal(original.reset(), other.reset())
+    original.close()
+    other.close()
+
+
+def changed(state: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    return {**state, **parts}
+
+
+def test_refuses_what_is_not_its_state() -> None:
+    robot, ant = tasks.make("Hopper", seed=1), tasks.make("Ant", seed=1)
+    robot.reset()
+    trace(robot, 4, seed=1)
+    ant.reset()
+    good = robot.save_state()
+    cases = {
+        "another robot's": (ant.save_state(), "actions is float32"),
+        "a part missing": ({k: v for k, v in good.items() if k != "random"}, "must hold"),
+        "not a map": ([1, 2], "must hold"),
+        "another type": (changed(good, actions=good["actions"].astype(np.float64)), "float64"),
+        "not finite": (changed(good, actions=np.full_like(good["actions"], np.nan)), "not finite"),
+        "another start": (changed(good, random=good["random"] + np.uint64(2)), "another observation"),
+        "another end": (changed(good, observation=good["observation"] + 1), "another observation"),
+        "steps after the end": (changed(good, actions=np.ones((500, 3), np.float32)), "another observation"),
+    }
+    for name, (state, text) in cases.items():
+        print(name)
+        with pytest.raises(BundleError, match=text):
+            robot.restore_state(state)
+    robot.restore_state(good)  # and is none the worse
+    robot.close()
+    ant.close()
+
+
+@given(seed=st.integers(0, 2**64), draws=st.integers(0, 20), narrow=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_random_states_survive_packing(seed: int, draws: int, narrow: bool) -> None:
+    generator, other = np.random.default_rng(seed), np.random.default_rng(0)
+    generator.uniform(size=draws)
+    if narrow:
+        generator.integers(10, dtype=np.uint32)  # leaves 32 spare bits behind
+    unpack_random(pack_random(generator), other)
+    assert other.bit_generator.state == generator.bit_generator.state

@@ -1,0 +1,69 @@
+"""Tasks by name, and the tables made of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sims import tables, tasks
+from td3_robot.errors import ConfigError
+from td3_robot.specs import RobotSpec
+
+
+def test_names() -> None:
+    assert tasks.names() == ("Walker2D", "Ant", "HalfCheetah", "Hopper", "Humanoid")
+
+
+@pytest.mark.parametrize(
+    ("task", "observations", "actions"),
+    [("Walker2D", 22, 6), ("Ant", 28, 8), ("HalfCheetah", 26, 6), ("Hopper", 15, 3), ("Humanoid", 44, 17)],
+)
+def test_specifications(task: str, observations: int, actions: int) -> None:
+    spec = tasks.spec(task)
+    assert (spec.name, spec.observation_size, spec.action_size) == (task, observations, actions)
+    assert spec.control_period == 0.0165
+    assert all(channel.meaning for channel in spec.observations + spec.actions)
+    assert RobotSpec.from_description(spec.describe()) == spec
+    environment = tasks.make(task)
+    assert environment.spec is spec
+    environment.close()
+
+
+def test_robot_specifications_need_no_physics() -> None:
+    code = "import sys; from sims import tasks; tasks.spec('Ant'); print('pybullet' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "near"),
+    [("Walker3D", "near ones: Walker2D"), ("ant", "near ones: Ant"), ("halfcheeta", "near ones: HalfCheetah")],
+)
+def test_unknown_tasks_name_the_near_ones(task: str, near: str) -> None:
+    for call in (tasks.spec, tasks.make):
+        with pytest.raises(ConfigError, match=f"task '{task}' does not exist; {near}"):
+            call(task)
+
+
+def test_a_task_like_no_other_names_all() -> None:
+    with pytest.raises(ConfigError, match="Walker2D, Ant, HalfCheetah, Hopper, Humanoid"):
+        tasks.make("x")
+
+
+def test_tables_have_a_row_for_each_channel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main([]) == 0
+    text = capsys.readouterr().out
+    for task in tasks.names():
+        spec = tasks.spec(task)
+        section = text.split(f"## {task}\n")[1].split("\n## ")[0]
+        rows = [line for line in section.splitlines() if line.startswith("| ") and "`" in line]
+        assert len(rows) == spec.observation_size + spec.action_size
+    assert "| 0 | `thigh_joint.torque` | 1 | -1 | 1 | joint torque; 1 is 40 N·m |" in text
+    assert "| 0 | `torso.height` | m | -5 | 5 | height of the torso above its height at reset |" in text
+
+
+def test_tables_of_an_unknown_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["Walker3D"]) == 2
+    assert "near ones: Walker2D" in capsys.readouterr().err

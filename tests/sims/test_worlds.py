@@ -1,0 +1,144 @@
+"""Robots share a process without touching one another, and free what they hold."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pybullet
+import pytest
+
+from sims import tasks
+from sims.physics import World
+from sims.robots import MODELS
+from td3_robot.errors import ConfigError
+from tests.sims.drivers import Random
+
+
+def test_robots_in_one_process_do_not_disturb_one_another() -> None:
+    alone = []
+    for seed, task in enumerate(tasks.names()):
+        robot = tasks.make(task, seed)
+        driver = Random(seed, 1.0)
+        alone.append([robot.reset(), *(robot.step(driver(np.zeros(0), robot.spec.action_size))[0] for _ in range(12))])
+        robot.close()
+
+    crowd = [tasks.make(task, seed) for seed, task in enumerate(tasks.names())]
+    drivers = [Random(seed, 1.0) for seed in range(len(crowd))]
+    for robot, seen in zip(crowd, alone, strict=True):
+        np.testing.assert_array_equal(robot.reset(), seen[0])
+    for step, (robot, driver, seen) in product(range(1, 13), zip(crowd, drivers, alone, strict=True)):
+        observation = robot.step(driver(np.zeros(0), robot.spec.action_size)).observation
+        np.testing.assert_array_equal(observation, seen[step])
+        if step == 6:
+            robot.render(32, 24)  # and looking changes nothing
+    for robot in crowd:
+        robot.close()
+
+
+def test_another_seed_is_another_start_and_the_stream_goes_on() -> None:
+    robot, other = tasks.make("Ant", seed=1), tasks.make("Ant", seed=2)
+    starts = [robot.reset(), robot.reset(), other.reset()]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(starts[i], starts[j])
+    np.testing.assert_array_equal(other.reset(seed=1), starts[0])
+    np.testing.assert_array_equal(other.reset(), starts[1])
+    robot.close()
+    other.close()
+
+
+def test_pictures_show_the_robot_where_it_is() -> None:
+    robot = tasks.make("Ant", seed=1)
+    robot.reset()
+    first = robot.render()
+    assert first.shape == (480, 640, 3)
+    assert first.dtype == np.uint8
+    np.testing.assert_array_equal(first, robot.render())
+    for _ in range(20):
+        robot.step(np.ones(8, np.float32))
+    later = robot.render()
+    # The camera follows, so the robot moves little in the picture; its legs do.
+    assert 0.001 < np.mean(np.any(first != later, axis=2)) < 0.9
+    assert robot.render(64, 32).shape == (32, 64, 3)
+    robot.close()
+
+
+def clients() -> int:
+    return sum(pybullet.isConnected(client) for client in range(64))
+
+
+def test_clients_are_freed_by_close_and_by_the_collector() -> None:
+    before = clients()
+    worlds = [World(MODELS["Hopper"]) for _ in range(3)]
+    assert clients() == before + 3
+    worlds[0].close()
+    worlds[0].close()
+    assert clients() == before + 2
+    del worlds
+    gc.collect()
+    assert clients() == before
+
+
+def test_steps_outside_an_episode_are_refused() -> None:
+    robot = tasks.make("Hopper", seed=1)
+    action = np.zeros(3, np.float32)
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        robot.step(action)
+    robot.reset()
+    while not robot.step(np.ones(3, np.float32)).terminated:
+        pass
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        robot.step(action)
+    robot.reset()
+    robot.step(action)
+    robot.close()
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        robot.step(action)
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [([0, 0], "shape"), ([[0, 0, 0]], "shape"), ([0, np.nan, 0], "finite"), ([np.inf, 0, 0], "finite")],
+)
+def test_bad_actions_are_refused_and_leave_no_trace(action: list[float], text: str) -> None:
+    robot, other = tasks.make("Hopper", seed=1), tasks.make("Hopper", seed=1)
+    robot.reset()
+    other.reset()
+    with pytest.raises(ValueError, match=text):
+        robot.step(np.array(action, np.float32))
+    good = np.full(3, 0.5, np.float32)
+    np.testing.assert_array_equal(robot.step(good).observation, other.step(good).observation)
+    assert len(robot.save_state()["actions"]) == 1
+    robot.close()
+    other.close()
+
+
+def test_what_is_returned_belongs_to_the_caller() -> None:
+    robot, other = tasks.make("Ant", seed=1), tasks.make("Ant", seed=1)
+    action = np.full(8, 0.5, np.float32)
+    robot.reset()[:] = 9
+    other.reset()
+    for _ in range(3):
+        expected = other.step(action).observation
+        seen = robot.step(action).observation
+        np.testing.assert_array_equal(seen, expected)
+        seen[:] = 9
+    np.testing.assert_array_equal(robot.save_state()["observation"], other.save_state()["observation"])
+    robot.close()
+    other.close()
+
+
+def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with pytest.raises(ConfigError, match="DISPLAY is not set"):
+        World(MODELS["Ant"], show=True)
+
+
+def test_nothing_is_printed() -> None:
+    code = "from sims import tasks; e = tasks.make('Ant', 0); e.reset(); e.close()"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (child.stdout, child.stderr) == ("", "")
