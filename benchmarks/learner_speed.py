@@ -61,13 +61,13 @@ def sb3(hidden: tuple[int, ...]) -> Callable[[int], None]:
     td3.set_logger(Logger(None, []))
     buffer: Any = td3.replay_buffer
     observation, action, reward, next_observation = transitions()
-    buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward[:, None][:, 0:1]
+    buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
     return lambda updates: td3.train(gradient_steps=updates, batch_size=BATCH)
 
 
-def transitions() -> tuple[Any, ...]:
+def transitions() -> tuple[Any, Any, Any, Any]:
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -112,6 +112,7 @@ def main() -> None:
             for kind in KINDS:
                 pipes[kind], theirs = context.Pipe()
                 context.Process(target=worker, args=(theirs, kind, NETWORKS[network], threads), daemon=True).start()
+                theirs.close()  # so that a worker's death ends the wait for it
                 version = pipes[kind].recv()
             speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
             for _ in range(arguments.repetitions):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import torch
+
 from sims import tasks
 from sims.core import SimulatorCore
 from sims.fleet import Fleet
@@ -19,6 +21,7 @@ class InProcess:
     """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
 
     def __init__(self, config: Config) -> None:
+        torch.set_num_threads(config.learner.threads)  # sums over two threads round differently from sums over one
         self.config = config
         self._time = itertools.count()
         agreement = config.agreement()

@@ -46,7 +46,7 @@ class Locomotion(Repeatable):
         self._model = model
         self._world = World(model, show)
         joints = len(model.joints)
-        self._gains = np.array(model.torques, np.float32 if model.single_precision_torque else np.float64)
+        self._gains = np.array(model.torques, np.float32 if model.single_precision else np.float64)
         self._positions = slice(TORSO_CHANNELS, TORSO_CHANNELS + 2 * joints, 2)
         self._speeds = slice(TORSO_CHANNELS + 1, TORSO_CHANNELS + 2 * joints, 2)
         self._one = np.ones(joints, np.float32)
@@ -55,7 +55,7 @@ class Locomotion(Repeatable):
         self._turn = np.eye(3)  # rotation about the vertical, out of the world and into the torso's heading
         self._in_the_air = [0.0] * len(model.feet)
         self._contacts = self._in_the_air
-        self._start_height: np.float64 | float | None = None
+        self._start_height: float | None = None
         self._potential = 0.0  # minus the distance to the target, in m, over the control period
         self._terms: dict[str, float] = {}
 
@@ -74,8 +74,11 @@ class Locomotion(Repeatable):
         potential_before = self._potential
         raw, pitch = self._observe()
         observation = self._clip(raw)
-        assert self._start_height is not None
-        alive = model.alive(observation[0] + self._start_height, pitch, self._contacts)
+        zero = self._start_height
+        assert zero is not None
+        # A float32 plus a float is a float32.
+        height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
+        alive = model.alive(height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()
         terms = self._terms = {
             "alive": alive,
@@ -103,20 +106,27 @@ class Locomotion(Repeatable):
         x, y, z, roll, pitch, yaw, velocity = world.body()
         start_height = self._start_height
         if start_height is None:
-            start_height = self._start_height = np.float64(z)
+            start_height = self._start_height = z
         ahead = TARGET_X - x
         self._potential = -math.sqrt(ahead * ahead + y * y) / CONTROL_PERIOD
-        # numpy's trigonometry may differ from the C library's in the last bit, and the published robots use numpy's.
-        angles = np.array((np.arctan2(-y, ahead) - yaw, -yaw))
-        (sin_target, sin), (cos_target, cos) = np.sin(angles).tolist(), np.cos(angles).tolist()
+        direction = math.atan2(-y, ahead) - yaw
+        cos, sin = math.cos(-yaw), math.sin(-yaw)
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        vx, vy, vz = np.dot(turn, velocity).tolist()
-        numbers = [float(z - start_height), sin_target, cos_target, 0.3 * vx, 0.3 * vy, 0.3 * vz, roll, pitch]
-        for (position, speed, _, _), (low, width) in zip(world.joints(), world.joint_ranges, strict=True):
-            numbers.append(2 * (position - low) / width - 1.0)
-            numbers.append(0.1 * speed)
+        vx, vy, vz = turn.dot(velocity).tolist()
+        numbers = [
+            z - start_height,
+            math.sin(direction),
+            math.cos(direction),
+            0.3 * vx,
+            0.3 * vy,
+            0.3 * vz,
+            roll,
+            pitch,
+        ]
+        for (position, speed, _, _), (low, width) in zip(world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
+            numbers += (2 * (position - low) / width - 1.0, 0.1 * speed)
         numbers += self._contacts
         return np.array(numbers, np.float32), pitch
 

@@ -31,6 +31,7 @@ SUBSTEPS = 4
 SOLVER_ITERATIONS = 5
 GRAVITY = 9.8  # m/s²
 BASE = -1  # PyBullet's index of a body's root link
+ANY_LINK = -2
 TORSO = "torso"
 
 _DATA = Path(pybullet_data.getDataPath())
@@ -55,6 +56,25 @@ class Body(NamedTuple):
     pitch: float
     yaw: float
     velocity: tuple[float, float, float]
+
+
+def _mean(values: list[float]) -> float:
+    """The mean of 8 to 128 numbers as numpy computes it, to the last bit, in half the time."""
+    a, b, c, d, e, f, g, h = values[:8]
+    whole = len(values) & ~7
+    for i in range(8, whole, 8):
+        a += values[i]
+        b += values[i + 1]
+        c += values[i + 2]
+        d += values[i + 3]
+        e += values[i + 4]
+        f += values[i + 5]
+        g += values[i + 6]
+        h += values[i + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for value in values[whole:]:
+        total += value
+    return total / len(values)
 
 
 class World:
@@ -138,48 +158,44 @@ class World:
             physicsClientId=self.client,
         )
 
+    # In the calls of a step, PyBullet's arguments go by position where they can: looking up names costs time too.
+
     def advance(self, torques: list[float]) -> None:
         """Hold these torques (N·m, one per driven joint) for one control period."""
-        client = self.client
         pybullet.setJointMotorControlArray(
-            self._robot, self._joints, pybullet.TORQUE_CONTROL, forces=torques, physicsClientId=client
+            self._robot, self._joints, pybullet.TORQUE_CONTROL, forces=torques, physicsClientId=self.client
         )
-        pybullet.stepSimulation(physicsClientId=client)
+        pybullet.stepSimulation(self.client)
 
     def joints(self) -> Sequence[tuple[float, float, Any, float]]:
         """Of each driven joint: position in rad, velocity in rad/s, and two values that a torque-driven joint lacks."""
         states: Sequence[tuple[float, float, Any, float]] = pybullet.getJointStates(
-            self._robot, self._joints, physicsClientId=self.client
+            self._robot, self._joints, self.client
         )
         return states
 
     def body(self) -> Body:
         """Where the robot is now."""
         client, robot, torso = self.client, self._robot, self._torso
-        links = pybullet.getLinkStates(robot, self._links, physicsClientId=client)
+        links = pybullet.getLinkStates(robot, self._links, 0, 0, client)
         xs = [link[0][0] for link in links]
         ys = [link[0][1] for link in links]
         if torso == BASE:
-            position, orientation = pybullet.getBasePositionAndOrientation(robot, physicsClientId=client)
-            velocity, _ = pybullet.getBaseVelocity(robot, physicsClientId=client)
+            position, orientation = pybullet.getBasePositionAndOrientation(robot, client)
+            velocity, _ = pybullet.getBaseVelocity(robot, client)
             xs.insert(self._torso_place, position[0])
             ys.insert(self._torso_place, position[1])
         else:
-            state = pybullet.getLinkState(robot, torso, computeLinkVelocity=1, physicsClientId=client)
-            position, orientation, velocity = state[0], state[1], state[6]
+            position, orientation, _, _, _, _, velocity, _ = pybullet.getLinkState(robot, torso, 1, 0, client)
         # The floor counts as a part at the origin: so it does in the published robots.
         xs.append(0.0)
         ys.append(0.0)
-        count = len(xs)
-        # numpy's order of adding, for the same last bit.
-        x = float(np.add.reduce(np.array(xs))) / count
-        y = float(np.add.reduce(np.array(ys))) / count
         roll, pitch, yaw = pybullet.getEulerFromQuaternion(orientation)
-        return Body(x, y, position[2], roll, pitch, yaw, velocity)
+        return Body(_mean(xs), _mean(ys), position[2], roll, pitch, yaw, velocity)
 
     def feet_on_floor(self) -> list[float]:
         """1.0 for each foot that touched the floor in the last substep, else 0.0."""
-        contacts = pybullet.getContactPoints(self._robot, self._floor, physicsClientId=self.client)
+        contacts = pybullet.getContactPoints(self._robot, self._floor, ANY_LINK, ANY_LINK, self.client)
         touching = {contact[3] for contact in contacts}
         return [1.0 if foot in touching else 0.0 for foot in self._feet]
 

@@ -51,7 +51,7 @@ class RobotModel:
         alive: the alive reward; a negative one ends the episode unless ``ends`` is False.
         torque_cost, current_cost: weights of mean |action · 0.1 joint speed| and of mean action².
         start_height: height in m that the observed height is relative to; None: the one at reset.
-        single_precision_torque: torques are rounded to float32, as the published Humanoid does.
+        single_precision: torques and the height that decides on a fall are rounded to float32: so the published Humanoid does.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RobotModel:
     torque_cost: float = -2.0
     current_cost: float = -0.1
     start_height: float | None = None
-    single_precision_torque: bool = False
+    single_precision: bool = False
 
     @property
     def torques(self) -> tuple[float, ...]:
@@ -143,7 +143,7 @@ HUMANOID = RobotModel(
     torque_cost=4.25 * -2.0,
     current_cost=4.25 * -0.1,
     start_height=0.8,
-    single_precision_torque=True,
+    single_precision=True,
 )
 
 MODELS = {model.name: model for model in (WALKER2D, ANT, HALF_CHEETAH, HOPPER, HUMANOID)}

@@ -26,6 +26,7 @@ from td3_robot.specs import Float32, RobotSpec
 FORMAT = 1
 _KEY = "td3_robot"
 _MAX_HEADER = 1 << 22
+_MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 
 ExplorationKind = Literal["none", "gaussian", "uniform"]
 
@@ -78,15 +79,21 @@ class Bundle:
         """
         try:
             header = read_metadata(payload, source)
+            if header["format"] != FORMAT:
+                raise BundleError(
+                    f"{source}: bundle format {str(header['format'])[:40]!r}; this version reads format {FORMAT}"
+                )
             spec = RobotSpec.from_description(header["spec"])
             hidden = tuple(int(width) for width in header["hidden"])
             exploration = Exploration(header["exploration"]["kind"], float(header["exploration"]["scale"]))
             provenance = dict(header["provenance"])
             tensors = safetensors.numpy.load(payload)
-        except (KeyError, TypeError, ValueError, ConfigError, SafetensorError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, ConfigError, SafetensorError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
-        if header["format"] != FORMAT:
-            raise BundleError(f"{source}: bundle format {header['format']!r}; this version reads format {FORMAT}")
+        if len(hidden) > _MAX_LAYERS or not all(1 <= width <= _MAX_WIDTH for width in hidden):
+            raise BundleError(
+                f"{source}: hidden is {hidden[:8]}; allowed: up to {_MAX_LAYERS} widths of 1 to {_MAX_WIDTH}"
+            )
         if exploration.kind not in ("none", "gaussian", "uniform") or not 0 <= exploration.scale < float("inf"):
             raise BundleError(f"{source}: exploration {exploration} is not none, gaussian or uniform with scale >= 0")
         _check_tensors(tensors, layer_shapes(spec, hidden), source)

@@ -116,7 +116,8 @@ class Config(Section, frozen=True):
                 f"learner.batch_size is {learner.batch_size}, above learner.buffer_size {learner.buffer_size}"
             )
         if learner.replay_ratio is not None:
-            needed = learner.replay_ratio * self.robots * self.simulators
+            # One round of all robots, and one update: with less, simulators and learner would wait for each other.
+            needed = learner.replay_ratio * self.robots * self.simulators + 1
             if learner.replay_ratio_band < needed:
                 raise ValueError(
                     f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "

@@ -8,7 +8,7 @@ Td3RobotError                 a sentence a person can act on; exit code 2 unless
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or may not be used
 ├── RunFolderError            a run folder is taken, missing or not a run
-└── NodeError                 a process of a launch died for good (exit code 1)
+└── NodeError                 a process of a launch died for good (exit code: its own, or 1)
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class RunFolderError(Td3RobotError):
 
 
 class NodeError(Td3RobotError):
-    """A supervised process died more often than its restart rule allows."""
+    """A supervised process cannot run, or died more often than its restart rule allows; with its exit code."""
 
-    exit_code = EXIT_CHECK_FAILED
+    def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code

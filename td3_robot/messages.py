@@ -72,7 +72,7 @@ class Message:
     """Base of all messages; ``NAME`` is the first frame on the wire, ``MAX_BYTES`` the cap of the second."""
 
     NAME: ClassVar[str]
-    MAX_BYTES: ClassVar[int] = 4096
+    MAX_BYTES: ClassVar[int] = 1 << 14
 
     def problem(self) -> str | None:
         """What is wrong with well-formed values, None if nothing: checked by the decoder, after types and shapes."""
@@ -85,7 +85,10 @@ _INCARNATION = "counts the starts of that source; steps of two incarnations are 
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """A client's first words on a link. The server answers Welcome or Refused. Sent again whenever it is lost."""
+    """A client's first words on a link. The server answers Welcome or Refused. Sent again whenever it is lost.
+
+    Hello, Welcome and Refused are the same in every protocol version, so that a mismatch can be told.
+    """
 
     NAME: ClassVar[str] = "hello"
     MAX_BYTES: ClassVar[int] = 1 << 20
@@ -99,6 +102,9 @@ class Hello(Message):
     weights_version: int = _wire("u64", "newest weights the sender holds; 0 for none")
     spec: dict[str, Any] = _wire("map", "robot specification, see below; an empty map where none")
     agreement: dict[str, Any] = _wire("map", "configuration keys both sides must hold alike, as text")
+
+    def problem(self) -> str | None:
+        return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +124,7 @@ class Refused(Message):
 
     NAME: ClassVar[str] = "refused"
 
-    code: str = _wire("text", "hello, protocol, spec, agreement, name or closed")
+    code: str = _wire("text", "hello, protocol, spec, agreement or name")
     reason: str = _wire("text", "one sentence that says what differs", limit=2048)
 
 
@@ -254,6 +260,12 @@ class Status(Message):
     detail: str = _wire("text", "one line for a person; empty when all is well", limit=2048)
     figures: dict[str, Any] = _wire("map", "gauges by name, as numbers")
     counters: dict[str, Any] = _wire("map", "counts since start by name: lost, dropped, refused, …")
+
+    def problem(self) -> str | None:
+        for name, value in (*self.figures.items(), *self.counters.items()):
+            if type(value) not in (int, float):
+                return f"{name[:40]!r} is {type(value).__name__}, not a number"
+        return None
 
 
 MESSAGES: dict[str, type[Message]] = {

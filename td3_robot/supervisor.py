@@ -167,7 +167,7 @@ class Supervisor:
             if code == 0 and child.process.row.ends_run:
                 child.over = True
             elif code == EXIT_USAGE:  # it would say the same again
-                raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}")
+                raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}", EXIT_USAGE)
             elif not self._interrupts:
                 self._restart(child, code)
 

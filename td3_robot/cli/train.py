@@ -18,8 +18,9 @@ from td3_robot import files, launch
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.progress import Progress
-from td3_robot.run_folder import RunFolder
+from td3_robot.run_folder import LINKS, RunFolder
 from td3_robot.supervisor import Supervisor
+from td3_robot.transport import endpoints
 
 FINAL_EPISODES = 10
 
@@ -87,6 +88,9 @@ def _check(config: Config) -> None:
             raise UsageError(
                 f"launch {config.launch!r}: process {process.name!r} names no module: {process.row.module}"
             )
+    for link in LINKS:
+        if endpoint := getattr(config.endpoints, link):
+            endpoints.check(endpoint, bind=True)
     tasks = importlib.import_module("sims.tasks")
     tasks.spec(config.task)
 

@@ -17,7 +17,8 @@ class RateLimiter:
 
     Attributes:
         ratio: updates per environment step; None lets both run free.
-        band: the most updates the learner may owe; at least one round of all robots, which ``Config`` sees to.
+        band: the most updates the learner may owe; at least those of one round of all robots and one
+            more, or both sides would wait for each other; ``Config`` sees to that.
         start: environment steps before the first update.
         total: environment steps of the whole run.
     """
@@ -41,11 +42,11 @@ class RateLimiter:
         """Environment steps at which the simulators, all together, have to wait.
 
         ``overshoot`` is by how many steps they may pass it, because robots of one process step together; the wait
-        then begins that much earlier (but never so early that nobody could step at all).
+        then begins that much earlier (but never so early that no update would come due).
         """
         if self.ratio is None:
             return self.total
-        room = max(self.band - self.ratio * overshoot, self.ratio)
+        room = max(self.band - self.ratio * overshoot, self.ratio + 1)
         return min(self.total, self.start + math.floor((updates + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:

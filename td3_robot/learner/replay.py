@@ -151,12 +151,14 @@ class ReplayBuffer:
             rows, total_added = arrays["rows"], int(scalars["total_added"])
             generator = np.random.PCG64(0)
             has_uint32, uinteger = scalars["random_buffer"]
-            generator.state = {  # type: ignore[typeddict-item]  # the key names are tested by the setter
+            internal = scalars["random_state"]
+            state: Any = {
                 "bit_generator": "PCG64",
-                "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
+                "state": {"state": int(internal["state"]), "inc": int(internal["inc"])},
                 "has_uint32": int(has_uint32),
                 "uinteger": int(uinteger),
             }
+            generator.state = state
             capacity = int(scalars["capacity"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BundleError(f"replay buffer state: {type(error).__name__} {error}") from None

@@ -60,14 +60,18 @@ class Assembler:
         if last is not None and step.incarnation == last.incarnation and step.sequence <= last.sequence:
             self.counters["repeated" if step.sequence == last.sequence else "late"] += 1
             return None
-        self.counters["steps"] += 1
         self._last = step
         first = step.phase == Phase.FIRST
         incarnation, next_sequence = self._expected
         missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
-        self._expected = step.incarnation, step.sequence + 1
-        self.counters["missed"] += missed
-        self.counters["gaps"] += missed > 0
+        if missed < 0:  # dealt with before the checkpoint; sent again, it is what the next Step follows
+            self.counters["repeated"] += 1
+        else:
+            self._expected = step.incarnation, step.sequence + 1
+            self.counters["steps"] += 1
+            self.counters["begun"] += int(first.sum())
+            self.counters["missed"] += missed
+            self.counters["gaps"] += missed > 0
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
             joined = np.zeros(len(first), bool)
             self._return = np.zeros(len(first))
@@ -79,7 +83,6 @@ class Assembler:
         self._return = np.where(first, 0.0, self._return + step.reward)
         self._whole = first | (joined & (self._whole if len(self._whole) == len(first) else False))
         over = self._whole & (step.phase >= Phase.TERMINATED)
-        self.counters["begun"] += int(first.sum())
         self.counters["transitions"] += int(joined.sum())
         previous = last if last is not None and joined.any() else step
         return Transitions(

@@ -47,7 +47,7 @@ class Bus:
             EndpointError: busy, malformed or not allowed.
         """
         endpoints.check(endpoint, bind=True)
-        socket = self._socket(zmq.ROUTER)
+        socket = self._socket(zmq.ROUTER, endpoint)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells a full queue from a client that is gone
         try:
             socket.bind(endpoint)
@@ -70,8 +70,12 @@ class Bus:
             EndpointError: malformed or not allowed.
         """
         endpoints.check(endpoint, bind=False)
-        socket = self._socket(zmq.DEALER)
-        socket.connect(endpoint)
+        socket = self._socket(zmq.DEALER, endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise EndpointError(f"endpoint {endpoint!r} cannot be connected to: {error}") from None
         self._clients[session.link] = (socket, session)
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
@@ -136,7 +140,7 @@ class Bus:
     def _links(self) -> list[tuple[zmq.Socket[bytes], ServerSession | ClientSession]]:
         return [*self._servers.values(), *self._clients.values()]
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         """A socket with every option set that must come before bind or connect (FIELD_NOTES: later ones do nothing)."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
@@ -145,6 +149,7 @@ class Bus:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
         return socket
 
     def _timers(self, now: float) -> None:

@@ -16,8 +16,10 @@ MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """The largest payload any message may have: what sockets are told to cut off at."""
 
 _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
-_MAX_SIZE = 1 << 16  # of N, O or A
-_MAX_DEPTH = 8  # of nested maps
+MAX_SIZE = 1 << 16
+"""The largest N, O, A or E, and the most elements of any list or map (msgpack allocates what its head announces)."""
+MAX_DEPTH = 8
+"""How deep a map field may nest."""
 
 Dims = Mapping[str, int]
 
@@ -55,12 +57,14 @@ def decode(name: str, payload: bytes, dims: Dims | None = None) -> Message:
     if len(payload) > message.MAX_BYTES:
         raise ProtocolError("oversize", f"{name}: {len(payload)} bytes, above the limit of {message.MAX_BYTES}")
     try:
-        content = msgpack.unpackb(payload, strict_map_key=True, max_ext_len=0)
+        content = msgpack.unpackb(
+            payload, strict_map_key=True, max_ext_len=0, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE
+        )
     except Exception as error:  # msgpack raises a dozen unrelated types for bytes that are not msgpack
         raise ProtocolError("malformed", f"{name}: not msgpack ({type(error).__name__})") from None
     plan = _PLANS[message]
     if not isinstance(content, dict) or content.keys() != plan.keys():
-        keys = sorted(map(str, content))[:20] if isinstance(content, dict) else type(content).__name__
+        keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
         raise ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan)}")
     known = dict(dims) if dims else {}
     for key, (wire, dtype) in plan.items():
@@ -84,7 +88,7 @@ def _array(label: str, value: Any, wire: FieldType, dtype: np.dtype[Any], dims: 
             others = math.prod(dims.get(other, 1) for other in wire.shape if other != size)
             dims[size] = count // max(others, 1)
     shape = tuple(dims[size] for size in wire.shape)
-    if rest or math.prod(shape) != count or max(shape) > _MAX_SIZE or min(shape) < 1:
+    if rest or math.prod(shape) != count or max(shape) > MAX_SIZE or min(shape) < 1:
         sizes = " × ".join(f"{size}={dims[size]}" for size in wire.shape)
         raise ProtocolError("shape", f"{label}: {len(value)} bytes is not {wire.dtype} of {sizes}")
     return np.frombuffer(value, dtype).reshape(shape)
@@ -113,11 +117,11 @@ def _bytes(label: str, value: Any, wire: FieldType) -> None:
 
 
 def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
-    """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
-    if depth == 0 and not isinstance(value, (dict, list)):
-        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a map or list")
-    if depth > _MAX_DEPTH:
-        raise ProtocolError("range", f"{label}: nested deeper than {_MAX_DEPTH}")
+    """A map of text, numbers, maps and lists; its size is capped with the whole message's."""
+    if depth == 0 and not isinstance(value, dict):
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a map")
+    if depth > MAX_DEPTH:
+        raise ProtocolError("range", f"{label}: nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:

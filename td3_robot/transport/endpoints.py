@@ -14,29 +14,36 @@ from td3_robot.errors import EndpointError
 LONGEST_SOCKET_PATH = 107
 """sun_path of unix(7) holds 108 bytes with its end mark."""
 
+_TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]/]+)):([0-9]{1,5}|\*)")
+
 
 def check(endpoint: str, *, bind: bool) -> None:
     """Accept ``ipc://PATH`` and ``tcp://`` on loopback.
 
     Raises:
-        EndpointError: malformed, too long, beyond loopback, or (when binding ipc) in use by a live process.
+        EndpointError: malformed, too long, beyond loopback, or (when binding ipc) in use by a live process, or a
+            file that is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
+        if rest[0] in "@*" or not rest.isprintable():  # libzmq: any user may connect to @NAME; * is a random path
+            raise EndpointError(f"endpoint {endpoint!r} is not the path of a socket file; allowed: ipc://PATH")
         if len(os.fsencode(rest)) > LONGEST_SOCKET_PATH:
             raise EndpointError(
                 f"endpoint {endpoint!r}: the socket path has {len(os.fsencode(rest))} bytes; "
                 f"at most {LONGEST_SOCKET_PATH} are allowed"
             )
-        if bind and _answers(rest):
-            raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
-        if bind and not Path(rest).parent.is_dir():
-            raise EndpointError(f"endpoint {endpoint!r}: the folder {str(Path(rest).parent)!r} does not exist")
+        if bind:
+            _check_free(endpoint, Path(rest))
         return
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]/]+)):(\d{1,5}|\*)", rest) if scheme == "tcp" else None
+    match = _TCP.fullmatch(rest) if scheme == "tcp" else None
     if match is None:
         raise EndpointError(f"endpoint {endpoint!r} is not understood; allowed: ipc://PATH, tcp://HOST:PORT")
-    host = match[1] or match[2]
+    host, port = match[1] or match[2], match[3]
+    if not (bind if port == "*" else 1 <= int(port) <= 65535):
+        raise EndpointError(
+            f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, and * for a free one where it is served"
+        )
     if not _loopback(host):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback; without keys only ipc:// and tcp://127.0.0.1 are allowed"
@@ -51,12 +58,24 @@ def _loopback(host: str) -> bool:
     return False
 
 
-def _answers(path: str) -> bool:
-    """Whether a live process listens on a unix socket: libzmq would silently take its path over."""
+def _check_free(endpoint: str, path: Path) -> None:
+    """Refuse a path that libzmq would silently delete or take over when it binds."""
+    if not path.parent.is_dir():
+        raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
+    if path.exists() and not path.is_socket():
+        raise EndpointError(f"endpoint {endpoint!r}: the path is taken by something that is not a socket")
+    if _answers(path):
+        raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens on a unix socket; yes where that cannot be told (its queue is full, or not ours)."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)
         try:
-            probe.connect(path)
-        except OSError:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
             return False
+        except OSError:
+            return True
     return True

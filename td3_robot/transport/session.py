@@ -28,6 +28,8 @@ PEER_TIMEOUT = 5.0
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
+_LONGEST_LINE = 1000  # characters of a log line
+
 ROBOT_ROLES = ("simulator", "driver")
 
 Frames = Sequence[bytes]
@@ -68,7 +70,8 @@ class Tally:
         self.counts[kind] += 1
         if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
             self._logged[kind] = now
-            log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], text)
+            line = text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])  # a peer wrote part of it
+            log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], line)
 
 
 def _decode(frames: Frames, dims: Mapping[str, int] | None) -> Message:
@@ -224,18 +227,22 @@ class ClientSession:
     refusal: Refused | None = None
     session: int | None = None
     _sent: float = float("-inf")
+    _asked: float = float("-inf")  # when the last Hello or Heartbeat went out
     _heard: float = float("-inf")
 
     def due(self, now: float) -> list[Message]:
         """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
-        if self.state == "connecting" and now - self._sent >= HELLO_PERIOD:
-            self._sent = now
-            return [self.hello]
+        if now - self._asked < HELLO_PERIOD:
+            return []
         silent = max(now - self._sent, now - self._heard) >= HEARTBEAT_PERIOD
-        if self.state == "welcome" and silent and now - self._sent >= HELLO_PERIOD:
-            self._sent = now
-            return [Heartbeat(int(now * 1e9), self.session or 0)]
-        return []
+        if self.state == "connecting":
+            message: Message = self.hello
+        elif self.state == "welcome" and silent:
+            message = Heartbeat(int(now * 1e9), self.session or 0)
+        else:
+            return []
+        self._sent = self._asked = now
+        return [message]
 
     def sent(self, now: float) -> None:
         """Told by the bus that an application message went out."""
@@ -260,7 +267,8 @@ class ClientSession:
             return self._welcomed(message)
         if isinstance(message, Refused):
             if message.code == "hello":
-                self.state, self._sent = "connecting", float("-inf")
+                if self.state == "welcome":  # only once: each of many queued messages is answered like this
+                    self.state, self._asked = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message
             return []

@@ -33,21 +33,22 @@ class Stand:
     """
 
     GAINS = {  # noqa: RUF012
-        "Walker2D": np.array([[1.013, 3, 1, 0.21, 0], [1.036, 5.608, 1, 0, 0], [0.006, 3, 1, 0, -1.32]] * 2),
-        "Hopper": np.array(
+        "Walker2D": np.array(
             [
                 [0.892, 3.474, 0.804, -3.647, -0.168],
                 [0.985, 2.11, 1.331, -0.658, -0.705],
                 [0.051, 5.711, 0.906, -0.085, 0.563],
             ]
+            * 2
         ),
+        "Hopper": np.array([[1.01, 3, 1, 0.21, 0], [1.04, 5.61, 1, 0, 0], [0.01, 3, 1, 0, -1.32]]),
         "Ant": np.array([[0, 3, 1, 0, 0]] * 8),
         "HalfCheetah": np.array([[0, 3, 1, 0, 0]] * 6),
     }
 
     def __init__(self, task: str, seed: int) -> None:
         self._gains = self.GAINS[task].T
-        self._noise = Random(seed, 0.1)
+        self._noise = Random(seed, 0.05)
 
     def __call__(self, observation: Float32, size: int) -> Float32:
         target, stiffness, damping, lean, drift = self._gains

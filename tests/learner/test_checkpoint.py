@@ -1,0 +1,51 @@
+"""Checkpoint files: atomic, hashed, the newest whole one wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from td3_robot.errors import BundleError
+from td3_robot.learner import checkpoint
+
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
+
+
+def test_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:
+    for steps in (1, 20, 300):
+        checkpoint.save(tmp_path, steps, ARRAYS, {"steps": steps, "text": "ü"}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000000020.safetensors",
+        "checkpoint-000000000300.safetensors",
+    ]
+    found = checkpoint.load_newest(tmp_path)
+    assert found is not None
+    path, arrays, scalars = found
+    assert path.name.endswith("300.safetensors")
+    assert scalars == {"steps": 300, "text": "ü"}
+    assert all(
+        np.array_equal(arrays[name], ARRAYS[name]) and arrays[name].dtype == ARRAYS[name].dtype for name in ARRAYS
+    )
+
+
+def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint.save(tmp_path, 1, ARRAYS, {"steps": 1}, keep=2)
+    newest = checkpoint.save(tmp_path, 2, ARRAYS, {"steps": 2}, keep=2)
+    whole = newest.read_bytes()
+    damages = [whole[:-1], whole[:20], b"", whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:], b"x" * len(whole)]
+    for damaged in damages:
+        caplog.clear()
+        newest.write_bytes(damaged)
+        with pytest.raises(BundleError, match=r"checkpoint-000000000002\.safetensors"):
+            checkpoint.load(newest)
+        found = checkpoint.load_newest(tmp_path)
+        assert found is not None
+        assert found[2] == {"steps": 1}
+        assert "the one before it is used" in caplog.text
+
+
+def test_none_to_be_found(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path / "missing") is None

@@ -1,0 +1,239 @@
+"""The learner's core: what it grants, publishes, survives and saves; no sockets, no physics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot import config as configuration
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.config import Config
+from td3_robot.errors import BundleError
+from td3_robot.learner.core import LearnerCore
+from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Output, Peer, hello
+
+
+def config(**learner: Any) -> Config:
+    values = {"learning_starts": 10, "batch_size": 4, "replay_ratio_band": 8, "publish_every": 2, "buffer_size": 100}
+    return configuration.parse(
+        {
+            "total_steps": 60,
+            "network": {"hidden": [4]},
+            "evaluation": {"every": 20, "episodes": 1},
+            "learner": {**values, **learner},
+        }
+    )
+
+
+class World:
+    """A learner core with made-up peers, and their messages."""
+
+    def __init__(self, core: LearnerCore, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+        self.core, self.spec, self.make_step = core, spec, make_step
+        self.time = 0.0
+
+    def peer(self, role: str, name: str, *, incarnation: int = 0, robots: int = 0, version: int = 0) -> Peer:
+        spec = self.spec if robots else None
+        introduction = hello(
+            role, name, client=1, incarnation=incarnation, robots=robots, weights_version=version, spec=spec
+        )
+        return Peer("learner", name.encode(), introduction, {})
+
+    def join(self, peer: Peer) -> list[Output]:
+        return self.give(peer, peer.hello)
+
+    def give(self, peer: Peer, message: Any) -> list[Output]:
+        self.time += 0.001
+        return self.core.step([(peer, message)], self.time)
+
+    def idle(self, turns: int = 1) -> list[Output]:
+        outputs = []
+        for _ in range(turns):
+            self.time += 0.001
+            outputs += self.core.step([], self.time)
+        return outputs
+
+
+@pytest.fixture
+def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
+    return World(LearnerCore(config()), spec, make_step)
+
+
+def throttles(outputs: list[Output]) -> list[Throttle]:
+    return [message for _, message in outputs if isinstance(message, Throttle)]
+
+
+def published(outputs: list[Output]) -> list[Weights]:
+    return [message for _, message in outputs if isinstance(message, Weights)]
+
+
+def test_grants_follow_the_ratio(world: World) -> None:
+    """Ratio 1, band 8, start 10: one robot may make 18 transitions before any update, 18 + u after u updates."""
+    sim = world.peer("simulator", "sim-0", robots=1)
+    [grant] = throttles(world.join(sim))
+    assert (grant.transitions_allowed, grant.answers) == (18, 0)
+    outputs: list[Output] = []
+    for sequence in range(19):  # transitions 0 to 18; from 11 on each Step makes an update due
+        outputs += world.give(sim, world.make_step(sequence))
+    assert world.core.env_steps == 18
+    assert world.core.updates == 8
+    outputs += world.idle(20)
+    assert world.core.updates == 8  # 18 - 10: never ahead of the data
+    assert throttles(outputs)[-1].transitions_allowed == 26  # 10 + 8 + 8
+
+
+def test_two_sources_share_and_one_that_leaves_gives_back(world: World) -> None:
+    a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
+    assert throttles(world.join(a))[0].transitions_allowed == 18
+    assert throttles(world.join(b)) == []  # all of it is out already
+    outputs = world.give(a, Bye("done"))
+    [grant] = throttles(outputs)
+    assert (grant.source, grant.transitions_allowed) == ("b", 18)
+
+
+def test_weights_say_how_to_explore_and_are_whole(world: World) -> None:
+    policy, sim = world.peer("policy", "policy"), world.peer("simulator", "sim-0", robots=1)
+    assert world.join(policy) == []  # nothing is known of the robot yet
+    [first] = published(world.join(sim))
+    assert first.version == 1
+    assert sha256(first.payload) == first.sha256
+    assert Bundle.decode(first.payload).exploration.kind == "uniform"
+    sent = published([output for n in range(12) for output in world.give(sim, world.make_step(n))])
+    # At 10 steps learning starts: Gaussian from there, at once.
+    assert (sent[0].version, sent[0].env_steps, sent[0].updates) == (2, 10, 0)
+    bundle = Bundle.decode(sent[0].payload)
+    assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian", 0.1)
+    assert bundle.spec == world.spec
+
+
+def test_versions_never_go_back_over_a_restart(world: World) -> None:
+    """A policy server that already serves version 70 gets something newer from a learner that is behind."""
+    world.join(world.peer("simulator", "sim-0", robots=1))
+    [weights] = published(world.join(world.peer("policy", "policy", version=70)))
+    assert weights.version == 71
+
+
+def test_evaluations_are_asked_for_answered_and_the_best_kept(world: World) -> None:
+    sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
+    world.join(sim)
+    for sequence in range(21):
+        world.give(sim, world.make_step(sequence))
+    [weights] = published(world.join(judge))  # it came late, and still gets what is waiting
+    assert weights.env_steps == 20
+
+    def answer(version: int, mean: float) -> Evaluation:
+        return Evaluation(version, 20, 10, np.array([mean]), np.array([5], np.uint32))
+
+    world.give(judge, answer(weights.version, 3.0))
+    assert world.core.best == weights.payload
+    [record] = [record for record in world.core.take_records() if record["kind"] == "evaluation"]
+    assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
+    world.core.best = None
+    world.give(judge, answer(999, 2.0))
+    assert world.core.best is None
+
+
+def test_actions_are_stored_normalised(world: World) -> None:
+    """Limits [-1, 3] and [-0.5, 0.5]: the action (2, -0.25) is (2 - 1) / 2 = 0.5 and -0.25 / 0.5 = -0.5."""
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    world.give(sim, world.make_step(0))
+    world.give(sim, world.make_step(1, action=np.array([[2, -0.25]], np.float32)))
+    assert world.core.replay.sample(1).action.tolist() == [[0.5, -0.5]]
+
+
+def test_a_step_in_another_name_is_not_taken(world: World) -> None:
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    world.give(sim, world.make_step(0, source="sim-1"))
+    assert world.core.counters["misnamed"] == 1
+    assert world.core.counts().get("steps", 0) == 0
+
+
+def test_runs_to_the_end_and_no_further(world: World) -> None:
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    sequence = 0
+    while not world.core.done:
+        world.give(sim, world.make_step(sequence))
+        sequence += 1
+        assert sequence < 1000
+    world.idle(5)
+    assert (world.core.env_steps, world.core.updates) == (60, 50)
+
+
+def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    values = config(learning_starts=2)
+    from msgspec.structs import replace as changed
+
+    world = World(LearnerCore(changed(values, timing="lockstep", simulators=2)), spec, make_step)
+    a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
+    [first] = throttles(world.join(a))
+    assert (first.answers, first.weights_version) == (0, 1)
+    world.join(b)
+    for sequence in range(4):
+        assert world.give(b, make_step(sequence, source="b")) == []  # half a round
+        outputs = world.give(a, make_step(sequence, source="a"))
+        assert [(item.source, item.answers) for item in throttles(outputs)] == [
+            ("a", sequence + 1),
+            ("b", sequence + 1),
+        ]
+        assert {item.weights_version for item in throttles(outputs)} == {world.core.version}
+        # Each round adds two transitions (the first none); two start learning; one update for each after that.
+        assert world.core.updates == max(0, 2 * sequence - 2)
+
+
+def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(25):
+        world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
+    arrays, scalars = world.core.state(world.time)
+    import json
+
+    scalars = json.loads(json.dumps(scalars))  # as a file would hold them
+    other = World(LearnerCore.restored(config(), dict(arrays), scalars), spec, make_step)
+    assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
+    for item in (world, other):
+        item.join(sim)
+        for sequence in range(24, 40):
+            item.give(sim, item.make_step(sequence))
+        item.idle(10)
+    ours, theirs = world.core.bundle().tensors, other.core.bundle().tensors
+    assert world.core.updates == other.core.updates == 29
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert other.core.counts()["missed"] == 0
+    assert other.core.version > world.core.version - 1
+
+
+def test_a_state_of_another_network_is_refused(world: World) -> None:
+    world.join(world.peer("simulator", "sim-0", robots=1))
+    arrays, scalars = world.core.state(0.0)
+    with pytest.raises(BundleError):
+        LearnerCore.restored(
+            configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars
+        )
+    with pytest.raises(BundleError, match="does not fit"):
+        LearnerCore.restored(config(), arrays, {"spec": world.spec.describe()})
+
+
+def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:
+    with pytest.raises(BundleError, match="no simulator has joined"):
+        world.core.state(0.0)
+    with pytest.raises(BundleError, match="no simulator has joined"):
+        world.core.bundle()
+
+
+def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(30):
+        world.give(sim, replace(world.make_step(sequence), weights_version=2))
+    # Version 2 is from 0 updates; the moving mean (weight 0.01) moves towards the updates made since.
+    assert 0 < world.core.staleness < world.core.updates

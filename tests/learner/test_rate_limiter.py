@@ -1,0 +1,60 @@
+"""The replay ratio's arithmetic, and that it holds whoever is the faster."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td3_robot.learner.rate_limiter import RateLimiter
+
+
+def test_by_hand() -> None:
+    """Ratio 0.5, start 100, band 8: at 120 steps 0.5 · 20 = 10 updates are owed in all."""
+    limiter = RateLimiter(0.5, 8.0, 100, 1000)
+    assert not limiter.updates_due(99, 0)
+    assert not limiter.updates_due(101, 0)  # half an update
+    assert limiter.updates_due(102, 0)
+    assert limiter.lead(120, 4) == 6
+    assert limiter.updates_due(120, 9)
+    assert not limiter.updates_due(120, 10)
+    assert limiter.steps_allowed(0) == 116  # 100 + 8 / 0.5
+    assert limiter.steps_allowed(10) == 136  # 100 + 18 / 0.5
+    assert limiter.steps_allowed(10, overshoot=3) == 133  # three fewer, since robots step together
+    assert limiter.steps_allowed(10_000) == 1000
+    assert not limiter.done(1000, 449)
+    assert limiter.done(1000, 450)  # 0.5 · 900
+
+
+def test_without_a_ratio_both_run_free() -> None:
+    limiter = RateLimiter(None, 8.0, 100, 1000)
+    assert not limiter.updates_due(99, 0)
+    assert limiter.updates_due(100, 10**9)
+    assert limiter.steps_allowed(0) == 1000
+    assert limiter.done(1000, 0)
+    assert not limiter.done(999, 10**9)
+
+
+@given(
+    ratio=st.floats(0.01, 8),
+    robots=st.integers(1, 16),
+    slack=st.floats(0, 50),
+    start=st.integers(0, 50),
+    eager=st.lists(st.booleans(), min_size=50, max_size=300),
+)
+def test_the_lead_stays_in_the_band_and_somebody_can_always_go_on(
+    ratio: float, robots: int, slack: float, start: int, eager: list[bool]
+) -> None:
+    """``eager`` says who gets a turn: the learner or the simulator, in any order."""
+    band = ratio * robots + 1 + slack
+    limiter = RateLimiter(ratio, band, start, 10**9)
+    steps = updates = 0
+    for learner in eager:
+        may_step = steps < limiter.steps_allowed(updates, robots - 1)
+        may_update = limiter.updates_due(steps, updates)
+        assert may_step or may_update
+        if learner and may_update:
+            updates += 1
+        elif not learner and may_step:
+            steps += robots
+        if steps >= start + robots:
+            assert -1e-6 <= limiter.lead(steps, updates) <= band + 1e-6

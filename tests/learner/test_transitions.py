@@ -1,0 +1,183 @@
+"""Joining Steps to transitions: invariant 2, with losses, repetitions, restarts and any episode lengths."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td3_robot.learner.transitions import Assembler
+from td3_robot.messages import Phase, Step
+
+
+def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
+    """Steps of a source whose robots' episodes have the given lengths and endings, over and over.
+
+    Every observation names (incarnation, robot, episode, step), so that a wrong join shows in the numbers.
+    """
+    robots = len(ends)
+    episode, step = np.zeros(robots, np.uint64), np.zeros(robots, np.uint32)
+    phase = np.zeros(robots, np.uint8)
+    result = []
+    transitions = 0
+    for sequence in range(length):
+        if sequence:
+            for robot in range(robots):
+                if phase[robot] >= Phase.TERMINATED:
+                    episode[robot] += 1
+                    step[robot], phase[robot] = 0, Phase.FIRST
+                    continue
+                step[robot] += 1
+                transitions += 1
+                limit, terminates = ends[robot][int(episode[robot]) % len(ends[robot])]
+                over = Phase.TERMINATED if terminates else Phase.TRUNCATED
+                phase[robot] = over if step[robot] >= limit else Phase.MID
+        who = np.stack(
+            [np.full(robots, incarnation, float), np.arange(robots), episode.astype(float), step.astype(float)], 1
+        )
+        first = phase == Phase.FIRST
+        result.append(
+            Step(
+                source="s",
+                incarnation=incarnation,
+                sequence=sequence,
+                transitions=transitions,
+                stamp=0,
+                phase=phase.copy(),
+                episode=episode.copy(),
+                episode_step=step.copy(),
+                observation=who.astype(np.float32),
+                reward=np.where(first, 0, step).astype(np.float32),
+                action=np.where(first[:, None], 0, who[:, :2]).astype(np.float32),
+                answered=max(0, sequence - 1),
+                weights_version=0,
+                noise_kind=0,
+                noise_seed=0,
+                needs_version=0,
+            )
+        )
+    return result
+
+
+ends = st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(
+    data=st.data(),
+    robots=ends,
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+)
+def test_no_transition_crosses_an_edge_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
+    """Any Steps lost, any repeated, any restarts: what is joined was consecutive, and nothing joinable is missed."""
+    stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
+    fates = data.draw(
+        st.lists(st.sampled_from(["kept", "kept", "lost", "twice"]), min_size=len(stream), max_size=len(stream))
+    )
+    received = [step for step, fate in zip(stream, fates, strict=True) if fate != "lost"]
+    assembler = Assembler()
+    joined = []
+    for step, fate in zip(stream, fates, strict=True):
+        for _ in range({"kept": 1, "twice": 2, "lost": 0}[fate]):
+            transitions = assembler.add(step)
+            joined += (
+                []
+                if transitions is None
+                else [
+                    (tuple(map(int, a)), tuple(map(int, b)), bool(t), float(r))
+                    for a, b, t, r in zip(
+                        transitions.observation,
+                        transitions.next_observation,
+                        transitions.terminated,
+                        transitions.reward,
+                        strict=True,
+                    )
+                ]
+            )
+    expected = []
+    for before, after in itertools.pairwise(received):
+        if (after.incarnation, after.sequence) != (before.incarnation, before.sequence + 1):
+            continue  # a gap or a restart
+        for robot in range(len(robots)):
+            if after.phase[robot] != Phase.FIRST:
+                expected.append(
+                    (
+                        tuple(map(int, before.observation[robot])),
+                        tuple(map(int, after.observation[robot])),
+                        bool(after.phase[robot] == Phase.TERMINATED),
+                        float(after.reward[robot]),
+                    )
+                )
+    assert joined == expected
+    for before, after, _, _ in joined:
+        assert before[:3] == after[:3]  # same incarnation, robot, episode
+        assert after[3] == before[3] + 1
+    assert assembler.counters["transitions"] == len(expected)
+    assert assembler.counters["repeated"] == fates.count("twice")
+    # Steps lost are counted once something later of the same incarnation shows that they were.
+    missed = 0
+    for incarnation in range(len(lengths)):
+        seen = [step.sequence for step in received if step.incarnation == incarnation]
+        missed += max(seen) + 1 - len(seen) if seen else 0
+    assert assembler.counters["missed"] == missed
+
+
+def test_returns_of_whole_episodes_only() -> None:
+    """Episodes of 3 steps with rewards 1, 2, 3: return 6. The first is seen from its second step on: not reported."""
+    assembler = Assembler()
+    ended = [
+        value
+        for step in history([[(3, True)]], 12, 0)[1:]
+        if (transitions := assembler.add(step))
+        for value in transitions.ended
+    ]
+    assert ended == [6.0, 6.0]
+
+
+def test_truncation_is_no_termination() -> None:
+    assembler = Assembler()
+    steps = history([[(2, False), (2, True)]], 6, 0)  # FIRST MID TRUNCATED FIRST MID TERMINATED
+    results = [assembler.add(step) for step in steps]
+    assert [result.terminated.tolist() for result in results if result is not None] == [
+        [],
+        [False],
+        [False],
+        [],
+        [False],
+        [True],
+    ]
+
+
+def test_a_learner_back_from_a_checkpoint_counts_what_it_missed() -> None:
+    """Steps 0 to 9 were dealt with; 12 is the first to come: two were missed, and nothing is joined over them."""
+    steps = history([[(100, True)]], 20, 4)
+    assembler = Assembler(incarnation=4, next_sequence=10)
+    first = assembler.add(steps[12])
+    assert first is not None
+    assert len(first) == 0
+    assert (assembler.counters["missed"], assembler.counters["gaps"]) == (2, 1)
+    second = assembler.add(steps[13])
+    assert second is not None
+    assert second.observation[0].tolist() == [4, 0, 0, 12]
+
+
+def test_a_restarted_source_costs_the_episodes_under_way(make_step: Callable[..., Step]) -> None:
+    assembler = Assembler()
+    for sequence in range(3):
+        assembler.add(make_step(sequence, 2))
+    assembler.add(make_step(0, 2, incarnation=1))
+    assert assembler.counters["cut"] == 2
+    assert assembler.counters["missed"] == 0
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_late_steps_are_counted(make_step: Callable[..., Step], sequence: int) -> None:
+    assembler = Assembler()
+    for number in range(4):
+        assembler.add(make_step(number))
+    assert assembler.add(make_step(sequence)) is None
+    assert assembler.counters["late"] == 1

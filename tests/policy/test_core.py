@@ -1,0 +1,145 @@
+"""The policy server's core: what it answers, with which weights, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.messages import Action, Bye, Step, Weights
+from td3_robot.policy.actor import Actor
+from td3_robot.policy.core import PolicyCore
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Peer, hello
+
+
+def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]:
+    payload = bundle.encode()
+    return "learner", replace(Weights(version, 0, 0, sha256(payload), payload), **changes)
+
+
+@pytest.fixture
+def peer(spec: RobotSpec) -> Peer:
+    return Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=spec), {})
+
+
+def test_answers_with_identity(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+    core = PolicyCore(seed=9)
+    bundle = make_bundle(1)
+    assert core.step([(peer, make_step(0))], 0.0) == []  # nothing to act with yet: the Step waits
+    [(to, action)] = core.step([weights(4, bundle)], 0.1)
+    assert to is peer
+    assert isinstance(action, Action)
+    assert (action.source, action.answers, action.weights_version, action.noise_kind) == ("sim-0", 0, 4, 0)
+    assert np.array_equal(action.action, Actor(bundle)(np.zeros((1, 3), np.float32)))
+    assert core.step([], 0.2) == []
+
+
+def test_keeps_latest(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+    core = PolicyCore(seed=9)
+    outputs = core.step([weights(1, make_bundle()), (peer, make_step(3)), (peer, make_step(4))], 0.0)
+    assert [action.answers for _, action in outputs if isinstance(action, Action)] == [4]
+    assert core.counters["skipped"] == 1
+
+
+def test_uniform_warm_up_fills_the_limits_of_each_dimension(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = PolicyCore(seed=9)
+    core.step([weights(1, make_bundle(kind="uniform"))], 0.0)
+    actions = []
+    for number in range(2000):
+        [(_, action)] = core.step([(peer, make_step(number))], 0.0)
+        assert isinstance(action, Action)
+        assert (action.noise_kind, action.noise_seed) == (2, 9)
+        actions.append(action.action[0])
+    drawn = np.array(actions)
+    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]: the extremes come within 1 % of the range (0.99^2000 ~ 2e-9).
+    for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
+        assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
+
+
+def test_gaussian_noise_scales_with_half_the_range(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    tensors = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
+    core = PolicyCore(seed=9)
+    core.step([weights(1, replace(make_bundle(kind="gaussian", scale=0.1), tensors=tensors))], 0.0)
+    drawn = np.array([core.step([(peer, make_step(n))], 0.0)[0][1].action[0] for n in range(4000)])  # type: ignore[attr-defined]
+    # Zero weights act at the middle, (1, 0); half ranges 2 and 0.5 give deviations 0.2 and 0.05.
+    np.testing.assert_allclose(drawn.mean(0), [1, 0], atol=4 * 0.2 / 4000**0.5)
+    np.testing.assert_allclose(drawn.std(0), [0.2, 0.05], rtol=0.06)
+
+
+def test_not_exploring_serves_the_bare_actor(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    bundle = make_bundle(kind="gaussian", scale=0.5)
+    core = PolicyCore(seed=9, exploring=False)
+    [(_, action)] = core.step([weights(1, bundle), (peer, make_step(1))], 0.0)
+    assert isinstance(action, Action)
+    assert np.array_equal(action.action, Actor(bundle)(np.ones((1, 3), np.float32)))
+
+
+def test_lockstep_waits_for_the_version_named_and_uses_exactly_it(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = PolicyCore(seed=9)
+    bundles = {version: make_bundle(version) for version in (1, 2, 3)}
+    core.step([weights(1, bundles[1])], 0.0)
+    assert core.step([(peer, make_step(5, needs_version=2))], 0.0) == []
+    outputs = core.step([weights(2, bundles[2]), weights(3, bundles[3])], 0.0)
+    [(_, action)] = outputs
+    assert isinstance(action, Action)
+    assert action.weights_version == 2
+    assert np.array_equal(action.action, Actor(bundles[2])(np.full((1, 3), 5, np.float32)))
+
+
+def test_bad_weights_are_refused_and_the_old_serve_on(
+    peer: Peer,
+    make_step: Callable[..., Step],
+    make_bundle: Callable[..., Bundle],
+    spec: RobotSpec,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = PolicyCore(seed=9)
+    good = make_bundle(1)
+    core.step([weights(5, good)], 0.0)
+    nan = {**good.tensors, "actor.0.bias": np.full(8, np.nan, np.float32)}
+    other = replace(good, spec=replace(spec, name="Other"))
+    bad = [
+        (weights(6, good, sha256="0" * 64), "hash"),
+        (weights(6, good, payload=b"garbage", sha256=sha256(b"garbage")), "not a safetensors file"),
+        (weights(6, replace(good, tensors=nan)), "not finite"),
+        (weights(6, other), "another robot: robot is 'Toy' here, 'Other' there"),
+        (weights(5, make_bundle(2)), "not newer than 5"),
+        (weights(4, make_bundle(2)), "not newer than 5"),
+    ]
+    for count, (message, words) in enumerate(bad):
+        caplog.clear()
+        [(_, action)] = core.step([message, (peer, make_step(count))], 0.0)
+        assert isinstance(action, Action)
+        assert action.weights_version == 5
+        assert core.counters["weights_refused"] == count + 1
+        assert words in caplog.text
+
+
+def test_forgets_who_left(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+    core = PolicyCore(seed=9)
+    core.step([(peer, make_step(0))], 0.0)
+    core.step([(peer, Bye("gone"))], 0.0)
+    assert core.step([weights(1, make_bundle())], 0.0) == []
+
+
+def test_a_robot_of_another_shape_is_not_answered(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = PolicyCore(seed=9)
+    step = make_step(0, observation=np.zeros((1, 7), np.float32))
+    assert core.step([(peer, step), weights(1, make_bundle())], 0.0) == []
+    assert core.counters["other_robot"] == 1

@@ -1,0 +1,88 @@
+"""Imports go one way, and the robot side stays small (DESIGN sections 2 and 3)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted([*ROOT.glob("td3_robot/**/*.py"), *ROOT.glob("sims/**/*.py")])
+
+ALLOWED = {
+    "td3_robot/messages.py": {"specs"},
+    "td3_robot/topics.py": {"messages"},
+    "td3_robot/specs.py": {"errors"},
+    "td3_robot/config.py": {"errors", "resources"},
+    "td3_robot/errors.py": set(),
+    "td3_robot/bundle.py": {"errors", "files", "specs"},
+    "td3_robot/transport": {"errors", "messages", "specs", "topics", "transport"},
+    "td3_robot/policy/core.py": {"bundle", "errors", "messages", "policy", "specs", "transport"},
+    "td3_robot/learner/td3.py": {"config", "errors", "learner"},
+    "td3_robot/learner/networks.py": {"config", "errors", "learner"},
+}
+"""What these may import from td3_robot; ``node`` is in none of them: it stands on top."""
+
+
+def imported(module: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows(module: Path) -> None:
+    name = str(module.relative_to(ROOT))
+    names = set(imported(module))
+    roots = {item.split(".")[0] for item in names}
+    if name.startswith("td3_robot/"):
+        assert "sims" not in roots
+        assert not roots & {"pybullet", "gymnasium"}
+    if name.startswith("td3_robot/policy/"):
+        assert not [item for item in names if item.startswith("td3_robot.learner")]
+        assert "torch" not in roots
+    if name.startswith("td3_robot/learner/"):
+        assert not [item for item in names if item.startswith("td3_robot.policy")]
+    for place, allowed in ALLOWED.items():
+        if name.startswith(place):
+            parts = {item.split(".")[1] for item in names if item.startswith("td3_robot.")}
+            assert parts <= allowed, f"{name} imports {parts - allowed}"
+
+
+def test_cores_know_no_io() -> None:
+    for core in ("td3_robot/policy/core.py", "td3_robot/learner/core.py", "sims/core.py"):
+        roots = {item.split(".")[0] for item in imported(ROOT / core)}
+        assert not roots & {"zmq", "socket", "time", "os", "pathlib", "subprocess", "threading"}, core
+
+
+def test_packages_are_empty() -> None:
+    """Importing one part never loads another."""
+    for module in MODULES:
+        if module.name == "__init__.py":
+            assert module.read_text().strip() == "" or module.read_text().lstrip().startswith('"""'), module
+
+
+def test_policy_server_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, td3_robot.policy.node, td3_robot.cli.main\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"numpy", "zmq", "msgpack"} <= set(loaded)
+    assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims"}
+
+
+def test_nothing_is_unpickled() -> None:
+    for module in MODULES:
+        assert not {"pickle", "cloudpickle", "dill", "msgpack_numpy"} & {
+            item.split(".")[0] for item in imported(module)
+        }
+        assert "allow_pickle=True" not in module.read_text()
+        assert "torch.load(" not in module.read_text()

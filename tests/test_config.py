@@ -1,0 +1,98 @@
+"""Configuration: typed, refusing what it does not know, naming what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from td3_robot import config as configuration
+from td3_robot import resources
+from td3_robot.config import Config
+from td3_robot.errors import ConfigError
+
+
+def test_defaults_are_the_published_td3() -> None:
+    """Fujimoto et al. 2018, and the authors' code."""
+    learner = Config().learner
+    assert (learner.batch_size, learner.learning_rate, learner.discount, learner.polyak) == (256, 3e-4, 0.99, 0.005)
+    assert (learner.target_noise, learner.target_noise_clip, learner.policy_delay) == (0.2, 0.5, 2)
+    assert (learner.buffer_size, learner.learning_starts, learner.replay_ratio) == (1_000_000, 25_000, 1.0)
+    assert Config().exploration.noise == 0.1
+
+
+@pytest.mark.parametrize("file", sorted(resources.folder("configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid(file: Path) -> None:
+    assert configuration.load(file.stem) == configuration.load(file)
+
+
+def test_resolved_configuration_reads_back_as_itself() -> None:
+    config = configuration.parse({}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5"])
+    assert configuration.parse(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_overrides_go_in_as_typed_values() -> None:
+    config = configuration.parse(
+        {"learner": {"batch_size": 8}}, ["learner.batch_size=9", "learner.learning_rate=3e-4", "timing=lockstep"]
+    )
+    assert config.learner.batch_size == 9
+    assert config.learner.learning_rate == 3e-4  # which YAML alone reads as text
+    assert config.timing == "lockstep"
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "words"),
+    [
+        ({"tusk": "Ant"}, [], ["unknown key 'tusk'", "did you mean 'task'"]),
+        ({"learner": {"batchsize": 3}}, [], ["unknown key 'learner.batchsize'", "did you mean 'batch_size'"]),
+        ({"batch_size": 3}, [], ["unknown key 'batch_size'", "did you mean 'learner.batch_size'"]),
+        ({"zzz": 1}, [], ["unknown key 'zzz'", "known keys: task, seed"]),
+        ({"learner": 3}, [], ["learner is 3", "map of keys"]),
+        ([1], [], ["list"]),
+        ({}, ["learner.batch_size=many"], ["learner.batch_size is 'many'", "expected `int`"]),
+        ({}, ["learner.batch_size=0"], ["learner.batch_size is 0", ">= 1"]),
+        ({}, ["learner.discount=1.5"], ["learner.discount is 1.5", "<= 1"]),
+        ({}, ["timing=fast"], ["timing is 'fast'"]),
+        ({}, ["network.hidden=[]"], ["network.hidden is []"]),
+        ({}, ["seed=-1"], ["seed is -1"]),
+        ({}, ["batch_size"], ["'batch_size'", "KEY=VALUE"]),
+        ({}, ["task.name=x"], ["task is {'name': 'x'}", "expected `str`"]),
+        ({"task": "Ant"}, ["task.name=x"], ["'task' is a value"]),
+        ({}, ["x=[1"], ["not YAML"]),
+        ({}, ["total_steps=100"], ["learner.learning_starts is 25000", "total_steps 100"]),
+        ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
+        ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
+        ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),
+        ({}, ["evaluation.every=2000000"], ["evaluation.every is 2000000"]),
+    ],
+)
+def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.parse(content, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_files_that_cannot_be_read_or_parsed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no file 'walker3d'; shipped ones like it: walker2d"):
+        configuration.load("walker3d")
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        configuration.load(tmp_path / "bad.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        configuration.load(tmp_path / "binary.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    assert configuration.load(tmp_path / "empty.yaml") == Config()
+
+
+def test_every_key_of_the_agreement_is_a_key() -> None:
+    for key in Config().agreement():
+        value: object = Config()
+        for part in key.split("."):
+            assert isinstance(value, msgspec.Struct)
+            value = getattr(value, part)

@@ -1,0 +1,105 @@
+"""Sessions and buses for the toy robot, and waiting for what they deliver without sleeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from td3_robot.messages import Action, Evaluation, Hello, Message, Step, Throttle, Weights
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ClientSession, Input, ServerSession
+
+_DEADLINE = 20.0
+
+AGREEMENT = {"task": "Toy", "timing": "free"}
+
+
+@pytest.fixture
+def make_server() -> Callable[..., ServerSession]:
+    """Builds server sessions that take Steps from robots, Evaluations from evaluators and nothing from policies."""
+
+    def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerSession:
+        accepts: dict[str, tuple[type[Message], ...]]
+        accepts = {"simulator": (Step,), "driver": (Step,), "policy": (), "evaluator": (Evaluation,)}
+        return ServerSession(link, "server", accepts, AGREEMENT, number, **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
+    """Builds Hellos of a one-robot simulator; keywords replace arguments of ``session.hello``."""
+
+    def make(role: str = "simulator", name: str = "sim-0", **fields: Any) -> Hello:
+        robot = role in session.ROBOT_ROLES
+        own = {"robots": 1, "spec": spec} if robot else {}
+        return session.hello(role, name, **{"client": 7, "agreement": AGREEMENT, **own, **fields})
+
+    return make
+
+
+@pytest.fixture
+def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientSession]:
+    """Builds client sessions of a one-robot simulator."""
+
+    def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientSession:
+        hello = make_hello(name=name, **fields)
+        return ClientSession(link, hello, (Action, Throttle, Weights), {"N": hello.robots, "O": 3, "A": 2})
+
+    return make
+
+
+@pytest.fixture
+def make_bus() -> Iterator[Callable[[], Bus]]:
+    """Builds buses and closes those that the test has not closed (by ``bus.close``)."""
+    made: list[Bus] = []
+
+    def make() -> Bus:
+        bus = Bus()
+        made.append(bus)
+        close = bus.close
+
+        def forget(reason: str = "") -> None:
+            made.remove(bus)
+            close(reason)
+
+        bus.close = forget  # type: ignore[method-assign]
+        return bus
+
+    yield make
+    for bus in list(made):
+        bus.close()
+
+
+Pump = Callable[..., list[list[Input]]]
+
+
+@pytest.fixture
+def pump() -> Pump:
+    """``pump(condition, *buses)``: receives from all buses in turn until ``condition`` holds of the inputs so far.
+
+    ``condition`` is given one list of inputs for each bus, which is also what is returned. Fails at a deadline.
+    """
+
+    def run(condition: Callable[[list[list[Input]]], bool], *buses: Bus) -> list[list[Input]]:
+        got: list[list[Input]] = [[] for _ in buses]
+        deadline = time.monotonic() + _DEADLINE
+        while not condition(got):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {_DEADLINE} s; received: {got}")
+            for inputs, bus in zip(got, buses, strict=True):
+                inputs += bus.receive(0.005)
+        return got
+
+    return run
+
+
+@pytest.fixture
+def of() -> Callable[[list[Input], type[Message]], list[Any]]:
+    """``of(inputs, kind)``: the messages of one kind among inputs."""
+    return lambda inputs, kind: [message for _, message in inputs if isinstance(message, kind)]

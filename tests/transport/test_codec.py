@@ -1,0 +1,382 @@
+"""The codec: what is encoded comes back; whatever else arrives is a ProtocolError of a stated kind."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+
+from td3_robot.errors import ProtocolError
+from td3_robot.messages import (
+    MESSAGES,
+    Action,
+    Bye,
+    Evaluation,
+    FieldType,
+    Heartbeat,
+    Hello,
+    Message,
+    Step,
+    Weights,
+    wire_fields,
+)
+from td3_robot.transport import codec
+
+KINDS = {"unknown-topic", "oversize", "malformed", "fields", "type", "range", "shape", "value"}
+LIMITS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
+
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+trees = st.dictionaries(
+    st.text(max_size=8),
+    st.recursive(
+        numbers | st.text(max_size=8) | st.booleans() | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
+    ("step", "noise_kind"): st.integers(0, 2),
+    ("action", "noise_kind"): st.integers(0, 2),
+    ("status", "figures"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
+    ("status", "counters"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
+}
+
+
+def random_array(rng: np.random.Generator, wire: FieldType, sizes: dict[str, int], top: int | None) -> Any:
+    shape = [sizes[size] for size in wire.shape]
+    dtype = np.dtype(wire.dtype)
+    if dtype.kind == "f":
+        return (rng.normal(size=shape) * 10.0 ** rng.integers(-30, 30)).astype(dtype)
+    high = np.iinfo(dtype).max if top is None else top
+    return rng.integers(0, high, size=shape, dtype=dtype, endpoint=True)
+
+
+@st.composite
+def messages(draw: st.DrawFn, kinds: tuple[type[Message], ...] = tuple(MESSAGES.values())) -> Message:
+    """Any valid message, with arrays of up to 5 robots, observations, actions and episodes."""
+    kind = draw(st.sampled_from(kinds))
+    sizes = {size: draw(st.integers(1, 5)) for size in "NOAE"}
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    content: dict[str, Any] = {}
+    for name, wire in wire_fields(kind).items():
+        if (kind.NAME, name) in special:
+            content[name] = draw(special[kind.NAME, name])
+        elif wire.kind == "array":
+            content[name] = random_array(rng, wire, sizes, 3 if name == "phase" else None)
+        elif wire.kind == "text":
+            content[name] = draw(st.text(max_size=min(wire.limit, 300)))
+        elif wire.kind == "bytes":
+            content[name] = draw(st.binary(max_size=200))
+        elif wire.kind == "map":
+            content[name] = draw(trees)
+        else:
+            content[name] = draw(st.integers(*LIMITS[wire.kind]))
+    return kind(**content)
+
+
+def sizes_of(message: Message) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, wire in wire_fields(type(message)).items():
+        if wire.kind == "array":
+            sizes |= dict(zip(wire.shape, getattr(message, name).shape, strict=True))
+    return sizes
+
+
+def assert_same(one: Message, other: Message) -> None:
+    assert type(one) is type(other)
+    for item in fields(one):  # type: ignore[arg-type]
+        mine, theirs = getattr(one, item.name), getattr(other, item.name)
+        if isinstance(mine, np.ndarray):
+            assert (theirs.dtype, theirs.shape) == (mine.dtype, mine.shape), item.name
+            assert theirs.tobytes() == mine.tobytes(), item.name
+        else:
+            assert theirs == mine, item.name
+
+
+@settings(max_examples=150, deadline=None, print_blob=True)
+@given(messages())
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    payload = codec.encode(message)
+    assert_same(codec.decode(message.NAME, payload, sizes_of(message)), message)
+    if not isinstance(message, Action):  # its one array, [N, A], says nothing about how N·A splits
+        assert_same(codec.decode(message.NAME, payload), message)
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@given(messages(), st.randoms(use_true_random=False))
+def test_field_order_and_integer_width_do_not_matter(message: Message, random: Any) -> None:
+    content = msgpack.unpackb(codec.encode(message))
+    names = list(content)
+    random.shuffle(names)
+    packer = msgpack.Packer()
+    payload = packer.pack_map_header(len(names))
+    for name in names:
+        value = content[name]
+        wide = type(value) is int and value >= 0
+        payload += packer.pack(name) + (b"\xcf" + value.to_bytes(8, "big") if wide else packer.pack(value))
+    assert_same(codec.decode(message.NAME, payload, sizes_of(message)), message)
+
+
+@settings(max_examples=250, deadline=None, print_blob=True)
+@given(st.sampled_from(sorted(MESSAGES)) | st.text(max_size=70), st.binary(max_size=300))
+def test_random_bytes_are_a_protocol_error(name: str, payload: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode(name, payload)
+    assert caught.value.kind in KINDS
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(messages(), st.data())
+def test_damaged_messages_raise_nothing_else(message: Message, data: st.DataObject) -> None:
+    payload = bytearray(codec.encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.integers(0, len(payload) - 1))
+        change = data.draw(st.sampled_from(("set", "insert", "delete")))
+        if change == "set":
+            payload[where] = data.draw(st.integers(0, 255))
+        elif change == "insert":
+            payload.insert(where, data.draw(st.integers(0, 255)))
+        elif len(payload) > 1:
+            del payload[where]
+    note(f"{message.NAME}: {payload.hex()}")
+    try:
+        result = codec.decode(message.NAME, bytes(payload), {"N": 2} if data.draw(st.booleans()) else None)
+    except ProtocolError as error:
+        assert error.kind in KINDS
+        assert len(str(error)) < 8192
+    else:
+        assert_same(codec.decode(message.NAME, codec.encode(result), sizes_of(result)), result)
+
+
+@settings(max_examples=40, deadline=None, print_blob=True)
+@given(messages())
+def test_every_truncation_is_malformed(message: Message) -> None:
+    payload = codec.encode(message)
+    for end in range(0, len(payload), max(1, len(payload) // 50)):
+        with pytest.raises(ProtocolError) as caught:
+            codec.decode(message.NAME, payload[:end])
+        assert caught.value.kind == "malformed"
+    with pytest.raises(ProtocolError, match="not msgpack"):
+        codec.decode(message.NAME, payload + b"\x00")
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(messages(), st.data())
+def test_well_formed_msgpack_with_a_foreign_value_raises_nothing_else(message: Message, data: st.DataObject) -> None:
+    content = msgpack.unpackb(codec.encode(message))
+    name = data.draw(st.sampled_from(sorted(content)))
+    content[name] = data.draw(st.binary(max_size=64) | st.lists(numbers, max_size=3) | trees | numbers | st.none())
+    note(f"{message.NAME}.{name} = {content[name]!r}")
+    try:
+        codec.decode(message.NAME, msgpack.packb(content))
+    except ProtocolError as error:
+        assert error.kind in KINDS
+
+
+def heartbeat(**change: Any) -> bytes:
+    packed: bytes = msgpack.packb({"stamp": 1, "session": 2, **change})
+    return packed
+
+
+def hello(**change: Any) -> bytes:
+    content = {
+        "protocol": 1,
+        "role": "policy",
+        "name": "p",
+        "incarnation": 0,
+        "client": 1,
+        "robots": 0,
+        "weights_version": 0,
+        "spec": {},
+        "agreement": {},
+    }
+    packed: bytes = msgpack.packb({**content, **change})
+    return packed
+
+
+def nested(depth: int) -> Any:
+    tree: Any = 1
+    for _ in range(depth):
+        tree = {"k": tree}
+    return tree
+
+
+def action(**change: Any) -> bytes:
+    content = {
+        "source": "s",
+        "incarnation": 0,
+        "answers": 0,
+        "stamp": 0,
+        "action": bytes(16),
+        "weights_version": 1,
+        "noise_kind": 0,
+        "noise_seed": 0,
+    }
+    packed: bytes = msgpack.packb({**content, **change})
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "name", "payload"),
+    [
+        ("unknown-topic", "topic 'joystick' is not one of", "joystick", heartbeat()),
+        ("unknown-topic", "topic '' is not one of", "", heartbeat()),
+        ("oversize", "heartbeat: 16385 bytes, above the limit of 16384", "heartbeat", bytes(16385)),
+        ("malformed", "not msgpack", "heartbeat", b""),
+        ("malformed", "not msgpack", "heartbeat", b"\xc1"),
+        ("malformed", "not msgpack", "heartbeat", heartbeat() + heartbeat()),
+        ("malformed", "not msgpack", "heartbeat", msgpack.packb({1: 2})),
+        ("malformed", "not msgpack", "heartbeat", heartbeat(stamp=msgpack.ExtType(4, b"x"))),
+        ("malformed", "not msgpack", "heartbeat", heartbeat(stamp=msgpack.Timestamp(1))),
+        ("malformed", "not msgpack", "bye", b"\x81\xa6reason\xa2\xff\xfe"),
+        ("malformed", "not msgpack", "weights", b"\xdd\x00\x02\x00\x00" + bytes(2**17)),
+        ("malformed", "not msgpack", "hello", b"\x91" * 5000),
+        ("fields", "has list, needs exactly", "heartbeat", msgpack.packb([1, 2])),
+        ("fields", "needs exactly ['session', 'stamp']", "heartbeat", heartbeat(more=1)),
+        ("fields", "has ['stamp']", "heartbeat", msgpack.packb({"stamp": 1})),
+        ("type", "heartbeat.stamp: str, needs an integer", "heartbeat", heartbeat(stamp="1")),
+        ("type", "heartbeat.stamp: float, needs an integer", "heartbeat", heartbeat(stamp=1.0)),
+        ("type", "heartbeat.session: bool, needs an integer", "heartbeat", heartbeat(session=True)),
+        ("type", "bye.reason: bytes, needs text", "bye", msgpack.packb({"reason": b"x"})),
+        ("type", "hello.spec: list, needs a map", "hello", hello(spec=[])),
+        ("type", "hello.agreement: list, needs a map", "hello", hello(agreement=[])),
+        ("type", "hello.spec: holds bytes", "hello", hello(spec={"a": [b"x"]})),
+        ("type", "hello.spec: key of type bytes", "hello", hello(spec={b"a": 1})),
+        ("type", "action.action: str, needs bin", "action", action(action="x")),
+        ("type", "action.action: list, needs bin", "action", action(action=[0.0, 0.0])),
+        ("type", "weights.payload: str, needs bin", "weights", b""),
+        ("range", "heartbeat.session: -1 is not in", "heartbeat", heartbeat(session=-1)),
+        ("range", "heartbeat.stamp: 18446744073709551615 is not in", "heartbeat", heartbeat(stamp=2**64 - 1)),
+        ("range", "hello.robots: 4294967296 is not in", "hello", hello(robots=2**32)),
+        ("range", "bye.reason: 2049 characters, above 2048", "bye", msgpack.packb({"reason": "é" * 2049})),
+        ("range", "hello.spec: nested deeper than 8", "hello", hello(spec=nested(9))),
+        ("shape", "action.action: 15 bytes is not <f4", "action", action(action=bytes(15))),
+        ("shape", "action.action: 0 bytes is not <f4", "action", action(action=b"")),
+        ("shape", "action.action: 24 bytes is not <f4 of N=2 × A=2", "action", action(action=bytes(24))),
+        ("value", "action is not finite", "action", action(action=b"\x00\x00\xc0\x7f" * 4)),
+        ("value", "noise_kind 3 is not one of 0 to 2", "action", action(noise_kind=3)),
+        ("value", "name '' is empty", "hello", hello(name="")),
+        ("value", "name 'a\\nb' is empty or not printable", "hello", hello(name="a\nb")),
+    ],
+)
+def test_each_kind_of_error_says_what_is_wrong(kind: str, text: str, name: str, payload: bytes) -> None:
+    if name == "weights" and not payload:
+        content = {"version": 1, "updates": 0, "env_steps": 0, "sha256": "", "payload": "text"}
+        payload = msgpack.packb(content)
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode(name, payload, {"N": 2, "A": 2})
+    assert caught.value.kind == kind
+    assert text in str(caught.value)
+
+
+def test_limits_are_inclusive() -> None:
+    assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
+    assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
+    assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
+    full = Weights.MAX_BYTES
+    limit = wire_fields(Weights)["payload"].limit
+    assert len(codec.encode(Weights(2**64 - 1, 2**64 - 1, 2**64 - 1, "f" * 64, bytes(limit)))) <= full
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
+        ("noise_kind", 3, "noise_kind 3 is not one of 0 to 2"),
+        ("observation", np.full((2, 3), np.nan, np.float32), "observation is not finite"),
+        ("reward", np.array([0, np.inf], np.float32), "reward is not finite"),
+        ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),
+    ],
+)
+def test_step_with_a_senseless_value_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
+    payload = codec.encode(make_step(robots=2, **{field: value}))
+    with pytest.raises(ProtocolError, match=text) as caught:
+        codec.decode("step", payload)
+    assert caught.value.kind == "value"
+
+
+@pytest.mark.parametrize("field", ["phase", "episode", "episode_step", "observation", "reward", "action"])
+def test_step_arrays_must_fit_each_other_and_the_handshake(make_step: Any, field: str) -> None:
+    content = msgpack.unpackb(codec.encode(make_step(robots=2)))
+    content[field] += content[field]  # twice as many robots in this one array
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode("step", msgpack.packb(content))
+    assert caught.value.kind == "shape"
+    good = codec.encode(make_step(robots=2))
+    for dims in ({"N": 1}, {"N": 4}, {"O": 2}, {"A": 3}, {"N": 2, "O": 3, "A": 1}):
+        with pytest.raises(ProtocolError) as caught:
+            codec.decode("step", good, dims)
+        assert caught.value.kind == "shape"
+    assert codec.decode("step", good, {"N": 2, "O": 3, "A": 2}) is not None
+
+
+def test_a_size_above_the_cap_is_refused() -> None:
+    count = codec.MAX_SIZE + 1
+    payload = msgpack.packb({"version": 1, "env_steps": 0, "updates": 0, "returns": b"", "lengths": bytes(4 * count)})
+    with pytest.raises(ProtocolError):
+        codec.decode("evaluation", payload)
+    evaluation = Evaluation(1, 0, 0, np.zeros(0), np.zeros(0, np.uint32))
+    with pytest.raises(ProtocolError, match="E=0"):
+        codec.decode("evaluation", codec.encode(evaluation))
+
+
+def test_arrays_cannot_be_written(make_step: Any) -> None:
+    step = codec.decode("step", codec.encode(make_step()))
+    assert isinstance(step, Step)
+    assert not step.observation.flags.writeable
+
+
+def test_strided_arrays_travel_in_c_order(make_step: Any) -> None:
+    turned = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    step = codec.decode("step", codec.encode(make_step(robots=2, observation=turned)))
+    assert isinstance(step, Step)
+    assert step.observation.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("observation", [np.zeros((1, 3)), np.zeros(3, np.float32), np.zeros((1, 3), ">f4")])
+def test_encoding_the_wrong_array_is_the_callers_mistake(make_step: Any, observation: Any) -> None:
+    with pytest.raises(ValueError, match=r"step\.observation"):
+        codec.encode(make_step(observation=observation))
+
+
+def test_a_message_that_lies_about_its_size_costs_little_memory() -> None:
+    """A list's head announces its length; nested heads must not make the decoder allocate what they announce."""
+    size = Hello.MAX_BYTES
+    head = b"\xdd" + (size // 2).to_bytes(4, "big")
+    payload = head * 500
+    payload += b"\x01" * (size - len(payload))
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode("hello", payload)
+    assert caught.value.kind == "malformed"
+
+
+def test_duplicate_keys_do_not_hide_a_missing_one() -> None:
+    payload = b"\x82" + msgpack.packb("stamp") + b"\x01" + msgpack.packb("stamp") + b"\x02"
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode("heartbeat", payload)
+    assert caught.value.kind == "fields"
+
+
+def test_error_texts_stay_short_whatever_the_peer_sent() -> None:
+    payload = msgpack.packb({"k" * 4000: 1})
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode("heartbeat", payload)
+    assert len(str(caught.value)) < 200
+
+
+@settings(max_examples=50, deadline=None, print_blob=True)
+@given(st.text(max_size=2048), st.integers(0, 2**64 - 1))
+def test_only_the_topics_own_fields_fit(reason: str, session: int) -> None:
+    assume(reason)
+    with pytest.raises(ProtocolError) as caught:
+        codec.decode("bye", codec.encode(Heartbeat(0, session)))
+    assert caught.value.kind == "fields"
+    with pytest.raises(ProtocolError):
+        codec.decode("heartbeat", codec.encode(Bye(reason)))
