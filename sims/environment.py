@@ -59,10 +59,11 @@ class Environment(Protocol):
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Return to a saved state, of this or another instance or process: what follows is bit for bit the same.
 
-        Takes as long as the steps of the episode so far.
+        Takes as long as the steps of the episode so far did: it repeats them.
 
         Raises:
-            BundleError: the state is not one of this task, or leads elsewhere with the software installed here.
+            BundleError: the state is not one of this task, or leads elsewhere with the software installed here; a
+                reset is then needed before the next step.
         """
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:

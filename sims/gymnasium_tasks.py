@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
-from sims.environment import Outcome
 from sims.repeatable import Repeatable
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
@@ -50,11 +49,11 @@ class GymnasiumTask(Repeatable):
         self._terms = {}
         return np.array(self._env.reset()[0], np.float32)
 
-    def _step(self, action: Float32) -> Outcome:
-        observation, reward, terminated, truncated, info = self._env.step(action)
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        observation, reward, terminated, truncated, info = self._env.step(action.copy())  # some tasks write into it
         terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
         self._terms = {key: float(value) for key, value in terms.items()} or {"reward": float(reward)}
-        return Outcome(np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated))
+        return np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated)
 
     def reward_terms(self) -> dict[str, float]:
         return dict(self._terms)

@@ -21,7 +21,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sims.environment import Outcome
 from sims.physics import World
 from sims.repeatable import Repeatable
 from sims.robots import CONTROL_PERIOD, OBSERVATION_LIMIT, TIME_LIMIT, TORSO_CHANNELS, RobotModel, specification
@@ -29,7 +28,8 @@ from td3_robot.specs import Float32
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
-NEAR_LIMIT = 0.99  # of a joint's range, where it starts to cost
+# A joint costs beyond 0.99 of its range, told in float32: beyond the middle between float32(0.99) and the next number.
+NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
 
@@ -47,15 +47,16 @@ class Locomotion(Repeatable):
         self._world = World(model, show)
         joints = len(model.joints)
         self._gains = np.array(model.torques, np.float32 if model.single_precision else np.float64)
-        self._positions = slice(TORSO_CHANNELS, TORSO_CHANNELS + 2 * joints, 2)
         self._speeds = slice(TORSO_CHANNELS + 1, TORSO_CHANNELS + 2 * joints, 2)
         self._one = np.ones(joints, np.float32)
+        self._minus_one = -self._one
         self._high = np.full(self.spec.observation_size, OBSERVATION_LIMIT, np.float32)
         self._low = -self._high
         self._turn = np.eye(3)  # rotation about the vertical, out of the world and into the torso's heading
         self._in_the_air = [0.0] * len(model.feet)
         self._contacts = self._in_the_air
         self._start_height: float | None = None
+        self._joints_at_limit = 0
         self._potential = 0.0  # minus the distance to the target, in m, over the control period
         self._terms: dict[str, float] = {}
 
@@ -68,9 +69,10 @@ class Locomotion(Repeatable):
         raw, _ = self._observe()
         return self._clip(raw)
 
-    def _step(self, action: Float32) -> Outcome:
-        model, one = self._model, self._one
-        self._world.advance((self._gains * np.minimum(np.maximum(action, -one), one)).tolist())
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        model = self._model
+        limited = np.minimum(np.maximum(action, self._minus_one), self._one)
+        self._world.advance((self._gains * limited).tolist())
         potential_before = self._potential
         raw, pitch = self._observe()
         observation = self._clip(raw)
@@ -84,11 +86,11 @@ class Locomotion(Repeatable):
             "alive": alive,
             "progress": self._potential - potential_before,
             "electricity": self._electricity(action, raw[self._speeds]),
-            "joints_at_limit": NEAR_LIMIT_COST * int(np.count_nonzero(np.abs(raw[self._positions]) > NEAR_LIMIT)),
+            "joints_at_limit": NEAR_LIMIT_COST * self._joints_at_limit,
         }
         # Clipping removes infinities; what is left of failed physics is not-a-number.
         terminated = (alive < 0 and model.ends) or math.isnan(observation.dot(observation))
-        return Outcome(observation, sum(terms.values()), terminated, False)
+        return observation, sum(terms.values()), terminated, False
 
     def _clip(self, raw: Float32) -> Float32:
         return np.minimum(np.maximum(raw, self._low), self._high)
@@ -101,7 +103,7 @@ class Locomotion(Repeatable):
         return self._model.torque_cost * power + self._model.current_cost * current
 
     def _observe(self) -> tuple[Float32, float]:
-        """The observation before clipping, float32[O], and the torso's pitch in rad; measures how far the target is."""
+        """The observation before clipping, float32[O], and the torso's pitch in rad; takes potential and limits too."""
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()
         start_height = self._start_height
@@ -125,8 +127,13 @@ class Locomotion(Repeatable):
             roll,
             pitch,
         ]
+        at_limit = 0
         for (position, speed, _, _), (low, width) in zip(world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
-            numbers += (2 * (position - low) / width - 1.0, 0.1 * speed)
+            relative = 2 * (position - low) / width - 1.0
+            if abs(relative) > NEAR_LIMIT:
+                at_limit += 1
+            numbers += (relative, 0.1 * speed)
+        self._joints_at_limit = at_limit
         numbers += self._contacts
         return np.array(numbers, np.float32), pitch
 

@@ -57,7 +57,7 @@ class Repeatable(ABC):
     def step(self, action: Float32) -> Outcome:
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
-        action = np.array(action, np.float32)  # a copy: some tasks change what they are given
+        action = np.asarray(action, np.float32)
         if action.shape != self._shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
         if not math.isfinite(action.dot(action)):
@@ -67,6 +67,7 @@ class Repeatable(ABC):
         truncated = truncated or (self.time_limit > 0 and self.length >= self.time_limit)
         self._running = not (terminated or truncated)
         self._observation = observation
+        # The caller's to keep: what is saved must not change with it.
         return Outcome(observation.copy(), reward, terminated, truncated)
 
     @abstractmethod
@@ -74,8 +75,11 @@ class Repeatable(ABC):
         """Start an episode, drawing from ``random``; the first observation, float32[O]."""
 
     @abstractmethod
-    def _step(self, action: Float32) -> Outcome:
-        """Apply a checked action, float32[A]; the time limit is not this method's to tell."""
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        """Apply a checked action, float32[A], without writing into it; returns what an ``Outcome`` holds.
+
+        The time limit is not this method's to tell.
+        """
 
     def _remember(self, action: Float32) -> None:
         if self.length == len(self._actions):
@@ -101,10 +105,13 @@ class Repeatable(ABC):
         self.reset()
         for action in saved.actions:
             if not self._running:
-                raise leads_elsewhere(self.spec, len(saved.actions))
+                break
             self.step(action)
-        if not np.array_equal(self._observation, saved.observation, equal_nan=True):
-            raise leads_elsewhere(self.spec, len(saved.actions))
+        if self.length != len(saved.actions) or not np.array_equal(
+            self._observation, saved.observation, equal_nan=True
+        ):
+            self._running = False
+            raise _leads_elsewhere(self.spec, len(saved.actions))
 
     def close(self) -> None:
         self._running = False
@@ -154,17 +161,22 @@ def check_state(state: Mapping[str, Any], spec: RobotSpec) -> SavedState:
         ("actions", np.float32, (None, spec.action_size)),
         ("observation", np.float32, (spec.observation_size,)),
     ):
-        array = np.asarray(state[key])
+        array = state[key]
+        if not isinstance(array, np.ndarray):
+            raise BundleError(f"{where}: {key} is {type(array).__name__}; it must be an array")
         fits = array.ndim == len(shape) and all(b is None or a == b for a, b in zip(array.shape, shape, strict=True))
         if array.dtype != dtype or not fits:
             raise BundleError(f"{where}: {key} is {array.dtype}{list(array.shape)}; it must be {dtype.__name__}{shape}")
         arrays[key] = array
+    *_, increment, has_spare, spare = (int(word) for word in arrays["random"])
+    if increment % 2 == 0 or has_spare > 1 or spare >= 2**32:
+        raise BundleError(f"{where}: random is no state of a PCG64 generator")
     if not np.isfinite(arrays["actions"]).all():
         raise BundleError(f"{where}: an action is not finite")
     return SavedState(arrays["random"], bool(state["started"]), arrays["actions"], arrays["observation"])
 
 
-def leads_elsewhere(spec: RobotSpec, steps: int) -> BundleError:
+def _leads_elsewhere(spec: RobotSpec, steps: int) -> BundleError:
     """The error for a replay that did not arrive at the saved observation."""
     return BundleError(
         f"saved state of {spec.name}: replaying its {steps} actions gives another observation here; "

@@ -51,7 +51,8 @@ class RobotModel:
         alive: the alive reward; a negative one ends the episode unless ``ends`` is False.
         torque_cost, current_cost: weights of mean |action · 0.1 joint speed| and of mean action².
         start_height: height in m that the observed height is relative to; None: the one at reset.
-        single_precision: torques and the height that decides on a fall are rounded to float32: so the published Humanoid does.
+        single_precision: torques, and the height that decides on a fall, are rounded to float32, as the published
+            Humanoid's are.
     """
 
     name: str

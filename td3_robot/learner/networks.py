@@ -8,7 +8,7 @@ product reads and writes the precision it is fastest in. ``benchmarks/learner_sp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -110,12 +110,13 @@ class Network:
         self.gradient = torch.zeros(layout.size, device=device)
         self.named = layout.views(self.flat)
         # What products read and write: in float32 simply the vectors above.
+        self._hidden_flat, self._hidden_gradient = self.flat[: layout.low_size], self.gradient[: layout.low_size]
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
         self._low_gradient = self.gradient if same else torch.zeros_like(self._low_flat)
         self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads, len(sizes) - 1)
         self._gradients = _by_layer(layout.views(self.gradient, self._low_gradient), heads, len(sizes) - 1)
-        self._fused = _has_fused_relu(self.flat.device, dtype)
+        self._fused = _fused_relu(self.flat.device, dtype)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw weights and biases as ``torch.nn.Linear`` does: uniformly, within 1/sqrt(in) of zero."""
@@ -134,7 +135,7 @@ class Network:
     def refresh(self) -> None:
         """Take over a change of ``flat``."""
         if self._low_flat is not self.flat:
-            self._low_flat.copy_(self.flat[: self.layout.low_size])
+            self._low_flat.copy_(self._hidden_flat)
 
     def track(self, other: Network, fraction: float) -> None:
         """Move the parameters ``fraction`` of the way to those of ``other`` (Polyak averaging)."""
@@ -159,30 +160,30 @@ class Network:
         Call :meth:`collect` when all heads are done.
         """
         d = d_output
-        for index, (layer, gradient) in reversed([*enumerate(zip(*self._of(trace.head), strict=True))]):
-            if index < len(trace.inputs) - 1:
+        layers, gradients = self._layers[trace.head], self._gradients[trace.head]
+        for index in range(len(layers) - 1, -1, -1):
+            gradient = gradients[index]
+            if index < len(layers) - 1:
                 d = self._through_hidden(d, index, trace, gradient)
             torch.mm(d.t(), trace.inputs[index], out=gradient.weight)
             torch.sum(d, 0, out=gradient.bias)
             if index:
-                d = d @ layer.weight
+                d = d @ layers[index].weight
 
     def collect(self) -> None:
         """Complete ``gradient``: bring what was computed in ``dtype`` to float32."""
         if self._low_gradient is not self.gradient:
-            self.gradient[: self.layout.low_size].copy_(self._low_gradient)
+            self._hidden_gradient.copy_(self._low_gradient)
 
     def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
         """float32[B, columns]: the loss's gradient to some of the inputs; parameters' gradients are not touched."""
         d = d_output
-        for index, layer in reversed([*enumerate(self._layers[trace.head])]):
-            if index < len(trace.inputs) - 1:
+        layers = self._layers[trace.head]
+        for index in range(len(layers) - 1, -1, -1):
+            if index < len(layers) - 1:
                 d = self._through_hidden(d, index, trace, None)
-            d = d @ (layer.weight if index else layer.weight[:, columns])
+            d = d @ (layers[index].weight if index else layers[index].weight[:, columns])
         return d.float()
-
-    def _of(self, head: int) -> tuple[list[Layer], list[Layer]]:
-        return self._layers[head], self._gradients[head]
 
     def _hidden(self, x: Tensor, layer: Layer, trace: Trace) -> Tensor:
         if layer.scale is not None:
@@ -190,12 +191,12 @@ class Network:
             x, mean, rstd = torch.native_layer_norm(z, layer.bias.shape, layer.scale, layer.shift, NORM_EPSILON)
             trace.norms.append((z, mean, rstd))
             return x.relu_().to(self.dtype)
-        if self._fused:
-            return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "relu", [], "")  # type: ignore[no-any-return]
+        if self._fused is not None:
+            return self._fused(x, layer.weight, layer.bias, "relu", [], "")
         return F.linear(x, layer.weight, layer.bias).relu_()
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, gradient: Layer | None) -> Tensor:
-        """From the gradient to a hidden layer's output to that of its linear map; LayerNorm's own on the way."""
+        """From the gradient to a hidden layer's output (overwritten) to that to its linear map, through LayerNorm."""
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
         if layer.scale is not None:
@@ -254,11 +255,12 @@ def _by_layer(named: dict[str, Tensor], heads: Sequence[str], layers: int) -> li
     ]
 
 
-def _has_fused_relu(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build and processor have oneDNN's linear map with bias and ReLU in one pass."""
-    if device.type != "cpu" or not torch._C._has_mkldnn:
-        return False
+def _fused_relu(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """oneDNN's linear map with bias and ReLU in one pass, where this build and processor have it."""
     operators: Any = torch.ops.mkldnn
-    if not hasattr(operators, "_linear_pointwise"):
-        return False
-    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())
+    if device.type != "cpu" or not torch._C._has_mkldnn or not hasattr(operators, "_linear_pointwise"):
+        return None
+    if dtype == torch.bfloat16 and not operators._is_mkldnn_bf16_supported():
+        return None
+    fused: Callable[..., Tensor] = operators._linear_pointwise.default
+    return fused

@@ -20,7 +20,8 @@ from td3_robot.transport.session import ClientSession, Input, Origin, Peer, Serv
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
 _TIMER = 0.1  # seconds: the longest sleep before handshakes and time-outs are looked at
-_FRAME_SLACK = 1024
+MAX_FRAME = codec.MAX_BYTES + 1024
+"""Bytes of a frame, beyond which libzmq closes the connection that sends it."""
 
 
 class Bus:
@@ -145,7 +146,7 @@ class Bus:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
-        socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_BYTES + _FRAME_SLACK)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

@@ -31,6 +31,8 @@ LOG_PERIOD = 10.0
 _LONGEST_LINE = 1000  # characters of a log line
 
 ROBOT_ROLES = ("simulator", "driver")
+MAX_ROBOTS = 1024
+"""Robots of one source."""
 
 Frames = Sequence[bytes]
 
@@ -183,10 +185,9 @@ class ServerSession:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
             return Refused("name", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
-        if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= 1024 and hello.spec):
-            return Refused(
-                "spec", f"{hello.role} names {hello.robots} robots; allowed: 1 to 1024, with a specification"
-            )
+        if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
+            allowed = f"allowed: 1 to {MAX_ROBOTS}, with a specification"
+            return Refused("spec", f"{hello.role} names {hello.robots} robots; {allowed}")
         for key, mine in self.agreement.items():
             theirs = hello.agreement.get(key)
             if theirs is not None and theirs != mine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3 import TD3
 from tests.learner.reference import Net, ReferenceTD3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices this small gain nothing from threads, and lose much where other processes keep the cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 

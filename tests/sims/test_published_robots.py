@@ -41,6 +41,8 @@ def drivers(task: str, seed: int) -> list[Driver]:
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
     if task == "Humanoid":  # nobody here knows how to make it stand
         return [*falls, Random(seed, 0.3), Random(seed, 0.5)]
+    if task == "Ant":  # which falls when it is weak
+        return [Random(seed, 0.3), Stand(task, seed), Random(seed, 0.6)]
     return [falls[0], Stand(task, seed), falls[1]]
 
 

@@ -125,7 +125,12 @@ def test_refuses_what_is_not_its_state() -> None:
         "not a map": ([1, 2], "must hold"),
         "another type": (changed(good, actions=good["actions"].astype(np.float64)), "float64"),
         "not finite": (changed(good, actions=np.full_like(good["actions"], np.nan)), "not finite"),
-        "another start": (changed(good, random=good["random"] + np.uint64(2)), "another observation"),
+        "not an array": (changed(good, actions=[[1.0], [1.0, 2.0]]), "must be an array"),
+        "no generator's": (changed(good, random=np.full(6, 2**64 - 1, np.uint64)), "PCG64"),
+        "another start": (
+            changed(good, random=good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)),
+            "another observation",
+        ),
         "another end": (changed(good, observation=good["observation"] + 1), "another observation"),
         "steps after the end": (changed(good, actions=np.ones((500, 3), np.float32)), "another observation"),
     }

@@ -1,0 +1,147 @@
+"""Keeps the tables of docs/protocol.md as the code says.
+
+    python docs/make_protocol.py           rewrite what stands between the markers
+    python docs/make_protocol.py --check   exit 1, with one line, if that would change anything
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from td3_robot.bundle import FORMAT
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, FieldType, Heartbeat, Message, wire_fields
+from td3_robot.topics import QUEUE_LENGTH, TOPICS
+from td3_robot.transport import codec
+from td3_robot.transport.bus import MAX_FRAME
+from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
+from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, MAX_ROBOTS, PEER_TIMEOUT
+
+DOCUMENT = Path(__file__).parent / "protocol.md"
+
+_KINDS = {
+    "u32": "integer, 0 to 2³²−1",
+    "u64": "integer, 0 to 2⁶⁴−1",
+    "i64": "integer, −2⁶³ to 2⁶³−1",
+    "map": "map",
+}
+_ARRAYS = {"<u1": "uint8", "<u4": "uint32", "<u8": "uint64", "<f4": "float32", "<f8": "float64"}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def constants() -> str:
+    rows = [
+        ["PROTOCOL_VERSION", str(PROTOCOL_VERSION), "`protocol` in Hello and Welcome"],
+        ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, that nobody has answered"],
+        ["HEARTBEAT_PERIOD", f"{HEARTBEAT_PERIOD} s", "of silence after which a client sends a Heartbeat"],
+        ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server takes a client for gone"],
+        ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
+        ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],
+        ["MAX_SIZE", str(codec.MAX_SIZE), "the largest of N, O, A, E; the most elements of any msgpack map or array"],
+        ["MAX_DEPTH", str(codec.MAX_DEPTH), "levels of maps and lists inside a field of kind map"],
+        ["MAX_ROBOTS", str(MAX_ROBOTS), "robots (N) of one source"],
+        ["LONGEST_SOCKET_PATH", f"{LONGEST_SOCKET_PATH} bytes", "of the path in `ipc://PATH`"],
+        ["FORMAT", str(FORMAT), "`format` in a policy bundle's header"],
+    ]
+    return table(["Constant", "Value", "Meaning"], rows)
+
+
+def topics() -> str:
+    rows = [
+        [
+            f"`{topic.message.NAME}`",
+            topic.publisher,
+            topic.subscriber,
+            topic.link,
+            topic.rate,
+            topic.queue,
+            "yes" if topic.recorded else "no",
+        ]
+        for topic in TOPICS
+    ]
+    return table(["Topic", "From", "To", "Link", "Rate", "Queue", "Recorded"], rows)
+
+
+def messages() -> str:
+    return "\n\n".join(_message(message) for message in MESSAGES.values())
+
+
+def _message(message: type[Message]) -> str:
+    rows = [[f"`{name}`", _kind(wire), wire.unit, wire.meaning] for name, wire in wire_fields(message).items()]
+    text = re.sub(r"\n +", "\n", (message.__doc__ or "").strip())
+    head = f"### {message.__name__}: topic `{message.NAME}`\n\n{text}\n\nAt most {message.MAX_BYTES} bytes."
+    return f"{head}\n\n{table(['Field', 'Kind', 'Unit', 'Meaning'], rows)}"
+
+
+def _kind(wire: FieldType) -> str:
+    if wire.kind == "array":
+        return f"bin: {_ARRAYS[wire.dtype]}[{', '.join(wire.shape)}]"
+    if wire.kind == "text":
+        return f"str, at most {wire.limit} characters"
+    if wire.kind == "bytes":
+        return f"bin, at most {wire.limit} bytes"
+    return _KINDS[wire.kind]
+
+
+def example() -> str:
+    payload = codec.encode(Heartbeat(1_500_000_000, 7))
+    return (
+        "```\n"
+        f"frame 1   {Heartbeat.NAME.encode().hex(' ')}    \"{Heartbeat.NAME}\"\n"
+        f"frame 2   {payload.hex(' ')}\n"
+        '          {"stamp": 1500000000, "session": 7}\n'
+        "```"
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "constants": constants,
+    "topics": topics,
+    "messages": messages,
+    "example": example,
+}
+
+
+def made(text: str) -> str:
+    """The document with every marked part made anew.
+
+    Raises:
+        ValueError: a marker is missing or there twice.
+    """
+    for name, section in SECTIONS.items():
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+            raise ValueError(f"markers {begin} and {end} must be there once, in this order")
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{section()}\n{end}{after}"
+    return text
+
+
+def main(arguments: list[str], document: Path = DOCUMENT) -> int:
+    if arguments not in ([], ["--check"]):
+        print("usage: python docs/make_protocol.py [--check]", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        old = document.read_text(encoding="utf-8")
+        new = made(old)
+    except (OSError, ValueError) as error:
+        print(f"{document}: {error}", file=sys.stderr)
+        return EXIT_CHECK_FAILED
+    if new != old and arguments:
+        print(f"{document} is out of date: run python docs/make_protocol.py", file=sys.stderr)
+        return EXIT_CHECK_FAILED
+    if new != old:
+        document.write_text(new, encoding="utf-8")
+    return EXIT_GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

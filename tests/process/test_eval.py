@@ -1,0 +1,79 @@
+"""``td3-robot eval`` as a command, on a policy file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+from sims import tasks
+from td3_robot.bundle import Bundle, layer_shapes
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy with random weights for Walker2D."""
+    spec = tasks.spec("Walker2D")
+    rng = np.random.default_rng(0)
+    shapes = layer_shapes(spec, (16,))
+    tensors = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    bundle = Bundle(spec, (16,), tensors, provenance={"task": "Walker2D"})
+    bundle.save(tmp_path / "policy.safetensors")
+    replace(bundle, spec=replace(spec, control_period=0.01)).save(tmp_path / "faster.safetensors")
+    return tmp_path / "policy.safetensors"
+
+
+def run(command: Any, *arguments: str, code: int = 0) -> str:
+    process = command("eval", *arguments)
+    assert process.finish() == code, process.output()
+    text: str = process.output()
+    return text
+
+
+def test_figures_agree_and_repeat(command: Any, policy: Path) -> None:
+    first = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "5", "--json").splitlines()[-1])
+    again = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "5", "--json").splitlines()[-1])
+    other = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "6", "--json").splitlines()[-1])
+    assert first == again
+    assert first["returns"] != other["returns"]
+    assert len(first["returns"]) == len(first["lengths"]) == 3
+    assert first["mean"] == pytest.approx(sum(first["returns"]) / 3)
+    assert first["std"] == pytest.approx(float(np.std(first["returns"])))
+    text = run(command, str(policy), "--episodes", "3", "--seed", "5")
+    assert f"Walker2D: mean return {first['mean']:.1f} ± {first['std']:.1f} over 3 episodes" in text
+    assert f"episode 2: return {first['returns'][2]:.1f}, {first['lengths'][2]} steps" in text
+
+
+def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> None:
+    run(command, str(policy), "--episodes", "1", "--video", str(tmp_path / "walk.mp4"))
+    frames = imageio.mimread(tmp_path / "walk.mp4", memtest=False)
+    assert len(frames) >= 3
+    assert frames[0].shape == (480, 640, 3)
+    assert np.std(frames[0]) > 5  # not one colour
+    assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 0.5  # and it moves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("policy.safetensors", "--env", "Ant"),
+            "is for another robot than 'Ant': robot is 'Ant' here, 'Walker2D' there",
+        ),
+        (("policy.safetensors", "--env", "Walkr2D"), "near ones: Walker2D"),
+        (("faster.safetensors",), "control_period is 0.0165 s here, 0.01 s there"),
+        (("policy.safetensors", "--episodes", "0"), "--episodes is 0"),
+        (("policy.safetensors", "--video", "walk.txt"), "the name must end in .mp4"),
+        (("policy.safetensors", "--video", "no/where.mp4"), "the folder 'no' does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(command: Any, policy: Path, arguments: tuple[str, ...], words: str) -> None:
+    del policy
+    lines = run(command, *arguments, code=2).splitlines()
+    assert words in lines[-1]
+    assert len(lines) == 1

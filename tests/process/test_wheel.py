@@ -1,0 +1,54 @@
+"""The built wheel works outside the checkout: configurations, launch descriptions and simulators travel in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_content(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "sims"}
+    for folder in ("configs", "launch"):
+        shipped = {Path(name).name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
+        assert shipped == {path.name for path in (ROOT / folder).iterdir()}
+    assert "td3_robot/py.typed" in names
+
+
+def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked elsewhere and put first on the path, so that the checkout cannot help."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    sets = ["network.hidden=[16]", "learner.learning_starts=100", "learner.batch_size=16", "evaluation.every=0"]
+    command = [sys.executable, "-P", "-m", "td3_robot.cli.main", "train", "walker2d", "--steps", "200", "--out", "run"]
+    done = subprocess.run(
+        [*command, *(word for item in sets for word in ("--set", item))],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "final policy: mean return" in done.stdout
+    where = [sys.executable, "-P", "-c", "import td3_robot.resources as r; print(r.folder('configs'))"]
+    found = subprocess.run(
+        where, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(site / "td3_robot" / "data" / "configs")

@@ -1,0 +1,44 @@
+"""An environment whose episodes are written down beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sims.environment import Outcome
+from td3_robot.specs import Float32, RobotSpec
+
+
+class Scripted:
+    """An environment whose episodes have given lengths and endings; its observation counts steps and episodes."""
+
+    time_limit = 0
+
+    def __init__(self, spec: RobotSpec, script: list[tuple[int, bool, bool]]) -> None:
+        self.spec = spec
+        self.script = script
+        self.episode = -1
+        self.count = 0
+
+    def reset(self, seed: int | None = None) -> Float32:
+        del seed
+        self.episode, self.count = self.episode + 1, 0
+        return np.array([self.episode, 0, 0], np.float32)
+
+    def step(self, action: Float32) -> Outcome:
+        self.count += 1
+        length, terminated, truncated = self.script[self.episode % len(self.script)]
+        over = self.count == length
+        observation = np.array([self.episode, self.count, action[0]], np.float32)
+        return Outcome(observation, float(self.count), over and terminated, over and truncated)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def scripted(spec: RobotSpec) -> Callable[..., Any]:
+    """Builds such environments for the toy robot from lists of (length, terminated, truncated)."""
+    return lambda script: Scripted(spec, script)

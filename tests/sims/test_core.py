@@ -1,0 +1,118 @@
+"""The simulator's core: when it goes on, what it says again, what it ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sims.core import SimulatorCore
+from sims.fleet import Fleet
+from td3_robot.messages import Action, Message, Phase, Step, Throttle, Welcome
+from td3_robot.transport.session import Output
+
+
+@pytest.fixture
+def make_core(scripted: Callable[..., Any]) -> Callable[..., SimulatorCore]:
+    def make(*, lockstep: bool = False) -> SimulatorCore:
+        environment = scripted([(3, True, False)])
+        return SimulatorCore(Fleet(lambda _: environment, 1, 0, "sim-0", 2), "sim-0", 2, lockstep=lockstep)
+
+    return make
+
+
+def action(answers: int, value: float = 0.5, incarnation: int = 2) -> tuple[str, Message]:
+    return "policy", Action("sim-0", incarnation, answers, 0, np.full((1, 2), value, np.float32), 7, 1, 99)
+
+
+def throttle(allowed: int, answers: int = 0, version: int = 0, incarnation: int = 2) -> tuple[str, Message]:
+    return "learner", Throttle("sim-0", incarnation, answers, allowed, version)
+
+
+def welcome(link: str) -> tuple[str, Message]:
+    return link, Welcome(1, link, 5)
+
+
+def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
+    return [message for to, message in outputs if to == link and isinstance(message, Step)]
+
+
+def test_an_episode(make_core: Callable[..., SimulatorCore]) -> None:
+    """Three steps and the end; every Step goes to both servers and names the action it is the result of."""
+    core = make_core()
+    assert core.step([], 0.0) == []  # no leave yet
+    outputs = core.step([throttle(100)], 1.5)
+    assert steps(outputs, "policy") == steps(outputs)
+    [first] = steps(outputs)
+    assert (first.sequence, first.phase.tolist(), first.transitions, first.stamp) == (
+        0,
+        [Phase.FIRST],
+        0,
+        1_500_000_000,
+    )
+    assert (first.source, first.incarnation, first.answered, first.noise_kind) == ("sim-0", 2, 0, 0)
+    [second] = steps(core.step([action(0, 0.25)], 1.6))
+    assert (second.sequence, second.transitions, second.answered) == (1, 1, 0)
+    assert (second.weights_version, second.noise_kind, second.noise_seed) == (7, 1, 99)
+    assert second.action.tolist() == [[0.25, 0.25]]
+    assert second.observation.tolist() == [[0, 1, 0.25]]
+    phases = [steps(core.step([action(number)], 2.0))[0].phase[0] for number in range(1, 5)]
+    assert phases == [Phase.MID, Phase.TERMINATED, Phase.FIRST, Phase.MID]
+    assert core.transitions == 4
+
+
+def test_waits_for_leave(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    core.step([throttle(1)], 0.0)
+    assert len(steps(core.step([action(0)], 0.1))) == 1
+    assert core.step([action(1)], 0.2) == []  # one transition made, one allowed
+    assert core.step([throttle(1)], 0.3) == []
+    assert len(steps(core.step([throttle(2)], 0.4))) == 1
+
+
+def test_ignores_what_is_not_for_it(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    assert core.step([throttle(100, incarnation=1)], 0.0) == []
+    core.step([throttle(100)], 0.0)
+    for wrong in (action(1), action(0, incarnation=1)):
+        assert core.step([wrong], 0.1) == []
+    assert core.counters["late_actions"] == 2
+    core.step([action(0), action(0, 0.9)], 0.2)  # the first answer is the answer
+    assert core.fleet.action.tolist() == [[0.5, 0.5]]
+
+
+def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    assert core.step([welcome("policy"), welcome("learner")], 0.0) == []
+    core.step([throttle(1)], 0.0)
+    assert [to for to, _ in core.step([welcome("policy")], 0.1)] == ["policy"]
+    core.step([action(0)], 0.2)
+    core.step([action(1)], 0.2)  # answered, but has to wait for the learner
+    assert core.step([welcome("policy")], 0.3) == []
+    [(to, message)] = core.step([welcome("learner")], 0.4)
+    assert to == "learner"
+    assert isinstance(message, Step)
+    assert message.sequence == 1
+    # What the learner before it had granted is void.
+    assert core.step([throttle(1)], 0.5) == []
+    assert len(steps(core.step([throttle(2)], 0.6))) == 1
+
+
+def test_asks_again_when_no_action_comes(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    core.step([throttle(9)], 10.0)
+    assert core.step([], 10.9) == []
+    assert [to for to, _ in core.step([], 11.1)] == ["policy"]
+    assert core.step([], 11.2) == []
+    assert core.counters["asked_again"] == 1
+
+
+def test_lockstep_names_the_weights_the_learner_gave(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core(lockstep=True)
+    [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
+    assert first.needs_version == 4
+    assert core.step([action(0)], 0.1) == []  # the learner has not dealt with Step 0 yet
+    [second] = steps(core.step([throttle(9, answers=1, version=5)], 0.2))
+    assert (second.sequence, second.needs_version) == (1, 5)

@@ -1,0 +1,320 @@
+"""Policy bundles: what is saved is loaded; what is damaged, hostile or for another actor is a BundleError."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from td3_robot import bundle as bundles
+from td3_robot.bundle import Bundle, Exploration, layer_shapes
+from td3_robot.errors import BundleError
+from td3_robot.specs import Channel, RobotSpec
+
+Make = Callable[..., Bundle]
+
+
+def taken_apart(payload: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """The safetensors header without our metadata, our metadata, and the tensors' bytes."""
+    length = int.from_bytes(payload[:8], "little")
+    tensors = json.loads(payload[8 : 8 + length])
+    ours = json.loads(tensors.pop("__metadata__")["td3_robot"])
+    return tensors, ours, payload[8 + length :]
+
+
+def put_together(tensors: Any, ours: Any, data: bytes) -> bytes:
+    text = json.dumps({"__metadata__": {"td3_robot": json.dumps(ours)}, **tensors}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def reason(payload: bytes) -> str:
+    """Why these bytes are refused, in one line of reasonable length."""
+    with pytest.raises(BundleError) as caught:
+        Bundle.decode(payload, "weights version 7")
+    text = str(caught.value)
+    assert text.startswith("weights version 7: ")
+    assert "\n" not in text
+    assert len(text) < 2000
+    return text
+
+
+def assert_same(one: Bundle, other: Bundle) -> None:
+    assert (one.spec, one.hidden, one.exploration) == (other.spec, other.hidden, other.exploration)
+    assert dict(one.provenance) == dict(other.provenance)
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert other.tensors[name].dtype == np.float32
+        assert np.array_equal(tensor, other.tensors[name])
+
+
+@pytest.mark.parametrize("exploration", [("none", 0.0), ("gaussian", 0.1), ("uniform", 0.0)])
+@pytest.mark.parametrize("hidden", [(), (1,), (8, 4), (3, 5, 7)])
+def test_round_trip(make_bundle: Make, hidden: tuple[int, ...], exploration: tuple[Any, float]) -> None:
+    original = replace(
+        make_bundle(1, *exploration, hidden), provenance={"version": 3, "config": "a: é\n", "nested": {"x": [1, None]}}
+    )
+    payload = original.encode()
+    assert_same(Bundle.decode(payload), original)
+    assert Bundle.decode(payload).encode() == payload
+    assert original.encode() == payload  # the hash in Weights messages depends on it
+
+
+def test_unbounded_observations_survive(spec: RobotSpec) -> None:
+    free = replace(spec, observations=(Channel("x", "m", float("-inf"), float("inf")),))
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(free, (2,)).items()}
+    assert Bundle.decode(Bundle(free, (2,), tensors).encode()).spec == free
+
+
+def test_layer_shapes(spec: RobotSpec) -> None:
+    assert layer_shapes(spec, (8, 4)) == {
+        "actor.0.weight": (8, 3),
+        "actor.0.bias": (8,),
+        "actor.1.weight": (4, 8),
+        "actor.1.bias": (4,),
+        "actor.2.weight": (2, 4),
+        "actor.2.bias": (2,),
+    }
+
+
+def test_transposed_tensors_are_stored_in_c_order(make_bundle: Make) -> None:
+    original = make_bundle()
+    turned = {name: np.asfortranarray(tensor) for name, tensor in original.tensors.items()}
+    assert replace(original, tensors=turned).encode() == original.encode()
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_truncated(make_bundle: Make) -> None:
+    payload = make_bundle().encode()
+    for end in range(0, len(payload), 97):
+        reason(payload[:end])
+    reason(payload[:-1])
+    reason(payload + b"\0")
+
+
+def test_a_changed_byte_is_refused_or_changes_only_what_it_says(make_bundle: Make) -> None:
+    """A byte of a number or a name may change unnoticed (Weights messages carry a hash for that); nothing else may."""
+    payload = make_bundle().encode()
+    for position in range(0, len(payload), 97):
+        for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):
+            damaged = bytearray(payload)
+            damaged[position] = value
+            try:
+                result = Bundle.decode(bytes(damaged), "weights version 7")
+            except BundleError:
+                continue
+            assert {name: item.shape for name, item in result.tensors.items()} == layer_shapes(
+                result.spec, result.hidden
+            )
+            assert all(np.isfinite(item).all() for item in result.tensors.values())
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(payload=st.binary(max_size=200))
+def test_random_bytes(payload: bytes) -> None:
+    note(payload.hex())
+    reason(payload)
+    reason(len(payload).to_bytes(8, "little") + payload)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**22 + 1, 2**32, 2**63, 2**64 - 1])
+def test_header_length(make_bundle: Make, length: int) -> None:
+    payload = make_bundle().encode()
+    assert reason(length.to_bytes(8, "little") + payload[8:]) == "weights version 7: not a safetensors file"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{}", b"null", b'"x"', b'{"__metadata__":3}', b'{"__metadata__":{"td3_robot":3}}', b"[" * 100_000],
+)
+def test_header_of_something_else(header: bytes) -> None:
+    text = reason(len(header).to_bytes(8, "little") + header)
+    assert text == "weights version 7: a file without a td3_robot header"
+
+
+def test_other_safetensors_files_are_not_policies() -> None:
+    assert "without a td3_robot header" in reason(safetensors.numpy.save({"a": np.zeros(3, np.float32)}))
+    text = reason(safetensors.numpy.save({"a": np.zeros(3, np.float32)}, metadata={"td3_robot": "[1]"}))
+    assert text == "weights version 7: its td3_robot header is not a map"
+
+
+# -- hostile ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, "x" * 10_000])
+def test_other_format_version_is_named_first(make_bundle: Make, version: Any) -> None:
+    _, ours, _ = taken_apart(make_bundle().encode())
+    text = reason(put_together({}, {"format": version, "layers": ours["hidden"]}, b""))  # a format we know nothing of
+    assert f"bundle format {str(version)[:40]!r}; this version reads format 1" in text
+
+
+@pytest.mark.parametrize("key", ["format", "spec", "hidden", "exploration", "provenance"])
+@pytest.mark.parametrize("value", ["missing", None, [], ["x"], {}, "text", -1, 10**400, float("inf"), float("nan")])
+def test_header_key(make_bundle: Make, key: str, value: Any) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    if value == "missing":
+        del ours[key]
+    else:
+        ours[key] = value
+    if key == "provenance" and value in ([], {}):
+        assert Bundle.decode(put_together(tensors, ours, data)).provenance == {}
+    else:
+        reason(put_together(tensors, ours, data))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [[8], [8, 4, 2], [4, 8], [8, 5], [8, 0], [8, -4], [0, 0], [8, 1 << 17], [8, 10**30], [8, float("inf")], [4] * 1000],
+)
+def test_hidden_that_does_not_fit_the_tensors(make_bundle: Make, hidden: list[Any]) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    reason(put_together(tensors, {**ours, "hidden": hidden}, data))
+
+
+@pytest.mark.parametrize(
+    "exploration",
+    [
+        {"kind": "ornstein-uhlenbeck", "scale": 0.1},
+        {"kind": "", "scale": 0.0},
+        {"kind": [], "scale": 0.0},
+        {"kind": "gaussian"},
+        {"kind": "gaussian", "scale": -0.1},
+        {"kind": "gaussian", "scale": float("nan")},
+        {"kind": "gaussian", "scale": float("inf")},
+        {"kind": "gaussian", "scale": 10**400},
+        {"kind": "gaussian", "scale": "big"},
+        {"scale": 0.1},
+    ],
+)
+def test_exploration(make_bundle: Make, exploration: Any) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    reason(put_together(tensors, {**ours, "exploration": exploration}, data))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"control_period": 0}, "control_period is 0.0; it must be above 0 s"),
+        ({"control_period": 10**400}, "damaged policy bundle"),
+        ({"control_period": "soon"}, "robot specification"),
+        ({"observations": []}, "it has no observation channel"),
+        ({"actions": [{"name": "a", "unit": "N", "low": 0, "high": float("inf")}]}, "actions need finite limits"),
+        ({"actions": [{"name": "a", "unit": "N", "low": 1, "high": 0}]}, "low must be below high"),
+        ({"actions": [{"name": "a", "unit": "N", "low": 0, "high": 1}]}, "actor.2.weight is float32[2, 4], needed is"),
+    ],
+)
+def test_specification(make_bundle: Make, change: dict[str, Any], text: str) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    assert text in reason(put_together(tensors, {**ours, "spec": {**ours["spec"], **change}}, data))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(make_bundle: Make, value: float) -> None:
+    original = make_bundle()
+    original.tensors["actor.1.weight"][2, 3] = value
+    assert "actor.1.weight holds values that are not finite" in reason(original.encode())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "bool", "uint64"])
+def test_dtype(make_bundle: Make, dtype: str) -> None:
+    original = make_bundle()
+    tensors: dict[str, Any] = {**original.tensors, "actor.0.bias": np.zeros(8, dtype)}
+    text = reason(replace(original, tensors=tensors).encode())
+    assert f"actor.0.bias is {dtype}[8], needed is float32[8]" in text
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F4", "C64", "E8M0", "F32 ", "f32", "X", None, 1])
+def test_dtype_numpy_has_no_word_for(make_bundle: Make, dtype: Any) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    tensors["actor.0.bias"]["dtype"] = dtype
+    reason(put_together(tensors, ours, data))
+
+
+@pytest.mark.parametrize("shape", [[4], [9], [8, 1], [2, 4], [], [0], [-8], [8.5], [2**62, 8], [2**64], "8", None])
+def test_shape(make_bundle: Make, shape: Any) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    tensors["actor.0.bias"]["shape"] = shape
+    reason(put_together(tensors, ours, data))
+
+
+@pytest.mark.parametrize("offsets", [[0, 2**63], [32, 0], [-1, 31], [16, 48], [0], [0, 0], [2**64 - 8, 2**64 + 24]])
+def test_offsets(make_bundle: Make, offsets: list[int]) -> None:
+    tensors, ours, data = taken_apart(make_bundle().encode())
+    tensors["actor.0.bias"]["data_offsets"] = offsets
+    reason(put_together(tensors, ours, data))
+
+
+def test_missing_and_further_tensors(make_bundle: Make) -> None:
+    original = make_bundle()
+    more = {**original.tensors, "critic.0.weight": np.zeros((2, 2), np.float32)}
+    assert "its tensors are" in reason(replace(original, tensors=more).encode())
+    fewer = {name: tensor for name, tensor in original.tensors.items() if name != "actor.2.bias"}
+    assert "its tensors are" in reason(replace(original, tensors=fewer).encode())
+    assert "its tensors are" in reason(replace(original, tensors={}).encode())
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_save_and_load(make_bundle: Make, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    first, second = make_bundle(1), make_bundle(2)
+    first.save(path)
+    assert_same(Bundle.load(path), first)
+    second.save(path)
+    assert_same(Bundle.load(path), second)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace", "chmod"])
+def test_failed_save_leaves_the_old_file_and_nothing_else(
+    make_bundle: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "policy.safetensors"
+    first = make_bundle(1)
+    first.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, full)
+        with pytest.raises(OSError, match="No space left"):
+            make_bundle(2).save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert_same(Bundle.load(path), first)
+
+
+def test_save_into_a_missing_folder(make_bundle: Make, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        make_bundle().save(tmp_path / "missing" / "policy.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_load_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    with pytest.raises(BundleError, match=r"policy '.*policy.safetensors' cannot be read: No such file or directory"):
+        Bundle.load(path)
+    with pytest.raises(BundleError, match="cannot be read: Is a directory"):
+        Bundle.load(tmp_path)
+    path.write_bytes(b"not a policy")
+    with pytest.raises(BundleError, match=r"policy '.*policy.safetensors': not a safetensors file"):
+        Bundle.load(path)
+
+
+def test_hash() -> None:
+    assert bundles.sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_exploration_defaults_to_none() -> None:
+    assert Exploration() == Exploration("none", 0.0)

@@ -1,0 +1,57 @@
+"""Launch descriptions: what they expand to, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from td3_robot import config as configuration
+from td3_robot import launch
+from td3_robot.config import Config
+from td3_robot.errors import ConfigError
+
+
+def test_the_training_expands_by_configuration() -> None:
+    description = launch.load("train")
+    config = configuration.parse({}, ["simulators=3", "evaluation.every=0"])
+    assert [item.name for item in launch.expand(description, config)] == [
+        "learner",
+        "policy",
+        "sim-0",
+        "sim-1",
+        "sim-2",
+    ]
+    assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
+    assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("processes: 3", "Expected `object`"),
+        ("processes: {a: {module: x, restat: {}}}\nevaluate: y", "unknown field `restat`"),
+        ("processes: {a: {modul: x}}\nevaluate: y", "modul"),
+        ("processes: {}", "missing required field `evaluate`"),
+        ("a: [1", "launch description"),
+    ],
+)
+def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        launch.load(str(file))
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_key_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("processes: {a: {module: x, count: robotz}}\nevaluate: y")
+    with pytest.raises(ConfigError, match="'a' names 'robotz'"):
+        launch.expand(launch.load(str(file)), Config())
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="no file 'trian'; shipped ones like it: train"):
+        launch.load("trian")

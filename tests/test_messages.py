@@ -1,0 +1,194 @@
+"""The messages as the wire knows them: golden bytes, and rules that every message keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from td3_robot.bundle import Bundle
+from td3_robot.errors import ProtocolError
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Message, NoiseKind, Phase, Status, wire_fields
+from td3_robot.transport import codec
+
+GOLDEN = Path(__file__).parent / "golden"
+ADVICE = (
+    "; if the wire format was meant to change, raise PROTOCOL_VERSION in td3_robot/messages.py, then run "
+    "`python tests/golden/regenerate.py` and read its diff"
+)
+
+FROZEN = {
+    "hello": {
+        "protocol": "u32",
+        "role": "text",
+        "name": "text",
+        "incarnation": "u64",
+        "client": "u64",
+        "robots": "u32",
+        "weights_version": "u64",
+        "spec": "map",
+        "agreement": "map",
+    },
+    "welcome": {"protocol": "u32", "name": "text", "session": "u64"},
+    "refused": {"code": "text", "reason": "text"},
+}
+"""What never changes, whatever the protocol version: without it two versions could not even tell that they differ."""
+
+
+def golden(name: str) -> tuple[dict[str, Any], bytes]:
+    """The readable form and the bytes of a message's example."""
+    return json.loads((GOLDEN / f"{name}.json").read_text()), bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+
+
+def from_readable(content: dict[str, Any]) -> Message:
+    """The message of a readable form, built without the codec."""
+    kind = MESSAGES[content["topic"]]
+    values: dict[str, Any] = {}
+    for name, wire in wire_fields(kind).items():
+        value = content["fields"][name]
+        if wire.kind == "array":
+            value = np.array(value, wire.dtype)
+        elif wire.kind == "bytes":
+            value = bytes.fromhex(value)
+        values[name] = value
+    return kind(**values)
+
+
+def test_every_message_has_golden_files_and_no_file_is_left_over() -> None:
+    for suffix in ("json", "hex"):
+        assert {path.stem for path in GOLDEN.glob(f"*.{suffix}")} == set(MESSAGES), ADVICE
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_golden_bytes(name: str) -> None:
+    content, payload = golden(name)
+    assert content["protocol"] == PROTOCOL_VERSION, f"the golden files are of another version{ADVICE}"
+    assert content["topic"] == name
+    assert content["fields"].keys() == wire_fields(MESSAGES[name]).keys(), f"{name} has other fields{ADVICE}"
+    message = from_readable(content)
+    assert codec.encode(message).hex(" ") == payload.hex(" "), f"{name} is encoded otherwise{ADVICE}"
+    robots = {"N": 2, "O": 3, "A": 1} if name in ("step", "action") else {}
+    decoded = codec.decode(name, payload, robots)
+    for item in fields(message):  # type: ignore[arg-type]
+        expected, found = getattr(message, item.name), getattr(decoded, item.name)
+        if isinstance(expected, np.ndarray):
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape), f"{name}.{item.name}{ADVICE}"
+            assert found.tobytes() == expected.tobytes(), f"{name}.{item.name}{ADVICE}"
+        else:
+            assert found == expected, f"{name}.{item.name}{ADVICE}"
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_golden_bytes_are_plain_msgpack(name: str) -> None:
+    """Read by msgpack alone, as a peer in another language would."""
+    content, payload = golden(name)
+    plain = msgpack.unpackb(payload)
+    assert list(plain) == list(content["fields"])
+    for key, wire in wire_fields(MESSAGES[name]).items():
+        if wire.kind == "array":
+            value = np.array(content["fields"][key], wire.dtype)
+            assert plain[key] == value.tobytes(order="C")
+        elif wire.kind == "bytes":
+            assert plain[key].hex() == content["fields"][key]
+        else:
+            assert plain[key] == content["fields"][key]
+
+
+def test_golden_weights_hold_a_policy() -> None:
+    content, _ = golden("weights")
+    payload = bytes.fromhex(content["fields"]["payload"])
+    assert hashlib.sha256(payload).hexdigest() == content["fields"]["sha256"]
+    policy = Bundle.decode(payload)
+    assert policy.spec.describe() == {
+        **golden("hello")[0]["fields"]["spec"],
+        "observations": tuple(golden("hello")[0]["fields"]["spec"]["observations"]),
+        "actions": tuple(golden("hello")[0]["fields"]["spec"]["actions"]),
+    }
+
+
+def regenerate(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_regenerating_changes_nothing_and_refuses_to_change_bytes_under_the_same_version(tmp_path: Path) -> None:
+    for path in GOLDEN.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    script = tmp_path / "regenerate.py"
+    result = regenerate(script)
+    assert (result.returncode, result.stdout) == (0, "wrote 0 files, removed 0\n"), result.stderr + ADVICE
+    old = (tmp_path / "bye.hex").read_text()
+    (tmp_path / "bye.hex").write_text("81" + old[2:-3] + "00\n")
+    result = regenerate(script)
+    assert result.returncode == 1
+    assert re.fullmatch(r"bytes of bye change and PROTOCOL_VERSION is still \d+: raise it in .*\n", result.stderr)
+    assert regenerate(script, "--unreleased").returncode == 0
+    assert (tmp_path / "bye.hex").read_text() == old
+
+
+# -- rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_handshake_is_the_same_in_every_version() -> None:
+    found = {name: {key: wire.kind for key, wire in wire_fields(MESSAGES[name]).items()} for name in FROZEN}
+    assert found == FROZEN
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
+def test_every_field_says_how_it_travels_and_what_it_means(message: type[Message]) -> None:
+    assert message.__doc__
+    assert re.fullmatch(r"[a-z]+", message.NAME)
+    assert len(message.NAME) <= 64
+    for name, wire in wire_fields(message).items():
+        assert wire.meaning, name
+        if wire.kind == "array":
+            assert np.dtype(wire.dtype).str.replace("|", "<") == wire.dtype
+            assert wire.shape
+            assert set(wire.shape) <= set("NOAE")
+        elif wire.kind in ("text", "bytes"):
+            assert wire.limit > 0
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
+def test_what_the_fields_allow_fits_the_message(message: type[Message]) -> None:
+    """Text and bytes of the greatest length, at four bytes a character, are not cut off by MAX_BYTES."""
+    total = 16
+    for name, wire in wire_fields(message).items():
+        total += len(name) + 10
+        total += {"text": 4 * wire.limit, "bytes": wire.limit}.get(wire.kind, 0)
+    assert total <= message.MAX_BYTES + 4096 * (message.NAME == "weights")
+
+
+def test_the_largest_robot_fits_a_step() -> None:
+    robots, observations, actions = 1024, 256, 64
+    assert robots * (1 + 8 + 4 + 4 * observations + 4 + 4 * actions) < MESSAGES["step"].MAX_BYTES
+
+
+def test_codes_are_fixed() -> None:
+    assert [(item.name, item.value) for item in Phase] == [
+        ("FIRST", 0),
+        ("MID", 1),
+        ("TERMINATED", 2),
+        ("TRUNCATED", 3),
+    ]
+    assert [(item.name, item.value) for item in NoiseKind] == [("NONE", 0), ("GAUSSIAN", 1), ("UNIFORM", 2)]
+
+
+@pytest.mark.parametrize("value", ["fast", None, True, [1], {"a": 1}])
+@pytest.mark.parametrize("where", ["figures", "counters"])
+def test_status_figures_are_numbers(where: str, value: Any) -> None:
+    maps: dict[str, dict[str, Any]] = {"figures": {"ok": 1.5}, "counters": {"ok": 1}, where: {"speed": value}}
+    with pytest.raises(ProtocolError, match=r"'speed' is .*, not a number"):
+        codec.decode("status", codec.encode(Status("n", "ready", "", maps["figures"], maps["counters"])))

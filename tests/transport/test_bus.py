@@ -1,0 +1,504 @@
+"""The real ZeroMQ bus: links over unix sockets and loopback, lost and broken peers, malformed input, full queues."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from td3_robot.bundle import sha256
+from td3_robot.errors import EndpointError, HandshakeError
+from td3_robot.messages import (
+    Action,
+    Bye,
+    Heartbeat,
+    Hello,
+    Message,
+    Step,
+    Throttle,
+    Weights,
+    Welcome,
+)
+from td3_robot.specs import RobotSpec
+from td3_robot.topics import QUEUE_LENGTH
+from td3_robot.transport import codec
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import PEER_TIMEOUT, Peer
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=["ipc", "tcp", "tcp6"])
+def any_endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "tcp6":
+        try:
+            with closing(socket.socket(socket.AF_INET6)) as probe:
+                probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6 loopback")
+    return {"ipc": f"ipc://{tmp_path}/policy", "tcp": "tcp://127.0.0.1:*", "tcp6": "tcp://[::1]:*"}[request.param]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/policy"
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[int], Any]]:
+    """Makes ZeroMQ sockets that know nothing of the protocol."""
+    with zmq.Context() as context:
+        made: list[Any] = []
+
+        def make(kind: int) -> Any:
+            made.append(context.socket(kind))
+            made[-1].setsockopt(zmq.LINGER, 0)
+            made[-1].setsockopt(zmq.RCVTIMEO, 10_000)
+            made[-1].setsockopt(zmq.SNDTIMEO, 10_000)
+            return made[-1]
+
+        yield make
+        for item in made:
+            item.close()
+
+
+@pytest.fixture
+def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> tuple[Bus, Bus, Peer]:
+    """A server bus, a client bus, and the client as the server knows it."""
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server())
+    client.connect(endpoint, make_client())
+    at_server, _ = pump(lambda got: bool(got[0] and got[1]), server, client)
+    return server, client, at_server[0][0]
+
+
+def action(answers: int) -> Action:
+    return Action("sim-0", 0, answers, 0, np.zeros((1, 2), np.float32), 1, 0, 0)
+
+
+def kinds(inputs: list[Any]) -> list[type[Message]]:
+    return [type(message) for _, message in inputs]
+
+
+def test_handshake_and_messages_both_ways(
+    any_endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
+) -> None:
+    server, client = make_bus(), make_bus()
+    bound = server.serve(any_endpoint, make_server(5))
+    assert not bound.endswith("*")
+    client.connect(bound, make_client())
+    assert not client.welcome("policy")
+    at_server, at_client = pump(lambda got: bool(got[0] and got[1]), server, client)
+    assert kinds(at_server) == [Hello]
+    assert kinds(at_client) == [Welcome]
+    assert client.welcome("policy")
+    peer = at_server[0][0]
+    for sequence in range(3):
+        assert client.send("policy", make_step(sequence))
+    (at_server,) = pump(lambda got: len(of(got[0], Step)) == 3, server)
+    assert [step.sequence for step in of(at_server, Step)] == [0, 1, 2]
+    assert all(origin is peer for origin, _ in at_server)
+    for sequence in range(3):
+        assert server.send(peer, action(sequence))
+    (at_client,) = pump(lambda got: len(of(got[0], Action)) == 3, client)
+    assert [item.answers for item in of(at_client, Action)] == [0, 1, 2]
+    assert {origin for origin, _ in at_client} == {"policy"}
+    assert not server.dropped() + client.dropped()
+
+
+def test_client_may_come_before_its_server(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    server, client = make_bus(), make_bus()
+    client.connect(endpoint, make_client())
+    for _ in range(5):
+        assert client.receive(0.0) == []
+    server.serve(endpoint, make_server())
+    at_server, at_client = pump(lambda got: bool(got[0] and got[1]), server, client)
+    assert (kinds(at_server), kinds(at_client)) == ([Hello], [Welcome])
+
+
+def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> None:
+    server = make_bus()
+    server.serve(endpoint, make_server())
+    clients = [make_bus() for _ in range(8)]
+    for index, client in enumerate(clients):
+        client.connect(endpoint, make_client(f"sim-{index}", client=index))
+    got = pump(lambda got: len(got[0]) == 8 and all(got[1:]), server, *clients)
+    for peer, hello in got[0]:
+        assert server.send(peer, action(hello.client))
+    got = pump(lambda got: all(got), *clients)
+    assert [inputs[0][1].answers for inputs in got] == list(range(8))
+
+
+def test_one_bus_serves_and_connects(
+    tmp_path: Path, make_bus: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    """As the policy server does: a server to the simulator, a client of the learner."""
+    middle, learner, simulator = make_bus(), make_bus(), make_bus()
+    learner.serve(f"ipc://{tmp_path}/learner", make_server(2, "learner"))
+    middle.serve(f"ipc://{tmp_path}/policy", make_server(1, "policy"))
+    middle.connect(f"ipc://{tmp_path}/learner", make_client("policy", "learner", role="policy", robots=0))
+    simulator.connect(f"ipc://{tmp_path}/policy", make_client())
+    got = pump(lambda got: len(got[0]) == 2 and all(got), middle, learner, simulator)
+    assert {origin if isinstance(origin, str) else origin.link for origin, _ in got[0]} == {"learner", "policy"}
+
+
+def test_server_restart_brings_a_new_welcome(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_bus: Make,
+    make_server: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+) -> None:
+    server, client, _ = linked
+    server.close()
+    again = make_bus()
+    again.serve(endpoint, make_server(2))
+    at_server, at_client = pump(lambda got: bool(of(got[1], Welcome)), again, client)
+    assert [welcome.session for welcome in of(at_client, Welcome)] == [2]
+    assert len(of(at_server, Hello)) == 1
+    assert client.send("policy", make_step(7))
+    (got,) = pump(lambda got: bool(of(got[0], Step)), again)
+    assert of(got, Step)[0].sequence == 7
+
+
+def test_messages_for_a_server_that_is_away_are_not_mistaken_for_a_hello(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_bus: Make,
+    make_server: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+) -> None:
+    """What was under way to the old server reaches the new one first; it asks for a Hello, and the client is told."""
+    server, client, _ = linked
+    server.close()
+    for sequence in range(50):
+        assert client.send("policy", make_step(sequence))
+    again = make_bus()
+    again.serve(endpoint, make_server(2))
+    at_server, at_client = pump(lambda got: bool(of(got[1], Welcome)), again, client)
+    assert kinds(at_client) == [Welcome]
+    assert not of(at_server, Step)
+    assert client.send("policy", make_step(50))
+    (got,) = pump(lambda got: bool(of(got[0], Step)), again)
+    assert [step.sequence for step in of(got, Step)] == [50]
+
+
+def test_client_that_leaves_says_bye(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
+    server, client, peer = linked
+    client.close("done for today")
+    (got,) = pump(lambda got: bool(got[0]), server)
+    ((origin, bye),) = got
+    assert origin is peer
+    assert isinstance(bye, Bye)
+    assert bye.reason == "done for today"
+    assert not server.send(peer, action(0))
+
+
+def test_vanished_client_is_noticed_when_it_is_sent_to(
+    endpoint: str, make_bus: Make, make_server: Make, make_hello: Make, pump: Make, raw: Make
+) -> None:
+    server, client = make_bus(), raw(zmq.DEALER)
+    server.serve(endpoint, make_server())
+    client.connect(endpoint)
+    client.send_multipart([b"hello", codec.encode(make_hello())])
+    (got,) = pump(lambda got: bool(got[0]), server)
+    peer = got[0][0]
+    client.close()  # no Bye
+    (got,) = pump(lambda got: not server.send(peer, action(0)) and bool(got[0]), server)
+    assert kinds(got) == [Bye]
+    assert got[0][1].reason == "connection closed"
+
+
+def test_silent_client_expires(endpoint: str, make_server: Make, make_hello: Make, raw: Make) -> None:
+    now = 100.0
+    server = Bus(clock=lambda: now)
+    try:
+        server.serve(endpoint, make_server())
+        client = raw(zmq.DEALER)
+        client.connect(endpoint)
+        client.send_multipart([b"hello", codec.encode(make_hello())])
+        got: list[Any] = []
+        while not got:
+            got = server.receive(0.0)
+        assert server.receive(0.0) == []
+        now += PEER_TIMEOUT + 1
+        got = server.receive(0.0) + server.receive(0.0)
+        assert kinds(got) == [Bye]
+        client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])
+        client.recv_multipart()  # Welcome
+        while not client.poll(1):
+            server.receive(0.0)
+        assert client.recv_multipart()[0] == b"refused"
+    finally:
+        server.close()
+
+
+def test_heartbeats_keep_an_idle_link(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
+    server, client, peer = linked
+    session = client._clients["policy"][1]
+    begin = session._heard
+    got = pump(lambda _: session._heard > begin, server, client)
+    assert got == [[], []]  # the core hears nothing of it
+    assert server.send(peer, action(0))
+
+
+def test_refused_client_raises(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, spec: RobotSpec, pump: Make
+) -> None:
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server(spec=spec))
+    client.connect(endpoint, make_client(agreement={"task": "Other"}))
+    with pytest.raises(HandshakeError, match="configuration differs: task is Toy here, Other there"):
+        pump(lambda _: False, server, client)
+    assert server.dropped() == {"refused": 1}
+
+
+def test_adopt_evicts_another_robot(linked: tuple[Bus, Bus, Peer], spec: RobotSpec, pump: Make) -> None:
+    server, client, peer = linked
+    other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
+    server.adopt("policy", other)
+    with pytest.raises(HandshakeError, match="robot is 'Other' here, 'Toy' there"):
+        pump(lambda _: False, client)
+    (got,) = pump(lambda got: bool(got[0]), server)
+    assert got[0][0] is peer
+    assert isinstance(got[0][1], Bye)
+
+
+# -- full queues -----------------------------------------------------------------------------------------------------
+
+
+def test_full_queue_to_the_server(linked: tuple[Bus, Bus, Peer], make_step: Make, pump: Make, of: Make) -> None:
+    server, client, _ = linked
+    wide = make_step()
+    sent = 0
+    while client.send("policy", make_step(sent, observation=wide.observation)):
+        sent += 1
+        assert sent < 1_000_000, "a queue without an end"
+    assert sent >= QUEUE_LENGTH
+    assert not client.send("policy", make_step(sent))
+    (got,) = pump(lambda got: len(of(got[0], Step)) == sent, server)
+    assert [step.sequence for step in of(got, Step)] == list(range(sent))
+    (got,) = pump(lambda _: bool(client.send("policy", make_step(sent))), client)
+    (got,) = pump(lambda got: bool(of(got[0], Step)), server)
+    assert of(got, Step)[0].sequence == sent
+
+
+def test_full_queue_to_a_client(linked: tuple[Bus, Bus, Peer], pump: Make, of: Make) -> None:
+    server, client, peer = linked
+    sent = 0
+    while server.send(peer, action(sent)):
+        sent += 1
+        assert sent < 1_000_000, "a queue without an end"
+    assert sent >= QUEUE_LENGTH
+    assert server.receive(0.0) == []  # full is not gone
+    (got,) = pump(lambda got: len(of(got[0], Action)) == sent, client)
+    assert [item.answers for item in of(got, Action)] == list(range(sent))
+    assert server.send(peer, action(sent))
+
+
+def test_large_messages_arrive_whole(linked: tuple[Bus, Bus, Peer], pump: Make, of: Make) -> None:
+    server, client, peer = linked
+    payload = os.urandom(1 << 22)
+    assert server.send(peer, Weights(1, 0, 0, sha256(payload), payload))
+    (got,) = pump(lambda got: bool(of(got[0], Weights)), client)
+    assert of(got, Weights)[0].payload == payload
+
+
+# -- malformed input -------------------------------------------------------------------------------------------------
+
+GARBAGE: dict[str, tuple[list[bytes], str]] = {
+    "one frame": ([b"step"], "frames"),
+    "one empty frame": ([b""], "frames"),
+    "three frames": ([b"heartbeat", codec.encode(Heartbeat(1, 1)), b""], "frames"),
+    "a thousand frames": ([b"x"] * 1000, "frames"),
+    "two empty frames": ([b"", b""], "unknown-topic"),
+    "unknown topic": ([b"\xff\xfe" * 5000, b""], "unknown-topic"),
+    "not msgpack": ([b"step", b"\xc1"], "malformed"),
+    "oversize": ([b"step", bytes(Step.MAX_BYTES + 1)], "oversize"),
+    "wrong fields": ([b"step", codec.encode(Heartbeat(1, 1))], "fields"),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_malformed_messages_are_only_counted(
+    linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, raw: Make, what: str
+) -> None:
+    server, client, peer = linked
+    parts, kind = GARBAGE[what]
+    stranger = raw(zmq.DEALER)
+    stranger.connect(endpoint)
+    stranger.send_multipart(parts)
+    (got,) = pump(lambda _: bool(server.dropped()), server)
+    assert got == []
+    assert server.dropped() == {kind: 1}
+    client._clients["policy"][0].send_multipart(parts)  # the same from a client that is welcome
+    assert client.send("policy", make_step(1))
+    (got,) = pump(lambda got: bool(of(got[0], Step)), server)
+    assert [origin for origin, _ in got] == [peer]
+    assert server.dropped() == {kind: 2}
+    assert server.send(peer, action(1))
+    pump(lambda got: bool(of(got[0], Action)), client)
+
+
+def test_random_frames_are_only_counted(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+    raw: Make,
+    rng: np.random.Generator,
+) -> None:
+    server, client, _ = linked
+    stranger = raw(zmq.DEALER)
+    stranger.connect(endpoint)
+    names = [b"hello", b"step", b"weights", b"status", b"bye"]
+    for _ in range(300):
+        parts = [rng.bytes(int(rng.integers(0, 200))) for _ in range(rng.integers(1, 4))]
+        if rng.random() < 0.7:
+            parts[0] = names[rng.integers(len(names))]
+        stranger.send_multipart(parts)
+    (got,) = pump(lambda _: server.dropped().total() == 300, server)
+    assert got == []
+    assert client.send("policy", make_step(1))
+    pump(lambda got: bool(of(got[0], Step)), server)
+
+
+def test_frame_above_the_limit_costs_its_sender_the_connection(
+    linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, raw: Make
+) -> None:
+    server, client, _ = linked
+    stranger = raw(zmq.DEALER)
+    monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    stranger.connect(endpoint)
+    stranger.send_multipart([b"weights", bytes(codec.MAX_BYTES + 4096)], copy=False)
+    pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed it: nothing of it was kept
+    stranger.disable_monitor()
+    monitor.close()
+    assert not server.dropped()
+    assert client.send("policy", make_step(1))
+    pump(lambda got: bool(of(got[0], Step)), server)
+
+
+def test_bytes_that_are_not_zeromq_change_nothing(
+    linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, rng: np.random.Generator
+) -> None:
+    server, client, _ = linked
+    path = endpoint.removeprefix("ipc://")
+    greetings = [b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f", b"\xff" * 64, b"", rng.bytes(4096)]
+    for greeting in [*greetings, *(rng.bytes(int(rng.integers(1, 200))) for _ in range(30))]:
+        with closing(socket.socket(socket.AF_UNIX)) as intruder:
+            intruder.connect(path)
+            intruder.sendall(greeting)
+            assert server.receive(0.0) == []
+    assert client.send("policy", make_step(1))
+    (got,) = pump(lambda got: bool(of(got[0], Step)), server)
+    assert kinds(got) == [Step]
+    assert set(server.dropped()) <= {"frames", "unknown-topic"}  # libzmq reads some of it as the first ZMTP's frames
+
+
+def test_client_survives_a_server_that_talks_nonsense(
+    endpoint: str, make_bus: Make, make_client: Make, pump: Make, of: Make, raw: Make
+) -> None:
+    server, client = raw(zmq.ROUTER), make_bus()
+    server.bind(endpoint)
+    client.connect(endpoint, make_client())
+    pump(lambda _: bool(server.poll(0)), client)
+    key, name, _ = server.recv_multipart()
+    assert name == b"hello"
+    for parts, _ in GARBAGE.values():
+        server.send_multipart([key, *parts])
+    (got,) = pump(lambda _: client.dropped().total() == len(GARBAGE), client)
+    assert got == []
+    server.send_multipart([key, b"welcome", codec.encode(Welcome(1, "server", 3))])
+    server.send_multipart([key, b"throttle", codec.encode(Throttle("sim-0", 0, 0, 5, 0))])
+    (got,) = pump(lambda got: bool(of(got[0], Throttle)), client)
+    assert kinds(got) == [Welcome, Throttle]
+
+
+# -- endpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_server: Make) -> None:
+    server = make_bus()
+    assert server.serve(endpoint, make_server()) == endpoint
+    path = Path(endpoint.removeprefix("ipc://"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    server.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_busy_endpoint_is_refused_and_goes_on_serving(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_bus: Make,
+    make_server: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+) -> None:
+    server, client, _ = linked
+    with pytest.raises(EndpointError, match="is busy: another process serves it"):
+        make_bus().serve(endpoint, make_server())
+    assert client.send("policy", make_step(1))
+    pump(lambda got: bool(of(got[0], Step)), server)
+
+
+def test_busy_port_is_refused(make_bus: Make, make_server: Make) -> None:
+    bound = make_bus().serve("tcp://127.0.0.1:*", make_server())
+    with pytest.raises(EndpointError, match="cannot be served: Address already in use"):
+        make_bus().serve(bound, make_server())
+
+
+def test_stale_socket_file_is_taken_over(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as dead:
+        dead.bind(endpoint.removeprefix("ipc://"))
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server())
+    client.connect(endpoint, make_client())
+    pump(lambda got: all(got), server, client)
+
+
+@pytest.mark.parametrize("bad", ["tcp://0.0.0.0:5555", "tcp://10.0.0.1:5555", "ipc://" + "x" * 108, "nonsense"])
+def test_forbidden_endpoints_are_refused_at_both_ends(
+    bad: str, make_bus: Make, make_server: Make, make_client: Make
+) -> None:
+    with pytest.raises(EndpointError):
+        make_bus().serve(bad, make_server())
+    with pytest.raises(EndpointError):
+        make_bus().connect(bad, make_client())
+
+
+def test_a_file_in_the_way_is_not_deleted(endpoint: str, make_bus: Make, make_server: Make) -> None:
+    path = Path(endpoint.removeprefix("ipc://"))
+    path.write_text("precious")
+    with pytest.raises(EndpointError, match="not a socket"):
+        make_bus().serve(endpoint, make_server())
+    assert path.read_text() == "precious"
+
+
+def test_receive_returns_in_time(endpoint: str, make_server: Make) -> None:
+    ticks = iter(range(1000))
+    bus = Bus(clock=lambda: float(next(ticks)))
+    try:
+        bus.serve(endpoint, make_server())
+        assert bus.receive(0.0) == []
+        assert bus.receive(3.0) == []
+    finally:
+        bus.close()

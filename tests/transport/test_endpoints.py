@@ -1,0 +1,135 @@
+"""Where links may be: the check that runs before any socket is opened."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from td3_robot.errors import EndpointError
+from td3_robot.transport import endpoints
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Path]:
+    """A unix socket that somebody listens on, with room for one connection."""
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(tmp_path / "live"))
+        server.listen(0)
+        yield tmp_path / "live"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://127.0.0.1:5555", "tcp://127.9.9.9:1", "tcp://localhost:65535", "tcp://[::1]:5555", "ipc://relative"],
+)
+@pytest.mark.parametrize("bind", [True, False])
+def test_allowed(endpoint: str, bind: bool) -> None:
+    endpoints.check(endpoint, bind=bind)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://0.0.0.0:5555",
+        "tcp://*:5555",
+        "tcp://192.168.1.7:5555",
+        "tcp://[::]:5",
+        "tcp://robot.local:5",
+        "tcp://eth0:5",
+    ],
+)
+@pytest.mark.parametrize("bind", [True, False])
+def test_beyond_loopback(endpoint: str, bind: bool) -> None:
+    with pytest.raises(EndpointError) as caught:
+        endpoints.check(endpoint, bind=bind)
+    assert str(caught.value) == (
+        f"endpoint {endpoint!r} is beyond loopback; without keys only ipc:// and tcp://127.0.0.1 are allowed"
+    )
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "ipc://",
+        "ipc:/path",
+        "/run/policy",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:",
+        "tcp://127.0.0.1:http",
+        "tcp://127.0.0.1:٥٥",
+        "tcp://127.0.0.1:123456",
+        "tcp://127.0.0.1:5555/x",
+        "tcp://eth0;127.0.0.1:5555 ",
+        "tcp://[127.0.0.1]:5",
+        "inproc://x",
+        "pgm://127.0.0.1:5",
+        "udp://127.0.0.1:5",
+        "ipc://@abstract",
+        "ipc://*",
+        "ipc://a\0b",
+        "ipc://a\nb",
+    ],
+)
+@pytest.mark.parametrize("bind", [True, False])
+def test_not_understood(endpoint: str, bind: bool) -> None:
+    with pytest.raises(EndpointError, match="endpoint"):
+        endpoints.check(endpoint, bind=bind)
+
+
+@pytest.mark.parametrize(("port", "bind"), [("0", True), ("0", False), ("65536", True), ("99999", False), ("*", False)])
+def test_port_out_of_range(port: str, bind: bool) -> None:
+    with pytest.raises(EndpointError, match="allowed: 1 to 65535, and \\* for a free one where it is served"):
+        endpoints.check(f"tcp://127.0.0.1:{port}", bind=bind)
+
+
+def test_any_free_port_may_be_served() -> None:
+    endpoints.check("tcp://127.0.0.1:*", bind=True)
+
+
+@pytest.mark.parametrize("bind", [True, False])
+def test_longest_path(bind: bool) -> None:
+    endpoints.check("ipc://" + "é" * 53 + "x", bind=bind)
+    with pytest.raises(EndpointError, match="the socket path has 108 bytes; at most 107 are allowed"):
+        endpoints.check("ipc://" + "é" * 54, bind=bind)
+
+
+def test_folder_must_exist(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/missing/policy"
+    with pytest.raises(EndpointError, match=r"the folder '.*/missing' does not exist"):
+        endpoints.check(endpoint, bind=True)
+    endpoints.check(endpoint, bind=False)  # a client may wait for its server
+
+
+def test_served_by_another(listening: Path) -> None:
+    for _ in range(3):  # the second and third probe find the server's queue full; it lives all the same
+        with pytest.raises(EndpointError, match="is busy: another process serves it"):
+            endpoints.check(f"ipc://{listening}", bind=True)
+    endpoints.check(f"ipc://{listening}", bind=False)
+
+
+def test_server_with_a_full_queue_is_busy(listening: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(str(listening))
+        with pytest.raises(EndpointError, match="is busy"):
+            endpoints.check(f"ipc://{listening}", bind=True)
+
+
+def test_stale_socket_may_be_taken_over(tmp_path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(tmp_path / "stale"))
+    assert (tmp_path / "stale").is_socket()
+    endpoints.check(f"ipc://{tmp_path}/stale", bind=True)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "notes"
+    path.mkdir() if kind == "folder" else path.write_text("precious")
+    with pytest.raises(EndpointError, match="the path is taken by something that is not a socket"):
+        endpoints.check(f"ipc://{path}", bind=True)
+    assert path.exists()

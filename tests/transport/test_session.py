@@ -1,0 +1,491 @@
+"""The two ends of a link on frames and a clock that the test holds: handshake, refusals, heartbeat, expiry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from td3_robot.errors import HandshakeError
+from td3_robot.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Bye,
+    Evaluation,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Status,
+    Step,
+    Throttle,
+    Welcome,
+)
+from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport import codec
+from td3_robot.transport.session import (
+    HEARTBEAT_PERIOD,
+    HELLO_PERIOD,
+    LOG_PERIOD,
+    PEER_TIMEOUT,
+    ClientSession,
+    Peer,
+    ServerSession,
+    hello,
+    newest,
+)
+
+MakeServer = Callable[..., ServerSession]
+MakeClient = Callable[..., ClientSession]
+MakeHello = Callable[..., Hello]
+
+
+def frames(message: Message) -> list[bytes]:
+    return [message.NAME.encode(), codec.encode(message)]
+
+
+def ask(server: ServerSession, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
+    """What the server makes of a message: the inputs for the core as they are, the replies without their keys."""
+    inputs, replies = server.receive(key, frames(message), now)
+    assert all(other == key for other, _ in replies)
+    return inputs, [reply for _, reply in replies]
+
+
+def refusal(server: ServerSession, message: Message, key: bytes = b"1") -> Refused:
+    """The refusal that a message meets; nothing of it may reach the core."""
+    inputs, replies = ask(server, message, key)
+    assert inputs == []
+    (reply,) = replies
+    assert isinstance(reply, Refused)
+    return reply
+
+
+# -- the server: who may take part -----------------------------------------------------------------------------------
+
+
+def test_welcome(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+    server = make_server(5)
+    inputs, replies = ask(server, make_hello(robots=4))
+    ((peer, message),) = inputs
+    assert (peer.name, peer.role, peer.link) == ("sim-0", "simulator", "policy")
+    assert peer.dims == {"N": 4, "O": 3, "A": 2}
+    assert message.robots == 4
+    (welcome,) = replies
+    assert (welcome.protocol, welcome.name, welcome.session) == (PROTOCOL_VERSION, "server", 5)
+    assert server.spec == spec
+    again, replies = ask(server, make_hello(robots=4))
+    assert again == []  # it is known already: no second joining
+    assert isinstance(replies[0], Welcome)
+
+
+def test_protocol_version(make_server: MakeServer, make_hello: MakeHello) -> None:
+    refused = refusal(make_server(), replace(make_hello(), protocol=PROTOCOL_VERSION + 1))
+    assert refused.code == "protocol"
+    assert refused.reason == f"protocol version is {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there"
+
+
+def test_unknown_role(make_server: MakeServer, make_hello: MakeHello) -> None:
+    refused = refusal(make_server(), make_hello("joystick"))
+    assert refused.code == "name"
+    assert refused.reason == "role 'joystick' is not served here; allowed: simulator, driver, policy, evaluator"
+
+
+@pytest.mark.parametrize("robots", [0, 1025])
+def test_number_of_robots(make_server: MakeServer, make_hello: MakeHello, robots: int) -> None:
+    refused = refusal(make_server(), make_hello(robots=robots))
+    assert refused.code == "spec"
+    assert refused.reason == f"simulator names {robots} robots; allowed: 1 to 1024, with a specification"
+
+
+def test_robot_without_specification(make_server: MakeServer, make_hello: MakeHello) -> None:
+    refused = refusal(make_server(), make_hello("driver", spec=None))
+    assert refused.code == "spec"
+    assert "with a specification" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"name": "Other"}, "robot is 'Toy' here, 'Other' there"),
+        ({"control_period": 0.01}, "control_period is 0.02 s here, 0.01 s there"),
+        ({"observations": 2}, "3 observations here, 2 there"),
+        ({"actions": 1}, "2 actions here, 1 there"),
+        ({"observations": {"name": "x"}}, "observations[1].name is 'o1' here, 'x' there"),
+        ({"observations": {"unit": "rad"}}, "observations[1].unit is 'm' here, 'rad' there"),
+        ({"observations": {"low": -6.0}}, "observations[1].low is -5.0 here, -6.0 there"),
+        ({"observations": {"high": 6.0}}, "observations[1].high is 5.0 here, 6.0 there"),
+        ({"actions": {"name": "x"}}, "actions[1].name is 'right' here, 'x' there"),
+        ({"actions": {"unit": "m"}}, "actions[1].unit is 'N' here, 'm' there"),
+        ({"actions": {"low": -0.25}}, "actions[1].low is -0.5 here, -0.25 there"),
+        ({"actions": {"high": 0.75}}, "actions[1].high is 0.5 here, 0.75 there"),
+    ],
+)
+def test_another_robot(
+    make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, change: dict[str, Any], text: str
+) -> None:
+    ((key, value),) = change.items()
+    if isinstance(value, dict):
+        channels = list(getattr(spec, key))
+        channels[1] = replace(channels[1], **value)
+        value = tuple(channels)
+    elif key in ("observations", "actions"):
+        value = getattr(spec, key)[:value]
+    other = replace(spec, **{key: value})
+    refused = refusal(make_server(spec=spec), make_hello(spec=other))
+    assert refused.code == "spec"
+    assert refused.reason == f"robot specification differs: {text}"
+
+
+def test_meanings_may_differ(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+    other = replace(spec, observations=tuple(replace(item, meaning="new") for item in spec.observations))
+    assert ask(make_server(spec=spec), make_hello(spec=other))[0]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"name": "Toy"},
+        {"name": "Toy", "observations": [1], "actions": [], "control_period": 1.0},
+        {"name": "Toy", "observations": "abc", "actions": "d", "control_period": 1.0},
+        {"name": "Toy", "observations": {"a": 1}, "actions": {"a": 1}, "control_period": 1.0},
+        {"name": "Toy", "observations": [], "actions": [], "control_period": 0.02},
+    ],
+)
+def test_senseless_specification(make_server: MakeServer, make_hello: MakeHello, description: dict[str, Any]) -> None:
+    server = make_server()
+    refused = refusal(server, replace(make_hello(), spec=description))
+    assert refused.code == "spec"
+    assert refused.reason.startswith("robot ")
+    assert server.spec is None
+
+
+def test_agreement(make_server: MakeServer, make_hello: MakeHello) -> None:
+    refused = refusal(make_server(), make_hello(agreement={"task": "Toy", "timing": "lockstep"}))
+    assert refused.code == "agreement"
+    assert refused.reason == "configuration differs: timing is free here, lockstep there"
+
+
+@pytest.mark.parametrize("agreement", [{}, {"task": "Toy"}, {"unknown": "x"}])
+def test_only_keys_both_sides_name_are_compared(
+    make_server: MakeServer, make_hello: MakeHello, agreement: dict[str, str]
+) -> None:
+    assert ask(make_server(), make_hello(agreement=agreement))[0]
+
+
+def test_agreement_that_is_no_map_is_dropped(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    assert ask(server, replace(make_hello(), agreement=["task"])) == ([], [])  # type: ignore[arg-type]
+    assert server.tally.counts == {"type": 1}
+
+
+def test_name_taken(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ask(server, make_hello(incarnation=3))
+    for incarnation in (0, 3):
+        refused = refusal(server, make_hello(client=8, incarnation=incarnation), b"2")
+        assert refused.code == "name"
+        assert refused.reason == "name 'sim-0' is taken by a simulator that is connected"
+    assert list(server.peers) == [b"1"]
+    assert ask(server, make_hello(name="sim-1", client=8), b"3")[0]
+
+
+def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((first, _),), _ = ask(server, make_hello())
+    inputs, replies = ask(server, make_hello(client=8, incarnation=1), b"2")
+    (gone, bye), (second, joined) = inputs
+    assert gone is first
+    assert bye.reason == "replaced by a later incarnation"
+    assert (second.key, joined.incarnation) == (b"2", 1)
+    assert isinstance(replies[0], Welcome)
+    assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is a stranger's now
+
+
+def test_same_client_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((first, _),), _ = ask(server, make_hello())
+    inputs, _ = ask(server, make_hello(), b"2")
+    assert inputs[0][0] is first
+    assert inputs[0][1].reason == "connected anew"
+    assert inputs[1][0].key == b"2"
+
+
+def test_stranger_is_asked_for_hello(make_server: MakeServer, make_step: Any) -> None:
+    for message in (make_step(), Heartbeat(0, 1), Bye(""), Status("n", "ready", "", {}, {})):
+        refused = refusal(make_server(), message)
+        assert refused.code == "hello"
+        assert refused.reason == "server has not met this client; send Hello"
+
+
+def test_refused_peer_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ask(server, make_hello())
+    inputs, replies = ask(server, make_hello(agreement={"task": "Other"}))
+    assert isinstance(inputs[0][1], Bye)
+    assert isinstance(replies[0], Refused)
+    assert not server.peers
+    assert server.tally.counts == {"refused": 1}
+
+
+# -- the server: what it makes of messages ---------------------------------------------------------------------------
+
+
+def test_messages_of_a_role(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
+    server = make_server()
+    ((peer, _),), _ = ask(server, make_hello())
+    ((origin, message),), replies = ask(server, make_step(3))
+    assert origin is peer
+    assert (message.sequence, replies) == (3, [])
+    for kind in (Throttle("s", 0, 0, 0, 0), Status("n", "ready", "", {}, {}), Welcome(1, "x", 1), Refused("x", "y")):
+        assert ask(server, kind) == ([], [])
+    assert server.tally.counts == {"unexpected": 4}
+    ask(server, make_hello("policy", name="p"), b"2")
+    assert ask(server, make_step(4), b"2") == ([], [])
+    assert server.tally.counts == {"unexpected": 5}
+
+
+def test_arrays_must_have_the_sizes_of_the_handshake(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any
+) -> None:
+    server = make_server()
+    ask(server, make_hello(robots=2))
+    assert ask(server, make_step(robots=3)) == ([], [])
+    assert server.tally.counts == {"shape": 1}
+    assert ask(server, make_step(robots=2))[0]
+
+
+def test_heartbeat_is_answered_with_its_stamp(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server(9)
+    ask(server, make_hello())
+    _, (reply,) = ask(server, Heartbeat(-5, 9))
+    assert (reply.stamp, reply.session) == (-5, 9)
+
+
+def test_bye(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((peer, _),), _ = ask(server, make_hello())
+    inputs, replies = ask(server, Bye("done"))
+    assert inputs[0][0] is peer
+    assert inputs[0][1].reason == "done"
+    assert replies == []
+    assert refusal(server, Bye("again")).code == "hello"
+
+
+def test_silent_clients_expire(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
+    server = make_server()
+    ((silent, _),), _ = ask(server, make_hello(), now=0.0)
+    ask(server, make_hello(name="sim-1", client=8), b"2", now=0.0)
+    ask(server, make_step(0), b"2", now=1.0)
+    server.receive(b"1", [b"step", b"garbage"], 4.0)  # malformed input is no sign of life
+    assert server.expire(PEER_TIMEOUT) == []
+    ((peer, bye),) = server.expire(PEER_TIMEOUT + 0.5)
+    assert peer is silent
+    assert isinstance(bye, Bye)
+    assert bye.reason == "silent for 5.0 s"
+    assert list(server.peers) == [b"2"]
+    assert refusal(server, make_step(1)).code == "hello"
+    assert ask(server, make_hello())[0]  # and may come back
+
+
+def test_adopt_evicts_another_robot(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+    server = make_server()
+    other = replace(spec, name="Other")
+    ((peer, _),), _ = ask(server, make_hello(spec=other))
+    ask(server, make_hello("policy", name="p"), b"2")
+    inputs, replies = server.adopt(spec)
+    ((origin, bye),) = inputs
+    assert origin is peer
+    assert isinstance(bye, Bye)
+    ((key, refused),) = replies
+    assert key == b"1"
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.reason) == (
+        "spec",
+        "robot specification differs: robot is 'Toy' here, 'Other' there",
+    )
+    assert [item.name for item in server.peers.values()] == ["p"]
+    assert refusal(server, make_hello(spec=other)).code == "spec"
+    assert ask(server, make_hello(name="sim-1"), b"3")[0]
+
+
+def test_adopt_keeps_the_same_robot(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+    server = make_server()
+    ask(server, make_hello())
+    assert server.adopt(spec) == ([], [])
+    assert list(server.peers) == [b"1"]
+
+
+# -- the client ------------------------------------------------------------------------------------------------------
+
+
+def welcomed(client: ClientSession, session: int = 1, now: float = 0.0) -> ClientSession:
+    client.receive(frames(Welcome(PROTOCOL_VERSION, "server", session)), now)
+    return client
+
+
+def test_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> None:
+    client = make_client()
+    assert client.due(0.0) == [client.hello]
+    assert client.due(HELLO_PERIOD * 0.9) == []
+    client.sent(HELLO_PERIOD * 0.95)  # what the application sends must not put the Hello off
+    assert client.due(HELLO_PERIOD) == [client.hello]
+    ((origin, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.3)
+    assert origin == "policy"
+    assert isinstance(message, Welcome)
+    assert (client.state, client.session) == ("welcome", 4)
+    assert client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []  # a Hello too many, no news
+    assert client.due(0.9) == []
+
+
+def test_heartbeat_after_silence(make_client: MakeClient) -> None:
+    client = make_client()
+    client.due(0.0)
+    welcomed(client)
+    assert client.due(HEARTBEAT_PERIOD * 0.9) == []
+    (beat,) = client.due(HEARTBEAT_PERIOD)
+    assert isinstance(beat, Heartbeat)
+    assert (beat.stamp, beat.session) == (int(HEARTBEAT_PERIOD * 1e9), 1)
+    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD / 2) == []
+    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # unanswered: asked again
+    client.receive(frames(beat), 2.0)
+    client.sent(2.0)
+    assert client.silence(2.5) == 0.5
+    assert client.due(2.9) == []
+
+
+def test_a_client_that_talks_all_the_time_still_asks_whether_the_server_is_there(make_client: MakeClient) -> None:
+    client = welcomed(make_client())
+    asked = 0
+    for tick in range(200):  # 2 s at 100 Hz, and not a word from the server
+        client.sent(tick / 100)
+        asked += len(client.due(tick / 100))
+    assert asked == 4  # from 1 s on, every HELLO_PERIOD
+
+
+def test_server_restart_is_told_once(make_client: MakeClient) -> None:
+    client = welcomed(make_client(), 1)
+    for _ in range(3):  # every message that was under way is answered by the new server
+        assert client.receive(frames(Refused("hello", "who?")), 5.0) == []
+    assert client.state == "connecting"
+    assert client.due(5.0) == [client.hello]
+    assert client.receive(frames(Refused("hello", "who?")), 5.0) == []
+    assert client.due(5.0) == []
+    ((_, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 2)), 5.1)
+    assert isinstance(message, Welcome)
+    assert client.session == 2
+
+
+def test_welcome_of_another_session_is_passed_on(make_client: MakeClient) -> None:
+    client = welcomed(make_client(), 1)
+    ((_, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 2)), 0.0)
+    assert isinstance(message, Welcome)
+
+
+@pytest.mark.parametrize("code", ["protocol", "spec", "agreement", "name", "a code of later versions"])
+def test_refusal_is_raised(make_client: MakeClient, code: str) -> None:
+    client = make_client()
+    client.check()
+    assert client.receive(frames(Refused(code, "robot is 'A' here, 'B' there")), 0.0) == []
+    assert client.due(10.0) == []  # it stays away
+    with pytest.raises(HandshakeError, match="link policy: refused by the server: robot is 'A' here, 'B' there"):
+        client.check()
+
+
+def test_server_of_another_protocol(make_client: MakeClient) -> None:
+    client = make_client()
+    assert client.receive(frames(Welcome(PROTOCOL_VERSION + 1, "server", 1)), 0.0) == []
+    with pytest.raises(HandshakeError, match=f"version is {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there"):
+        client.check()
+
+
+def test_client_takes_only_what_it_accepts(make_client: MakeClient, make_step: Any) -> None:
+    client = welcomed(make_client())
+    throttle = Throttle("sim-0", 0, 0, 10, 0)
+    ((origin, message),) = client.receive(frames(throttle), 0.0)
+    assert (origin, message.transitions_allowed) == ("policy", 10)  # type: ignore[attr-defined]
+    assert client.receive(frames(make_step()), 0.0) == []
+    assert client.receive([b"throttle"], 0.0) == []
+    assert client.receive([b"throttle", b"\xc1"], 0.0) == []
+    assert client.tally.counts == {"unexpected": 1, "frames": 1, "malformed": 1}
+    assert client.state == "welcome"
+
+
+def test_malformed_input_is_not_a_sign_of_life(make_client: MakeClient) -> None:
+    client = welcomed(make_client(), now=0.0)
+    client.receive([b"", b""], 3.0)
+    assert client.silence(3.0) == 3.0
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+anything = st.lists(
+    st.binary(max_size=80)
+    | st.sampled_from([name.encode() for name in MESSAGES])
+    | st.dictionaries(st.text(max_size=5), st.integers(-9, 9), max_size=3).map(msgpack.packb),
+    max_size=4,
+)
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(st.lists(anything, max_size=5))
+def test_no_frames_stop_a_session(messages: list[list[bytes]]) -> None:
+    toy = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
+    server = ServerSession("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
+    client = ClientSession("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,), {})
+    server.receive(b"1", frames(client.hello), 0.0)
+    welcomed(client)
+    for parts in messages:
+        before = sum(server.tally.counts.values()), sum(client.tally.counts.values())
+        assert server.receive(b"1", parts, 0.0) == ([], [])
+        assert client.receive(parts, 0.0) == []
+        assert (sum(server.tally.counts.values()), sum(client.tally.counts.values())) == (before[0] + 1, before[1] + 1)
+    assert list(server.peers) == [b"1"]
+    assert client.state == "welcome"
+
+
+def test_malformed_input_is_logged_once_per_kind_and_period(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    with caplog.at_level(logging.WARNING):
+        for tick in range(100):
+            server.receive(b"1", [b"step", b"\xc1"], tick * LOG_PERIOD / 40)
+            server.receive(b"1", [b"step"], tick * LOG_PERIOD / 40)
+    assert server.tally.counts == {"malformed": 100, "frames": 100}
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 6  # two kinds, three periods
+    assert lines[0] == (
+        "dropped (malformed, 1 so far): on link policy from a stranger: step: not msgpack (FormatError)"
+    )
+    assert lines[2].startswith("dropped (malformed, 41 so far)")
+
+
+def test_a_peer_cannot_write_lines_of_its_own_into_the_log(
+    make_server: MakeServer, make_hello: MakeHello, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    with caplog.at_level(logging.WARNING):
+        ask(server, replace(make_hello(), role="x\nERROR all is lost\x1b[2J"))
+    assert "\n" not in caplog.records[0].message
+    assert "\x1b" not in caplog.records[0].message
+
+
+def test_peers_are_told_apart_by_identity(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((one, _),), _ = ask(server, make_hello())
+    ask(server, Bye(""))
+    ((two, _),), _ = ask(server, make_hello())
+    assert isinstance(one, Peer)
+    assert one != two  # the same name and connection, and yet another stay
+
+
+def test_newest_keeps_the_last_of_each_origin(make_step: Any) -> None:
+    steps = [make_step(sequence) for sequence in range(4)]
+    inputs: list[Any] = [("a", steps[0]), ("b", steps[1]), ("a", Bye("")), ("a", steps[2]), ("c", Bye(""))]
+    assert newest(inputs, Step) == {"a": steps[2], "b": steps[1]}
