@@ -4,7 +4,8 @@
 
 Batches of 256 from a full buffer of 200,000 random transitions of the Walker2D sizes (22 observations, 6 actions);
 sampling included. Every variant has its own process and number of threads; they take turns, so that a change in the
-machine's load meets all of them, and the median over the turns is reported. Needs the ``dev`` extra.
+machine's load meets all of them, and the median over the turns is reported. Needs the ``dev`` extra, and cores that
+nobody else uses: with as many threads as cores, one busy neighbour makes all variants, sb3 too, ten times slower.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -105,7 +108,9 @@ def main() -> None:
     arguments = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     results: list[dict[str, Any]] = []
-    version = ""
+    version, load = "", os.getloadavg()[0]
+    if load > 0.5:
+        print(f"the machine is not idle: load average {load:.1f}", file=sys.stderr)
     for network in arguments.networks:
         for threads in arguments.threads:
             pipes = {}
@@ -141,7 +146,12 @@ def main() -> None:
                         flush=True,
                     )
     if arguments.json:
-        machine = {"processor": processor(), "cores": multiprocessing.cpu_count(), "torch": version}
+        machine = {
+            "processor": processor(),
+            "cores": multiprocessing.cpu_count(),
+            "torch": version,
+            "load_before": load,
+        }
         print(json.dumps({"batch": BATCH, "machine": machine, "results": results}, indent=2))
 
 

@@ -1,7 +1,7 @@
 """Keeps the tables of docs/protocol.md as the code says.
 
-    python docs/make_protocol.py           rewrite what stands between the markers
-    python docs/make_protocol.py --check   exit 1, with one line, if that would change anything
+python docs/make_protocol.py           rewrite what stands between the markers
+python docs/make_protocol.py --check   exit 1, with one line, if that would change anything
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def example() -> str:
     payload = codec.encode(Heartbeat(1_500_000_000, 7))
     return (
         "```\n"
-        f"frame 1   {Heartbeat.NAME.encode().hex(' ')}    \"{Heartbeat.NAME}\"\n"
+        f'frame 1   {Heartbeat.NAME.encode().hex(" ")}    "{Heartbeat.NAME}"\n'
         f"frame 2   {payload.hex(' ')}\n"
         '          {"stamp": 1500000000, "session": 7}\n'
         "```"

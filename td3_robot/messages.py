@@ -247,6 +247,9 @@ class Evaluation(Message):
     returns: Float64 = _array("<f8", "E", "undiscounted return of each episode", "1")
     lengths: UInt32 = _array("<u4", "E", "length of each episode", "steps")
 
+    def problem(self) -> str | None:
+        return None if np.isfinite(self.returns).all() else "returns is not finite"
+
 
 @dataclass(frozen=True, eq=False)
 class Status(Message):

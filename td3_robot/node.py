@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from td3_robot.config import Config
-from td3_robot.errors import EXIT_GOOD, EXIT_INTERRUPTED, HandshakeError, Td3RobotError
+from td3_robot.errors import EXIT_GOOD, EXIT_INTERRUPTED, HandshakeError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -158,6 +159,8 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     )
     bus = Bus()
     try:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
+            raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
         run = RunFolder.open(arguments.run)
         node = Node(role, arguments.name, arguments.incarnation, run, run.config(), bus)
         _catch_signals(node)

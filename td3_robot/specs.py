@@ -16,6 +16,10 @@ from td3_robot.errors import ConfigError
 
 Float32 = NDArray[np.float32]
 
+MAX_CHANNELS = 4096
+"""Of observations, and of actions: far above any robot, low enough that no peer can ask for a terabyte of buffers."""
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Channel:
@@ -40,7 +44,7 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: names repeat, a range is empty, an action is unbounded, or the period is not positive.
+        ConfigError: names repeat, there are too many, a range is empty, an action is unbounded, or the period is not positive.
     """
 
     name: str
@@ -53,6 +57,10 @@ class RobotSpec:
             names = [channel.name for channel in channels]
             if not names:
                 raise ConfigError(f"robot {self.name}: it has no {kind} channel; at least one is needed")
+            if len(names) > MAX_CHANNELS:
+                raise ConfigError(
+                    f"robot {self.name}: {len(names)} {kind} channels; at most {MAX_CHANNELS} are allowed"
+                )
             if len(set(names)) != len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise ConfigError(f"robot {self.name}: {kind} channel {twice!r} appears twice; names must be unique")
@@ -62,10 +70,10 @@ class RobotSpec:
                         f"robot {self.name}: {kind} {channel.name!r} has range [{channel.low}, {channel.high}]; "
                         "low must be below high"
                     )
-                if kind == "action" and not (np.isfinite(channel.low) and np.isfinite(channel.high)):
+                if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
                     raise ConfigError(
                         f"robot {self.name}: action {channel.name!r} has range [{channel.low}, {channel.high}]; "
-                        "actions need finite limits"
+                        "actions need finite float32 limits"
                     )
         if not (np.isfinite(self.control_period) and self.control_period > 0):
             raise ConfigError(f"robot {self.name}: control_period is {self.control_period}; it must be above 0 s")

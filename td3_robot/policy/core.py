@@ -118,12 +118,16 @@ class PolicyCore:
             self.counters["other_robot"] += 1  # it joined before any weights said which robot this is; it is leaving
             return None
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
+        action = self._act(peer, step, policy, kind)
+        if not np.isfinite(action).all():  # finite weights can still overflow
+            self.counters["not_finite"] += 1
+            return None
         return Action(
             source=step.source,
             incarnation=step.incarnation,
             answers=step.sequence,
             stamp=step.stamp,
-            action=self._act(peer, step, policy, kind),
+            action=action,
             weights_version=policy.version,
             noise_kind=int(kind),
             noise_seed=self.seed if kind else 0,

@@ -51,7 +51,8 @@ def test_figures_agree_and_repeat(command: Any, policy: Path) -> None:
 
 def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> None:
     run(command, str(policy), "--episodes", "1", "--video", str(tmp_path / "walk.mp4"))
-    frames = imageio.mimread(tmp_path / "walk.mp4", memtest=False)
+    with imageio.get_reader(tmp_path / "walk.mp4") as reader:
+        frames = [frame for frame in reader]  # noqa: C416  list() asks for a length, which a video does not have
     assert len(frames) >= 3
     assert frames[0].shape == (480, 640, 3)
     assert np.std(frames[0]) > 5  # not one colour

@@ -221,6 +221,7 @@ def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, comm
         (("eval", "nothing.safetensors"), 2, "cannot be read"),
         (("trian",), 2, "did you mean 'train'"),
         (("sim", "--run", "nowhere"), 2, "holds no run"),
+        (("sim", "--run", "nowhere", "--name", "a b"), 2, "--name is 'a b'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -1,0 +1,190 @@
+"""docs/protocol.md: up to date with the code, and enough to write a peer from."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from td3_robot.bundle import Bundle
+from td3_robot.messages import MESSAGES, Hello, NoiseKind, Step, wire_fields
+from td3_robot.policy.actor import Actor
+from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.noise import Noise
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ROBOT_ROLES, ServerSession
+
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = (DOCS / "protocol.md").read_text(encoding="utf-8")
+
+
+def make(*arguments: str, script: Path = DOCS / "make_protocol.py") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_up_to_date() -> None:
+    result = make("--check")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("old", ["| HELLO_PERIOD | 0.25 s", "### Throttle", "| `weights` | learner |", "82 a5 73 74"])
+def test_check_notices_a_change_and_a_second_call_mends_it(tmp_path: Path, old: str) -> None:
+    script, document = tmp_path / "make_protocol.py", tmp_path / "protocol.md"
+    script.write_text((DOCS / "make_protocol.py").read_text())
+    assert old in TEXT
+    document.write_text(TEXT.replace(old, "x"))
+    result = make("--check", script=script)
+    assert result.returncode == 1
+    assert result.stderr == f"{document} is out of date: run python docs/make_protocol.py\n"
+    assert document.read_text() != TEXT
+    assert make(script=script).returncode == 0
+    assert document.read_text() == TEXT
+
+
+def test_missing_marker_and_wrong_use_are_one_line_each(tmp_path: Path) -> None:
+    script = tmp_path / "make_protocol.py"
+    script.write_text((DOCS / "make_protocol.py").read_text())
+    (tmp_path / "protocol.md").write_text(TEXT.replace("<!-- end: topics -->", ""))
+    result = make(script=script)
+    assert result.returncode == 1
+    assert re.fullmatch(r".*protocol.md: markers .* must be there once, in this order\n", result.stderr)
+    assert make("--chekc").returncode == 2
+
+
+def test_every_message_and_field_is_named() -> None:
+    for message in MESSAGES.values():
+        part = TEXT.split(f"### {message.__name__}: topic `{message.NAME}`")[1].split("\n### ")[0]
+        for name in wire_fields(message):
+            assert f"| `{name}` |" in part
+
+
+def test_every_refusal_code_is_explained() -> None:
+    codes = wire_fields(MESSAGES["refused"])["code"].meaning.replace(" or ", ", ").split(", ")
+    for code in codes:
+        assert f"| `{code}` |" in TEXT
+
+
+def code_blocks() -> dict[str, Any]:
+    """What the document's own Python code defines."""
+    namespace: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(compile(block, "protocol.md", "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("seed", "source", "incarnation"), [(0, "sim-0", 0), (2**63 + 5, "bein-ü", 2**33), (2**32 - 1, "x", 1000)]
+)
+def test_the_documents_noise_is_the_policy_servers(seed: int, source: str, incarnation: int) -> None:
+    robots, actions = 3, 2
+    theirs = code_blocks()
+    noise = Noise(seed, source, incarnation, robots, actions)
+    keys = theirs["keys"](seed, source, incarnation, robots)
+    episodes, steps = np.array([0, 5, 2**50], np.uint64), np.array([0, 64, 200], np.uint32)
+    uniform, normal = noise(NoiseKind.UNIFORM, episodes, steps).copy(), noise(NoiseKind.GAUSSIAN, episodes, steps)
+    for robot, (episode, step) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
+        assert theirs["uniform"](keys[robot], actions, episode, step) == uniform[robot].tolist()
+        drawn = theirs["normal"](seed, source, incarnation, robots, robot, actions, episode, step)
+        assert drawn.tolist() == normal[robot].tolist()
+
+
+@pytest.mark.parametrize("hidden", [(), (8, 4)])
+def test_the_documents_policy_is_the_policy_servers(
+    make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...]
+) -> None:
+    """Section 6, read from the bytes by hand: header length, JSON, offsets, then the arithmetic."""
+    payload = make_bundle(3, hidden=hidden).encode()
+    length = int.from_bytes(payload[:8], "little")
+    header = json.loads(payload[8 : 8 + length])
+    ours = json.loads(header["__metadata__"]["td3_robot"])
+    assert (payload[8:9], ours["format"], ours["hidden"]) == (b"{", 1, list(hidden))
+
+    def tensor(name: str) -> Any:
+        entry = header[name]
+        assert entry["dtype"] == "F32"
+        begin, end = entry["data_offsets"]
+        return np.frombuffer(payload[8 + length :][begin:end], "<f4").reshape(entry["shape"])
+
+    observation = rng.normal(size=3).astype(np.float32)
+    x = observation
+    for k in range(len(hidden)):
+        x = np.maximum(0, tensor(f"actor.{k}.weight") @ x + tensor(f"actor.{k}.bias"))
+    u = np.tanh(tensor(f"actor.{len(hidden)}.weight") @ x + tensor(f"actor.{len(hidden)}.bias"))
+    low, high = (np.array([item[key] for item in ours["spec"]["actions"]], np.float32) for key in ("low", "high"))
+    action = np.clip(u * ((high - low) / 2) + (high + low) / 2, low, high)
+    np.testing.assert_allclose(Actor(Bundle.decode(payload))(observation[None])[0], action, rtol=1e-5, atol=1e-6)
+
+
+def test_a_peer_written_from_the_document_alone(tmp_path: Path, make_bundle: Callable[..., Bundle]) -> None:
+    """A driver that knows ZeroMQ and msgpack and nothing of this package is welcomed, and its Step is answered."""
+    endpoint = f"ipc://{tmp_path}/policy"
+    bus, core = Bus(), PolicyCore(seed=0)
+    core.load(1, make_bundle())
+    assert core.spec
+    bus.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {"task": "Toy"}, 5))
+    bus.adopt("policy", core.spec)
+    channels = [{"name": f"o{i}", "unit": "m", "low": -5.0, "high": 5.0} for i in range(3)]
+    limits = (("left", -1.0, 3.0), ("right", -0.5, 0.5))
+    spec = {
+        "name": "Toy",
+        "observations": channels,
+        "actions": [{"name": name, "unit": "N", "low": low, "high": high} for name, low, high in limits],
+        "control_period": 0.02,
+    }
+    hello = {"protocol": 1, "role": "driver", "name": "leg", "incarnation": 1, "client": 99, "robots": 1}
+    hello |= {"weights_version": 0, "spec": spec, "agreement": {}}
+    step = {"source": "leg", "incarnation": 1, "sequence": 0, "transitions": 0, "stamp": 123, "phase": b"\0"}
+    step |= {"episode": bytes(8), "episode_step": bytes(4), "observation": bytes(12), "reward": bytes(4)}
+    step |= {"action": bytes(8), "answered": 0, "weights_version": 0, "noise_kind": 0, "noise_seed": 0}
+    step |= {"needs_version": 0}
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.connect(endpoint)
+
+        def ask(topic: bytes, content: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+            socket.send_multipart([topic, msgpack.packb(content)])
+            deadline = time.monotonic() + 20
+            while not socket.poll(1):
+                assert time.monotonic() < deadline, bus.dropped()
+                for to, message in core.step(bus.receive(0.001), 0.0):
+                    bus.send(to, message)
+            name, payload = socket.recv_multipart()
+            return name, msgpack.unpackb(payload)
+
+        assert ask(b"step", step) == (
+            b"refused",
+            {"code": "hello", "reason": "policy has not met this client; send Hello"},
+        )
+        assert ask(b"hello", hello) == (b"welcome", {"protocol": 1, "name": "policy", "session": 5})
+        name, action = ask(b"step", step)
+        assert name == b"action"
+        assert (action["answers"], action["incarnation"], action["stamp"]) == (0, 1, 123)
+        assert len(action["action"]) == 8
+        assert (action["weights_version"], action["noise_kind"]) == (1, 0)
+        name, beat = ask(b"heartbeat", {"stamp": -7, "session": 5})
+        assert (name, beat) == (b"heartbeat", {"stamp": -7, "session": 5})
+        assert not bus.dropped()
+    finally:
+        socket.close(linger=0)
+        context.term()
+        bus.close()
+
+
+def test_the_generator_is_importable_without_running() -> None:
+    names = runpy.run_path(str(DOCS / "make_protocol.py"))
+    assert names["made"](TEXT) == TEXT
+    assert Hello.NAME in names["topics"]()
