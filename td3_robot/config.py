@@ -55,7 +55,7 @@ class LearnerConfig(Section, frozen=True):
     replay_ratio: Annotated[float, Meta(gt=0)] | None = 1.0
     replay_ratio_band: Positive = 64.0
     publish_every: Count = 10
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 
 

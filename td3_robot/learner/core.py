@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
+from td3_robot.learner import precision
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.td3 import TD3
@@ -270,7 +272,7 @@ class LearnerCore:
 
     def _begin(self, spec: RobotSpec) -> None:
         self.spec = spec
-        learner = self.config.learner
+        learner = replace(self.config.learner, precision=precision.resolve(self.config.learner.precision))
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
@@ -278,6 +280,7 @@ class LearnerCore:
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         self._learning = learner.learning_starts == 0
+        log.info("learning for robot %s in %s", spec.name, learner.precision)
 
     def _update(self) -> None:
         self.td3.update(self.replay.sample(self.config.learner.batch_size))
