@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -249,10 +249,6 @@ class ClientSession:
         """Told by the bus that an application message went out."""
         self._sent = now
 
-    def silence(self, now: float) -> float:
-        """Seconds since the server was last heard; infinite before it ever was."""
-        return now - self._heard
-
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """What one multipart message from the server means to the core. Never raises on any bytes.
 
@@ -322,8 +318,3 @@ def hello(
         spec.describe() if spec else {},
         dict(agreement or {}),
     )
-
-
-def newest(inputs: Iterable[Input], kind: type[Message]) -> dict[Origin, Message]:
-    """The last message of a kind from each origin: the *keep latest* rule."""
-    return {origin: message for origin, message in inputs if isinstance(message, kind)}

@@ -181,6 +181,24 @@ def test_interrupt_keeps_what_was_learned_and_resume_goes_on(train: Any, command
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_process_that_does_not_listen_is_ended_with_harder_signals(train: Any, tmp_path: Path) -> None:
+    """A stopped process takes neither SIGINT nor SIGTERM; each further Ctrl-C goes to the next signal at once."""
+    run = train(100_000)
+    run.wait_for_steps(100)
+    children, sockets = run.children(), sockets_of(tmp_path / "run")
+    children["policy"].suspend()
+    run.interrupt()
+    gone, _ = psutil.wait_procs([children["learner"]], timeout=30)  # the others end at the first
+    assert gone
+    run.interrupt()
+    run.wait_for("^policy: sent SIGTERM$")
+    run.interrupt()
+    run.wait_for("^policy: sent SIGKILL$")
+    assert run.finish() == 130, run.output()
+    assert not any(child.is_running() for child in children.values())
+    assert not sockets.exists()
+
+
 def test_nothing_is_left_when_the_supervisor_is_killed(train: Any) -> None:
     run = train(100_000)
     run.wait_for("^ready")
