@@ -28,7 +28,7 @@ KINDS = ("sb3", "fp32", "bf16", "bf16 + layer norm")
 WARM_UP = 20  # updates
 
 
-def ours(kind: str, hidden: tuple[int, ...]) -> Callable[[int], None]:
+def ours(kind: str, hidden: tuple[int, ...], threads: int) -> Callable[[int], None]:
     import numpy as np
 
     from td3_robot.config import LearnerConfig
@@ -36,7 +36,12 @@ def ours(kind: str, hidden: tuple[int, ...]) -> Callable[[int], None]:
     from td3_robot.learner.td3 import TD3
 
     precision, _, norm = kind.partition(" + ")
-    config = LearnerConfig(precision=precision, layer_norm=bool(norm), learning_rate=1e-3)  # type: ignore[arg-type]
+    config = LearnerConfig(
+        precision=precision,  # type: ignore[arg-type]
+        layer_norm=bool(norm),
+        learning_rate=1e-3,
+        threads=threads,
+    )
     td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0)
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     buffer.add(*transitions(), np.zeros(STORED, np.bool_))
@@ -85,8 +90,14 @@ def worker(pipe: Connection, kind: str, hidden: tuple[int, ...], threads: int) -
     """Answers each number of seconds with updates per second, until None comes."""
     import torch
 
-    torch.set_num_threads(threads)
-    run = sb3(hidden) if kind == "sb3" else ours(kind, hidden)
+    from td3_robot.learner import compute
+
+    if kind == "sb3":
+        torch.set_num_threads(threads)
+        run = sb3(hidden)
+    else:
+        compute.use_threads(threads)
+        run = ours(kind, hidden, threads)
     run(WARM_UP)
     pipe.send(torch.__version__)
     while (seconds := pipe.recv()) is not None:

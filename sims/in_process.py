@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import torch
-
 from sims import tasks
 from sims.core import SimulatorCore
 from sims.fleet import Fleet
 from td3_robot.config import Config
+from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Action, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.core import PolicyCore
@@ -21,7 +20,7 @@ class InProcess:
     """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
 
     def __init__(self, config: Config) -> None:
-        torch.set_num_threads(config.learner.threads)  # sums over two threads round differently from sums over one
+        compute.use_threads(config.learner.threads)
         self.config = config
         self._time = itertools.count()
         agreement = config.agreement()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import precision
+from td3_robot.learner import compute
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.td3 import TD3
@@ -272,7 +272,7 @@ class LearnerCore:
 
     def _begin(self, spec: RobotSpec) -> None:
         self.spec = spec
-        learner = replace(self.config.learner, precision=precision.resolve(self.config.learner.precision))
+        learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
 from td3_robot import files
 from td3_robot import node as nodes
 from td3_robot.config import Config
-from td3_robot.learner import checkpoint
+from td3_robot.learner import checkpoint, compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.messages import Evaluation, Step
@@ -31,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn(node: Node) -> None:
-    torch.set_num_threads(node.config.learner.threads)
+    compute.use_threads(node.config.learner.threads)
     core = _core(node)
     node.serve(
         "learner",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
+from td3_robot.learner.compute import critic_thread
 from td3_robot.learner.networks import Adam, Network
 from td3_robot.learner.replay import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Result = TypeVar("Result")
 METRICS = ("critic_loss", "q_mean", "q_target_mean", "actor_loss")
 
 
@@ -27,7 +29,8 @@ class TD3:
     Args:
         observation_size, action_size: O and A.
         hidden: the sizes of the hidden layers, of actor and critics alike.
-        config: TD3's parameters, ``layer_norm`` (in the critics only) and ``precision``; the other keys play no part.
+        config: TD3's parameters, ``precision``, ``threads``, and ``layer_norm`` (in the critics only); no other key
+            plays a part.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
         device: where the networks live. Batches may lie elsewhere.
 
@@ -68,6 +71,7 @@ class TD3:
         self._critics_adam = Adam(self.critics, config.learning_rate)
         self._sums = torch.zeros(len(METRICS), device=self._device)
         self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
+        self._second = critic_thread(config.threads) if self._device.type == "cpu" else None
 
     def update(self, batch: Batch) -> None:
         """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
@@ -82,19 +86,19 @@ class TD3:
         noise = torch.randn(a.shape, generator=self._random, device=self._device).mul_(config.target_noise)
         noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
         a2 = self.actor_target.forward(s2)[0].tanh_().add_(noise).clamp_(-1.0, 1.0)
-        s2a2 = torch.cat((s2, a2), 1)
-        q_next = torch.minimum(self.critics_target.forward(s2a2, 0)[0], self.critics_target.forward(s2a2, 1)[0])
-        y = r + config.discount * not_terminated * q_next
+        s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
+        (next1, (q1, trace1)), (next2, (q2, trace2)) = self._each_critic(
+            lambda head: (self.critics_target.forward(s2a2, head)[0], self.critics.forward(sa, head))
+        )
+        y = r + config.discount * not_terminated * torch.minimum(next1, next2)
 
         # Critics: minimise the sum over both of the batch's mean (Q(s, a) - y)²
-        sa = torch.cat((s, a), 1)
-        (q1, trace1), (q2, trace2) = self.critics.forward(sa, 0), self.critics.forward(sa, 1)
-        error1, error2 = q1 - y, q2 - y
-        self.critics.backward(trace1, error1 * (2 / len(y)))
-        self.critics.backward(trace2, error2 * (2 / len(y)))
+        traces, errors = (trace1, trace2), (q1 - y, q2 - y)
+        self._each_critic(lambda head: self.critics.backward(traces[head], errors[head] * (2 / len(y))))
         self._critics_adam.step()
         self.updates += 1
-        self._count(critic_loss=(error1.square() + error2.square()).mean(), q_mean=q1.mean(), q_target_mean=y.mean())
+        loss = (errors[0].square() + errors[1].square()).mean()
+        self._count(critic_loss=loss, q_mean=q1.mean(), q_target_mean=y.mean())
 
         if self.updates % config.policy_delay == 0:
             # Delayed policy: minimise the batch's mean -Q1(s, π(s))
@@ -108,6 +112,13 @@ class TD3:
 
             self.critics_target.track(self.critics, config.polyak)
             self.actor_target.track(self.actor, config.polyak)
+
+    def _each_critic(self, work: Callable[[int], Result]) -> tuple[Result, Result]:
+        """``work`` of critic 0 and of critic 1: with two threads at the same time, and always with the same result."""
+        if self._second is None:
+            return work(0), work(1)
+        other = self._second.submit(work, 1)
+        return work(0), other.result()
 
     def actor_tensors(self) -> dict[str, NDArray[np.float32]]:
         """A copy of the actor: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], and so on in layer order, float32.

@@ -12,7 +12,7 @@ import torch
 
 from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import TD3
 from tests.learner.reference import Net, ReferenceTD3
 
@@ -310,3 +310,20 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name: str, replacement: 
     with pytest.raises(BundleError, match="TD3 state"):
         td3.restore(arrays, scalars)
     assert all(array.tobytes() == before[name].tobytes() for name, array in td3.state()[0].items())
+
+
+def test_two_threads_are_one_to_the_bit(seed: int) -> None:
+    """The critics share nothing but what they read, so side by side they give what one after the other gives."""
+    results = []
+    for threads in (1, 2):
+        config = LearnerConfig(batch_size=32, threads=threads)
+        td3 = TD3(3, 2, (16, 8), config, seed=1)
+        buffer = ReplayBuffer(200, 3, 2, seed=2)
+        rng = np.random.default_rng(seed)
+        observation, following = (rng.normal(size=(200, 3)).astype(np.float32) for _ in range(2))
+        action = rng.uniform(-1, 1, (200, 2)).astype(np.float32)
+        buffer.add(observation, action, rng.normal(size=200).astype(np.float32), following, rng.random(200) < 0.1)
+        for _ in range(50):
+            td3.update(buffer.sample(32))
+        results.append(td3.state()[0])
+    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])

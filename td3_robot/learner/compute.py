@@ -1,7 +1,8 @@
-"""Which number format the matrix products of the learner use on this processor."""
+"""How the learner uses the processor: the number format of its matrix products, and its threads."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ def bf16_is_fast() -> bool:
     return any(check is not None and check() for check in checks)
 
 
-def resolve(wanted: str) -> Precision:
+def precision(wanted: str) -> Precision:
     """The precision to use: as wanted, or for ``auto`` the fastest that this processor has.
 
     Raises:
@@ -34,3 +35,20 @@ def resolve(wanted: str) -> Precision:
             "allowed here: fp32, auto"
         )
     return "bf16" if fast else "fp32"
+
+
+def use_threads(threads: int) -> None:
+    """Share out ``threads`` in this process: the two critics side by side, each with half of them.
+
+    Threads inside a matrix product meet at every operation, and on a machine whose cores are all busy each meeting
+    waits for the scheduler; two critics meet twice an update. Products of one thread also round alike everywhere.
+    """
+    torch.set_num_threads(max(1, threads // 2))
+
+
+def critic_thread(threads: int) -> ThreadPoolExecutor | None:
+    """The thread for the second critic; None if there is to be one thread only."""
+    if threads < 2:
+        return None
+    inner = torch.get_num_threads()
+    return ThreadPoolExecutor(1, "critic", initializer=torch.set_num_threads, initargs=(inner,))
