@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.learner.td3 import TD3
-from td3_robot.learner.transitions import Assembler, Transitions
-from td3_robot.messages import Bye, Evaluation, Hello, Message, Step, Throttle, Weights
+from td3_robot.learner.transitions import Transitions
+from td3_robot.messages import Bye, Evaluation, Hello, Message, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
@@ -33,25 +33,6 @@ _REMEMBERED = 1000  # versions whose age is known
 
 Record = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass
-class Source:
-    """A simulator process or robot, as the learner knows it by name; it outlives connections."""
-
-    name: str
-    peer: Peer | None = None
-    assembler: Assembler = field(default_factory=Assembler)
-    incarnation: int = 0
-    robots: int = 1
-    answered: int = 0  # sequence of the newest Step dealt with, plus one
-    seen: int = 0  # transitions it has published, by its own count
-    granted: int = 0  # transitions it may publish
-    queue: deque[Step] = field(default_factory=deque)  # lock-step: Steps waiting for their round
-
-    @property
-    def outstanding(self) -> int:
-        return max(0, self.granted - self.seen)
 
 
 class LearnerCore:
@@ -74,7 +55,7 @@ class LearnerCore:
         self.best_return = float("-inf")
         self.best: bytes | None = None  # bundle to be written as the best one, until taken
         self.records: list[Record] = []
-        self.sources: dict[str, Source] = {}
+        self.sources = Sources()
         self.counters: Counter[str] = Counter()
         self.recent: deque[float] = deque(maxlen=_RECENT)
         self.staleness = 0.0
@@ -124,8 +105,8 @@ class LearnerCore:
         else:
             if self.update_due:
                 self._update()
-            outputs += self._publish_if_due(now)
-            outputs += self._grant()
+            outputs += self._publish_if_due()
+            outputs += self.sources.grant(self.limiter, self.env_steps, self.updates)
         return outputs
 
     def bundle(self) -> Bundle:
@@ -154,10 +135,6 @@ class LearnerCore:
         """Seconds of training, earlier runs of the same checkpoint included."""
         return self._wall_before + (now - self._started if self._started is not None else 0.0)
 
-    def lost(self) -> int:
-        """Steps (messages) that were published and never seen."""
-        return sum(source.assembler.counters["missed"] for source in self.sources.values())
-
     def figures(self, now: float) -> dict[str, float]:
         """Gauges for the supervisor and for people."""
         figures = {
@@ -177,8 +154,7 @@ class LearnerCore:
     def counts(self) -> dict[str, int]:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
-        for source in self.sources.values():
-            total.update(source.assembler.counters)
+        total.update(self.sources.counters())
         return dict(total)
 
     # -- input ---------------------------------------------------------------------------------------------------
@@ -191,8 +167,8 @@ class LearnerCore:
         elif isinstance(message, Evaluation):
             self._evaluated(message, now)
         elif isinstance(message, Step):
-            source = self.sources.get(peer.name)
-            if source is None or source.peer is not peer or message.source != source.name:
+            source = self.sources.of(peer, message.source)
+            if source is None:
                 self.counters["misnamed"] += 1
             elif self.lockstep:
                 source.queue.append(message)
@@ -206,15 +182,8 @@ class LearnerCore:
             if self.spec is None:
                 self._begin(RobotSpec.from_description(hello.spec))
                 outputs += self._publish()
-            source = self.sources.setdefault(peer.name, Source(peer.name))
-            source.peer, source.robots, source.granted = peer, hello.robots, 0
-            source.queue.clear()
-            if source.incarnation != hello.incarnation:
-                source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
-            log.info(
-                "%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation
-            )
-            return outputs + (self._throttles([source]) if self.lockstep else [])
+            source = self.sources.join(peer)
+            return outputs + (throttles([source], self.version) if self.lockstep else [])
         if peer.role not in self._peers:
             return []
         self._peers[peer.role].add(peer)
@@ -231,9 +200,7 @@ class LearnerCore:
         log.info("%s %s left: %s", peer.role, peer.name, bye.reason)
         for peers in self._peers.values():
             peers.discard(peer)
-        source = self.sources.get(peer.name)
-        if source and source.peer is peer:
-            source.peer, source.granted = None, source.seen
+        self.sources.leave(peer)
 
     def _insert(self, source: Source, step: Step, now: float) -> None:
         gaps = source.assembler.counters["gaps"]
@@ -248,7 +215,7 @@ class LearnerCore:
             age = self.updates - self._published_updates[step.weights_version]
             self.staleness += 0.01 * (age - self.staleness)
         if self.env_steps >= self._next_record:
-            self._next_record += _RECORD_EVERY
+            self._next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
     def _store(self, transitions: Transitions) -> None:
@@ -288,20 +255,19 @@ class LearnerCore:
     def _rounds(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
         outputs: list[Output] = []
-        ready = [source for _, source in sorted(self.sources.items()) if source.peer]
+        ready = self.sources.live()
         if len(ready) < self.config.simulators or not all(source.queue for source in ready):
             return outputs
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
         while self.limiter.updates_due(self.env_steps, self.updates):
             self._update()
-        outputs += self._publish_if_due(now)
-        return outputs if self.done else outputs + self._throttles(ready)
+        outputs += self._publish_if_due()
+        return outputs if self.done else outputs + throttles(ready, self.version)
 
     # -- output --------------------------------------------------------------------------------------------------
 
-    def _publish_if_due(self, now: float) -> list[Output]:
-        del now
+    def _publish_if_due(self) -> list[Output]:
         if self.spec is None:
             return []
         outputs: list[Output] = []
@@ -311,7 +277,7 @@ class LearnerCore:
         if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
             outputs += self._publish()
         if evaluate:
-            self._next_evaluation += self.config.evaluation.every
+            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
             self._to_evaluate[self.version] = self._sent[-1]
             outputs += [(peer, self._sent[-1]) for peer in self._peers["evaluator"]]
         return outputs
@@ -327,34 +293,6 @@ class LearnerCore:
         self._sent.append(weights)
         return [(peer, weights) for peer in self._peers["policy"]]
 
-    def _grant(self) -> list[Output]:
-        """Share what the replay ratio allows among the sources, those with the least left first."""
-        live = [source for source in self.sources.values() if source.peer]
-        overshoot = sum(source.robots - 1 for source in live)
-        allowed = self.limiter.steps_allowed(self.updates, overshoot) - self.env_steps
-        free = allowed - sum(source.outstanding for source in live)
-        if self.limiter.ratio is None:
-            free = max(0, allowed) * len(live)  # everybody may run to the end
-        given: list[Source] = []
-        for left, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
-            share = -(-free // (len(live) - left)) if free > 0 else 0
-            # Worth a message: it starts to run dry, or a good part of the band came free.
-            if share > 0 and (source.outstanding <= source.robots or share >= self.limiter.band / 4):
-                source.granted = max(source.granted, source.seen) + share
-                free -= share
-                given.append(source)
-        return self._throttles(given)
-
-    def _throttles(self, sources: Sequence[Source]) -> list[Output]:
-        outputs: list[Output] = []
-        for source in sources:
-            if source.peer:
-                allowed = 2**63 if self.lockstep else source.granted
-                needs = self.version if self.lockstep else 0
-                throttle = Throttle(source.name, source.incarnation, source.answered, allowed, needs)
-                outputs.append((source.peer, throttle))
-        return outputs
-
     # -- metrics -------------------------------------------------------------------------------------------------
 
     def _record(self, now: float) -> None:
@@ -366,7 +304,7 @@ class LearnerCore:
             "replay_ratio": self.replay_ratio(),
             "staleness_updates": self.staleness,
             "episodes": self.counters["episodes"],
-            "steps_lost": self.lost(),
+            "steps_lost": self.sources.counters()["missed"],
         }
         if self.recent:
             record["return_mean"] = float(np.mean(self.recent))
@@ -423,7 +361,7 @@ class LearnerCore:
             "wall_s": self.wall(now),
             "recent_returns": list(self.recent),
             "counters": dict(self.counters),
-            "sources": {name: [item.incarnation, item.answered, item.seen] for name, item in self.sources.items()},
+            "sources": self.sources.state(),
         }
 
     @classmethod
@@ -448,14 +386,16 @@ class LearnerCore:
             core._wall_before = scalars["wall_s"]
             core.recent.extend(scalars["recent_returns"])
             core.counters.update(scalars["counters"])
-            for name, (incarnation, answered, seen) in scalars["sources"].items():
-                assembler = Assembler(incarnation, answered)
-                core.sources[name] = Source(name, None, assembler, incarnation, 1, answered, seen)
+            core.sources.restore(scalars["sources"])
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
         core._sent.clear()  # what was published before the state came in is a stranger's
         core._publish()
         return core
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return (value // step + 1) * step
 
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:

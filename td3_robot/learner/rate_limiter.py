@@ -34,7 +34,7 @@ class RateLimiter:
 
     def updates_due(self, env_steps: int, updates: int) -> bool:
         """Whether one more update is owed (always, without a ratio, once learning has started)."""
-        if env_steps < self.start:
+        if env_steps < max(1, self.start):
             return False
         return self.ratio is None or self.lead(env_steps, updates) >= 1
 

@@ -1,0 +1,123 @@
+"""The simulators and robots a learner hears from: who they are, how far they got, how far they may go."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from td3_robot.learner.rate_limiter import RateLimiter
+from td3_robot.learner.transitions import Assembler
+from td3_robot.messages import Step, Throttle
+from td3_robot.transport.session import Output, Peer
+
+log = logging.getLogger(__name__)
+
+_WITHOUT_LIMIT = 2**63
+_WORTH_A_MESSAGE = 0.25  # of the band: what has to come free before a source that has enough is told
+
+
+@dataclass
+class Source:
+    """A simulator process or robot, as the learner knows it by name; it outlives connections.
+
+    Attributes:
+        answered: sequence of the newest Step dealt with, plus one.
+        seen, granted: transitions it has published by its own count, and may publish.
+        queue: in lock-step, Steps waiting for their round.
+    """
+
+    name: str
+    peer: Peer | None = None
+    assembler: Assembler = field(default_factory=Assembler)
+    incarnation: int = 0
+    robots: int = 1
+    answered: int = 0
+    seen: int = 0
+    granted: int = 0
+    queue: deque[Step] = field(default_factory=deque)
+
+    @property
+    def outstanding(self) -> int:
+        return max(0, self.granted - self.seen)
+
+
+class Sources:
+    """All sources by name."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Source] = {}
+
+    def join(self, peer: Peer) -> Source:
+        """A source connected, for the first time or again."""
+        hello = peer.hello
+        source = self._all.setdefault(peer.name, Source(peer.name))
+        source.peer, source.robots, source.granted = peer, hello.robots, 0
+        source.queue.clear()
+        if source.incarnation != hello.incarnation:
+            source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
+        log.info("%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation)
+        return source
+
+    def leave(self, peer: Peer) -> None:
+        """A connection ended; what it was granted and did not use is free again."""
+        source = self._all.get(peer.name)
+        if source and source.peer is peer:
+            source.peer, source.granted = None, source.seen
+
+    def of(self, peer: Peer, name: str) -> Source | None:
+        """The source behind a connection, if it speaks in its own name."""
+        source = self._all.get(peer.name)
+        return source if source and source.peer is peer and source.name == name else None
+
+    def live(self) -> list[Source]:
+        """Those that are connected, in the order of their names."""
+        return [source for _, source in sorted(self._all.items()) if source.peer]
+
+    def counters(self) -> Counter[str]:
+        """The sum of their assemblers' counters."""
+        total: Counter[str] = Counter()
+        for source in self._all.values():
+            total.update(source.assembler.counters)
+        return total
+
+    def grant(self, limiter: RateLimiter, env_steps: int, updates: int) -> list[Output]:
+        """Share what the replay ratio allows among the live ones, those with the least left first."""
+        live = self.live()
+        overshoot = sum(source.robots - 1 for source in live)
+        allowed = limiter.steps_allowed(updates, overshoot) - env_steps
+        free = allowed - sum(source.outstanding for source in live)
+        if limiter.ratio is None:
+            free = max(0, allowed) * len(live)  # everybody may run to the end
+        given: list[Source] = []
+        for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
+            share = -(-free // (len(live) - before)) if free > 0 else 0
+            running_dry = source.outstanding <= source.robots
+            if share > 0 and (running_dry or share >= limiter.band * _WORTH_A_MESSAGE):
+                source.granted = max(source.granted, source.seen) + share
+                free -= share
+                given.append(source)
+        return throttles(given)
+
+    def state(self) -> dict[str, Any]:
+        """How far each got, as plain JSON values."""
+        return {name: [source.incarnation, source.answered, source.seen] for name, source in self._all.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Expect sources to go on from where :meth:`state` says."""
+        for name, (incarnation, answered, seen) in state.items():
+            assembler = Assembler(incarnation, answered)
+            self._all[name] = Source(name, None, assembler, incarnation, 1, answered, seen)
+
+
+def throttles(sources: Sequence[Source], lockstep_version: int = 0) -> list[Output]:
+    """What the sources are told: how far they may go; in lock-step, the weights their next Step must name."""
+    outputs: list[Output] = []
+    for source in sources:
+        if source.peer:
+            allowed = _WITHOUT_LIMIT if lockstep_version else source.granted
+            throttle = Throttle(source.name, source.incarnation, source.answered, allowed, lockstep_version)
+            outputs.append((source.peer, throttle))
+    return outputs
