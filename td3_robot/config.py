@@ -39,11 +39,13 @@ class NetworkConfig(Section, frozen=True):
 class LearnerConfig(Section, frozen=True):
     """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
 
-    Noise standard deviations and clips are fractions of half the action range of each dimension.
+    Noise standard deviations and clips are fractions of half the action range of each dimension. The learning rate
+    falls in a straight line from its start to ``learning_rate_end`` (a fraction of it) at ``total_steps``.
     """
 
     batch_size: Count = 256
     learning_rate: Positive = 3e-4
+    learning_rate_end: Fraction = 1.0
     discount: Fraction = 0.99
     polyak: Fraction = 0.005
     target_noise: NonNegative = 0.2
@@ -125,11 +127,6 @@ class Config(Section, frozen=True):
                 )
         elif self.timing == "lockstep":
             raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
-        if self.evaluation.every and self.evaluation.every > self.total_steps:
-            raise ValueError(
-                f"evaluation.every is {self.evaluation.every}, above total_steps {self.total_steps}; "
-                "use 0 for no evaluation during training"
-            )
 
     def agreement(self) -> dict[str, str]:
         """What every process of one run must hold alike, as text: compared key by key in the handshake."""

@@ -65,7 +65,6 @@ def test_overrides_go_in_as_typed_values() -> None:
         ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
         ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
         ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),
-        ({}, ["evaluation.every=2000000"], ["evaluation.every is 2000000"]),
     ],
 )
 def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides: list[str], words: list[str]) -> None:

@@ -83,6 +83,12 @@ class LearnerCore:
         return self.td3.updates if self.spec else 0
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate at this point of the run."""
+        learner, done = self.config.learner, min(1.0, self.env_steps / self.config.total_steps)
+        return learner.learning_rate * (1 - done * (1 - learner.learning_rate_end))
+
+    @property
     def done(self) -> bool:
         """Whether the run's steps and updates are all made."""
         return self.limiter.done(self.env_steps, self.updates)
@@ -250,6 +256,7 @@ class LearnerCore:
         log.info("learning for robot %s in %s", spec.name, learner.precision)
 
     def _update(self) -> None:
+        self.td3.set_learning_rate(self.learning_rate)
         self.td3.update(self.replay.sample(self.config.learner.batch_size))
 
     def _rounds(self, now: float) -> list[Output]:
@@ -303,6 +310,7 @@ class LearnerCore:
             "wall_s": self.wall(now),
             "replay_ratio": self.replay_ratio(),
             "staleness_updates": self.staleness,
+            "learning_rate": self.learning_rate,
             "episodes": self.counters["episodes"],
             "steps_lost": self.sources.counters()["missed"],
         }

@@ -73,6 +73,10 @@ class TD3:
         self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
         self._second = critic_thread(config.threads) if self._device.type == "cpu" else None
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next update on; it is no part of :meth:`state`."""
+        self._actor_adam.learning_rate = self._critics_adam.learning_rate = rate
+
     def update(self, batch: Batch) -> None:
         """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
 

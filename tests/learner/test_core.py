@@ -237,3 +237,16 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
         world.give(sim, replace(world.make_step(sequence), weights_version=2))
     # Version 2 is from 0 updates; the moving mean (weight 0.01) moves towards the updates made since.
     assert 0 < world.core.staleness < world.core.updates
+
+
+def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """From 0.001 to a tenth of it over 60 steps: after 20, a third of the way, 0.001 · (1 - 0.9 / 3) = 0.0007."""
+    world = World(LearnerCore(config(learning_rate=0.001, learning_rate_end=0.1)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    assert world.core.learning_rate == 0.001
+    for sequence in range(21):
+        world.give(sim, world.make_step(sequence))
+    assert world.core.learning_rate == pytest.approx(0.0007)
+    rates = {adam.learning_rate for adam in (world.core.td3._actor_adam, world.core.td3._critics_adam)}
+    assert rates == {pytest.approx(0.0007)}
