@@ -17,6 +17,7 @@ from sims.evaluator import SEED_OFFSET
 from sims.rollout import Episode, episodes
 from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
+from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
 
 _EXAMPLES = """examples:
@@ -28,7 +29,7 @@ _FRAME_RATE = 30.0  # of a video, at most, in frames a second
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="td3-robot eval",
         description="Run a policy without noise; print mean, standard deviation and every return.",
         epilog=_EXAMPLES,

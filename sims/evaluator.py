@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,14 @@ from sims import tasks
 from sims.environment import Environment
 from sims.rollout import Episode, episodes
 from td3_robot import node as nodes
-from td3_robot.bundle import Bundle
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.errors import BundleError
 from td3_robot.messages import Evaluation, Weights
 from td3_robot.node import Figures, Node
 from td3_robot.policy.actor import Actor
 from td3_robot.transport.session import Input, Output
+
+log = logging.getLogger(__name__)
 
 _STEPS = 20  # environment steps between two looks at the links
 SEED_OFFSET = 1_000_003
@@ -31,6 +35,7 @@ class EvaluatorCore:
         self.count = count
         self.seed = seed
         self.done = 0
+        self.refused = 0
         self._queue: deque[Weights] = deque()
         self._running: Iterator[Episode | None] | None = None
         self._episodes: list[Episode] = []
@@ -48,7 +53,10 @@ class EvaluatorCore:
         if not self._queue:
             return []
         if self._running is None:
-            actor = Actor(Bundle.decode(self._queue[0].payload))
+            actor = self._actor(self._queue[0])
+            if actor is None:
+                self._queue.popleft()
+                return []
             self._running = episodes(self.environment, actor, self.count, self.seed)
             self._episodes = []
         for _ in range(_STEPS):
@@ -58,6 +66,20 @@ class EvaluatorCore:
             if len(self._episodes) == self.count:
                 return [("learner", self._result())]
         return []
+
+    def _actor(self, weights: Weights) -> Actor | None:
+        """The policy to evaluate; None for weights that are damaged or for another robot."""
+        try:
+            if sha256(weights.payload) != weights.sha256:
+                raise BundleError(f"weights version {weights.version}: the hash does not fit the payload")
+            bundle = Bundle.decode(weights.payload, f"weights version {weights.version}")
+            if difference := self.environment.spec.difference(bundle.spec):
+                raise BundleError(f"weights version {weights.version} are for another robot: {difference}")
+        except BundleError as error:
+            self.refused += 1
+            log.warning("refused: %s", error)
+            return None
+        return Actor(bundle)
 
     def _result(self) -> Evaluation:
         weights, self._running = self._queue.popleft(), None
@@ -83,7 +105,7 @@ def _evaluate(node: Node) -> None:
     node.connect("learner", (Weights,))
 
     def report() -> Figures:
-        return Figures(counters={"evaluations": core.done})
+        return Figures(counters={"evaluations": core.done, "weights_refused": core.refused})
 
     try:
         node.spin(core, busy=lambda: core.busy, report=report, after=lambda: False)

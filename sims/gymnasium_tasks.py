@@ -76,6 +76,8 @@ class GymnasiumTask(Repeatable):
 
 def _make(task: str) -> gymnasium.Env[Any, Any]:
     """The task, ready to draw if it can."""
+    if ":" in task.removeprefix(PREFIX):  # Gymnasium would import the module before it: a policy file could name any
+        raise ConfigError(f"task {task!r}: an ID with ':' names a module to import; only registered IDs are allowed")
     try:
         with warnings.catch_warnings():
             # Box2D's generated code warns when it is imported, and crashes where warnings are errors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +15,9 @@ from td3_robot.node import Figures, Node
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser("sim", "sim-0", "Simulate robots: publish what they do, apply what the policy server says.")
+    parser = nodes.parser(
+        "sim", f"guest-{os.getpid()}", "Simulate robots: publish what they do, apply what the policy server says."
+    )
     return nodes.main("simulator", parser.parse_args(arguments), _simulate)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -19,10 +20,13 @@ from msgspec import Meta, Struct
 from td3_robot import resources
 from td3_robot.errors import ConfigError
 
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]  # of which infinity and not-a-number are none
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1)]
+Width = Annotated[int, Meta(ge=1, le=4096)]
+MAX_WEIGHTS = 8_000_000
+"""Between hidden layers: what still travels in one Weights message with the layers around them."""
 Natural = Annotated[int, Meta(ge=0)]
 
 
@@ -33,7 +37,14 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class NetworkConfig(Section, frozen=True):
     """The shape that actor and critics share."""
 
-    hidden: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)] = (400, 300)
+    hidden: Annotated[tuple[Width, ...], Meta(min_length=1, max_length=8)] = (400, 300)
+
+    def __post_init__(self) -> None:
+        weights = sum(before * after for before, after in itertools.pairwise(self.hidden))
+        if weights > MAX_WEIGHTS:
+            raise ValueError(
+                f"network.hidden is {list(self.hidden)}: {weights:,} weights between its layers, above {MAX_WEIGHTS:,}"
+            )
 
 
 class LearnerConfig(Section, frozen=True):
@@ -54,7 +65,7 @@ class LearnerConfig(Section, frozen=True):
     layer_norm: bool = False
     buffer_size: Count = 1_000_000
     learning_starts: Natural = 25_000
-    replay_ratio: Annotated[float, Meta(gt=0)] | None = 1.0
+    replay_ratio: Positive | None = 1.0
     replay_ratio_band: Positive = 64.0
     publish_every: Count = 10
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
@@ -152,7 +163,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
     return parse({} if content is None else content, overrides, source=str(file))
 
@@ -165,7 +176,10 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source}: the top level is {type(content).__name__}; it must be a map of keys")
-    tree = _copy(content)
+    try:
+        tree = _copy(content)
+    except RecursionError:
+        raise ConfigError(f"{source}: a key holds itself; YAML anchors must not make a circle") from None
     for override in overrides:
         _override(tree, override)
     _refuse_unknown(tree, Config, source)
@@ -185,11 +199,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example learner.batch_size=128")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override!r}: the value is not YAML") from None
     if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
         with contextlib.suppress(ValueError):
             value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # so that 1e5 is a count as well
     *path, last = key.split(".")
     node = tree
     for part in path:
@@ -234,10 +250,13 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     value: Any = tree
     for key in keys:
         value = value.get(key.split("[")[0]) if isinstance(value, Mapping) else value
-    return f"{'.'.join(keys)} is {value!r}: {reason[0].lower()}{reason[1:]}" if keys else reason
+    return f"{'.'.join(keys)} is {value!r}: {reason[0].lower()}{reason[1:]}{_choices(keys)}" if keys else reason
 
 
-def allowed(section: type[Struct], key: str) -> tuple[Any, ...]:
-    """The values of a choice key, for help texts; empty for any other kind of key."""
-    hint = get_type_hints(section)[key]
-    return get_args(hint) if get_origin(hint) is Literal else ()
+def _choices(keys: Sequence[str]) -> str:
+    """What a choice key allows, for its error text; empty for any other kind of key."""
+    section: Any = Config
+    for key in keys[:-1]:
+        section = _sections().get(key, Config)
+    hint = get_type_hints(section).get(keys[-1].split("[")[0])
+    return f"; allowed: {', '.join(map(str, get_args(hint)))}" if get_origin(hint) is Literal else ""

@@ -12,13 +12,16 @@ from matplotlib.figure import Figure
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
     """The records of one kind in a ``metrics.jsonl``; a last line cut off by a crash is passed over."""
-    records = []
+    records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(text)
         except ValueError:
             continue
         if record.get("kind") == kind:
+            # A learner back from a checkpoint makes some steps anew: what it had said of them is void.
+            while records and records[-1]["env_steps"] >= record["env_steps"]:
+                records.pop()
             records.append(record)
     return records
 

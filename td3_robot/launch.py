@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ class ProcessRow(Section, frozen=True):
     when: str | None = None
     restart: RestartRule = RestartRule()
     ends_run: bool = False
+    essential: bool = True
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -56,9 +58,15 @@ def load(name: str) -> Launch:
     """
     file: Path = resources.find("launch", name)
     try:
-        return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Launch)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        launch = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Launch)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
+    for module in (launch.evaluate, *(row.module for row in launch.processes.values())):
+        if not _exists(module):
+            raise ConfigError(f"launch description {str(file)!r}: there is no module {module!r}")
+    if not any(row.ends_run for row in launch.processes.values()):
+        raise ConfigError(f"launch description {str(file)!r}: no process has ends_run, so the run would never end")
+    return launch
 
 
 def expand(launch: Launch, config: Config) -> list[Process]:
@@ -76,6 +84,13 @@ def expand(launch: Launch, config: Config) -> list[Process]:
         else:
             processes += [Process(f"{name}-{index}", row) for index in range(int(_value(config, row.count, name)))]
     return processes
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _value(config: Config, key: str, name: str) -> Any:

@@ -15,10 +15,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from td3_robot.config import Config
-from td3_robot.errors import EXIT_GOOD, EXIT_INTERRUPTED, HandshakeError, Td3RobotError, UsageError
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, HandshakeError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -29,9 +29,17 @@ from td3_robot.transport.session import ClientSession, Input, Output, Peer, Serv
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5
+_LOOK_PERIOD = 1.0  # seconds between two looks at whether a run joined by hand still goes on
 _IDLE = 0.05  # seconds a core without work waits for input
 LIFELINE = "TD3_ROBOT_LIFELINE"
 """Environment variable: the file descriptor that ends when the supervisor does."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 class Core(Protocol):
@@ -66,6 +74,7 @@ class Node:
     _pending: deque[Output] = field(default_factory=deque)
     _supervised: bool = False
     _next_status: float = float("-inf")
+    _next_look: float = float("-inf")
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
         """Bind the endpoint of this run for a link.
@@ -115,7 +124,7 @@ class Node:
             inputs = self.bus.receive(0.0 if busy() else _IDLE)
             self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()
-            finished = after()
+            finished = after() or self._abandoned()
             self.status(report())
         self.status(report(), now=True)
 
@@ -127,6 +136,17 @@ class Node:
         self._next_status = time_now + STATUS_PERIOD
         counters = {**self.bus.dropped(), **self.counters, **figures.counters}
         self.bus.send("supervisor", Status(self.name, figures.state, figures.detail, figures.figures, counters))
+
+    def _abandoned(self) -> bool:
+        """Whether we take part in a supervised run by hand, and that run has ended."""
+        now = time.monotonic()
+        if self._supervised or self.config.endpoints.learner or now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_PERIOD
+        if self.run.read_run().get("endpoints"):
+            return False
+        log.info("the run in %s has ended", self.run.path)
+        return True
 
     def _flush(self) -> None:
         """Send what waits; a full queue to a server holds everything back, one to a client costs the message."""
@@ -141,13 +161,22 @@ class Node:
 
 def parser(role: str, name: str, description: str) -> argparse.ArgumentParser:
     """The arguments every node takes."""
-    result = argparse.ArgumentParser(prog=f"td3-robot {role}", description=description)
+    result = Parser(
+        prog=f"td3-robot {role}",
+        description=description,
+        epilog=f"example:\n  td3-robot {role} --run runs/walker2d",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     result.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of the run to take part in")
     result.add_argument(
         "--name", default=name, help="name in the run, unique among its processes (default: %(default)s)"
     )
     result.add_argument(
-        "--incarnation", type=int, default=0, metavar="N", help="how often this name was started before"
+        "--incarnation",
+        type=int,
+        default=int(time.time()),
+        metavar="N",
+        help="tells the starts of one name apart; must grow (default: the time in seconds)",
     )
     return result
 
@@ -177,7 +206,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             node.status(Figures("failed", str(error)), now=True)
             raise
         bus.close("stopped")
-        return EXIT_INTERRUPTED if node.stop_signal == signal.SIGINT else EXIT_GOOD
+        return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         bus.close(str(error)[:200])

@@ -29,10 +29,10 @@ class Progress:
         learner = statuses.get("learner")
         if learner is None:
             return
-        if learner.figures.get("updates", 0) < self._before.get("updates", 0):
-            steps, updates = (self._before[key] - learner.figures[key] for key in ("env_steps", "updates"))
+        steps, updates = (self._before.get(key, 0) - learner.figures.get(key, 0) for key in ("env_steps", "updates"))
+        if learner.figures and max(steps, updates) > 0:
             self.say(f"learner is back from its checkpoint: {updates:,.0f} updates and {steps:,.0f} steps lost")
-        self._before = learner.figures
+        self._before = learner.figures or self._before
         if now < self._next:
             return
         self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)

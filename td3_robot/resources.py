@@ -5,6 +5,7 @@ In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folde
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from pathlib import Path
 
@@ -20,17 +21,21 @@ def folder(kind: str) -> Path:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file ``name`` itself if it exists, else the shipped one of that name (with or without ``.yaml``).
+    """The file ``name`` if it exists, else the shipped one of that name; a bare word is the shipped one first.
 
     Raises:
         ConfigError: neither exists; the text names the near ones.
     """
     path = Path(name)
-    if path.is_file():
-        return path
     shipped = folder(kind) / f"{path.stem}.yaml"
-    if str(path.parent) in (".", kind) and path.suffix in ("", ".yaml") and shipped.is_file():
-        return shipped
+    candidates = [path]
+    if str(path.parent) in (".", kind) and path.suffix in ("", ".yaml"):
+        # A bare word is the shipped one, whatever lies around under that name; otherwise a file is meant.
+        candidates = [shipped, path] if name == path.stem else [path, shipped]
+    with contextlib.suppress(OSError):  # a name too long for a file
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
     near = difflib.get_close_matches(path.stem, known, 3, 0.4) or known
     raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(near)}")

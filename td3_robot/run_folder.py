@@ -94,6 +94,8 @@ class RunFolder:
         run = cls(path)
         if not run.config_file.is_file():
             raise RunFolderError(f"run folder {str(path)!r} holds no run: there is no config.yaml in it")
+        for folder in (run.checkpoints, run.logs):
+            folder.mkdir(exist_ok=True)
         return run
 
     def config(self) -> Config:

@@ -23,6 +23,7 @@ from td3_robot.launch import Process
 from td3_robot.messages import Status
 from td3_robot.node import LIFELINE
 from td3_robot.run_folder import LINKS, RunFolder
+from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import Peer, ServerSession
 
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 READY_TIMEOUT = 120.0
 """Seconds within which a started process has to report that it is ready."""
 _GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next harder signal; the learner saves in them
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPED = {0, EXIT_INTERRUPTED, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
+"""How a process ends that was told to; by the bare signal if that came before it was ready for it."""
+_PREFIX = "td3-robot-"
 _STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there
 
 
@@ -76,11 +81,11 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         facts = self.run.read_run()
         start = int(facts.get("starts", -1)) + 1
-        if facts.get("sockets"):  # of a supervisor that was killed
-            shutil.rmtree(str(facts["sockets"]), ignore_errors=True)
-        self._sockets = Path(tempfile.mkdtemp(prefix="td3-robot-", dir=os.environ.get("XDG_RUNTIME_DIR")))
-        endpoints = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
-        self.run.write_run(endpoints=endpoints, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
+        if facts.get("sockets"):
+            _remove_stale(Path(str(facts["sockets"])))
+        self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_socket_home()))
+        addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
+        self.run.write_run(endpoints=addresses, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
         for child in self.children:
             child.incarnation = start * _STARTS
         self._lifeline, self._held = os.pipe()
@@ -90,11 +95,11 @@ class Supervisor:
             session = ServerSession(
                 "supervisor", "supervisor", {"node": (Status,)}, self.config.agreement(), secrets.randbits(63)
             )
-            self.bus.serve(endpoints["supervisor"], session)
+            self.bus.serve(addresses["supervisor"], session)
         except BaseException:
             self._clean_up()
             raise
-        self._handlers = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers = {number: signal.signal(number, self._signalled) for number in _STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,9 +169,9 @@ class Supervisor:
             if child.popen is None or (code := child.popen.poll()) is None:
                 continue
             child.popen = None
-            if code == 0 and child.process.row.ends_run:
+            if code == 0 and child.status and child.status.state == "finished":
                 child.over = True
-            elif code == EXIT_USAGE:  # it would say the same again
+            elif code == EXIT_USAGE and child.process.row.essential:  # it would say the same again
                 raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}", EXIT_USAGE)
             elif not self._interrupts:
                 self._restart(child, code)
@@ -175,6 +180,10 @@ class Supervisor:
         rule, now = child.process.row.restart, time.monotonic()
         what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if sum(now - died < rule.window_s for died in child.died_at) >= rule.times:
+            if not child.process.row.essential:
+                child.over = True
+                self._say(f"{child.name} {what} too often; the run goes on without it; see {self._log(child.name)}")
+                return
             raise NodeError(
                 f"{child.name} {what}, more than {rule.times} times in {rule.window_s:g} s; "
                 f"last words: {self._last_words(child.name)}; see {self._log(child.name)}"
@@ -206,7 +215,7 @@ class Supervisor:
             if child.popen:
                 code = child.popen.wait()
                 child.popen, child.over = None, True
-                if code not in (0, EXIT_INTERRUPTED):
+                if code not in _STOPPED:
                     self._worst = max(self._worst, code if code > 0 else 1)
                     self._say(f"{child.name} ended with exit code {code}; see {self._log(child.name)}")
 
@@ -237,7 +246,28 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         self.bus.close()
+        with contextlib.suppress(OSError):  # a full disk must not hide why we are here
+            self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)
         for descriptor in (self._lifeline, self._held):
             os.close(descriptor)
-        shutil.rmtree(self._sockets, ignore_errors=True)
-        self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)
+        shutil.rmtree(self._sockets, ignore_errors=True)  # made by us, a moment ago
+
+
+def _socket_home() -> Path:
+    """Where sockets can lie: the user's runtime folder if it is really there, else the folder for temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir())
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the sockets of a supervisor that was killed: only our own kind of folder, and only if nobody answers.
+
+    The path comes from a file, which may be the copy of a run that is alive, or anything else.
+    """
+    ours = folder.name.startswith(_PREFIX) and folder.parent in (_socket_home(), Path(tempfile.gettempdir()))
+    if not ours or folder.is_symlink() or any(endpoints.answers(folder / link) for link in LINKS):
+        return
+    with contextlib.suppress(OSError):
+        for link in LINKS:
+            (folder / link).unlink(missing_ok=True)
+        folder.rmdir()

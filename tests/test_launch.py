@@ -34,6 +34,8 @@ def test_the_training_expands_by_configuration() -> None:
         ("processes: {a: {modul: x}}\nevaluate: y", "modul"),
         ("processes: {}", "missing required field `evaluate`"),
         ("a: [1", "launch description"),
+        ("processes: {a: {module: nosuch.module, ends_run: true}}\nevaluate: json", "no module 'nosuch.module'"),
+        ("processes: {a: {module: json}}\nevaluate: json", "no process has ends_run"),
     ],
 )
 def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
@@ -47,7 +49,7 @@ def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
 
 def test_a_key_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("processes: {a: {module: x, count: robotz}}\nevaluate: y")
+    file.write_text("processes: {a: {module: json, count: robotz, ends_run: true}}\nevaluate: json")
     with pytest.raises(ConfigError, match="'a' names 'robotz'"):
         launch.expand(launch.load(str(file)), Config())
 

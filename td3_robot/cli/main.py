@@ -11,7 +11,7 @@ from collections.abc import Sequence
 # Small matrices on a control loop: threads of the linear algebra library only get in its way. Read when numpy loads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
@@ -64,9 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    except BrokenPipeError:
+    except BrokenPipeError:  # before its base class OSError
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"td3-robot {words[0]}: {where}{error.strerror or error}", file=sys.stderr)
+        return EXIT_CHECK_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code

@@ -17,6 +17,7 @@ from td3_robot import config as configuration
 from td3_robot import files, launch
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
+from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import LINKS, RunFolder
 from td3_robot.supervisor import Supervisor
@@ -33,7 +34,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="td3-robot train",
         description="Train a policy with simulator, policy server and learner as processes of their own.",
         epilog=_EXAMPLES,
@@ -69,7 +70,9 @@ def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
 
 
 def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
-    given = [name for name in ("config", "seed", "out", "lockstep", "set") if getattr(options, name)]
+    given = [
+        name for name in ("config", "seed", "out", "lockstep", "set") if getattr(options, name) not in (None, False, [])
+    ]
     if given:
         raise UsageError(f"--resume goes on with the run's own configuration; {given[0]} cannot be given, only --steps")
     run = RunFolder.open(options.resume)
@@ -83,11 +86,10 @@ def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
 
 def _check(config: Config) -> None:
     """Find out before anything is started or written what would stop the processes: robot, endpoints, installation."""
-    for process in launch.expand(launch.load(config.launch), config):
-        if importlib.util.find_spec(process.row.module) is None:
-            raise UsageError(
-                f"launch {config.launch!r}: process {process.name!r} names no module: {process.row.module}"
-            )
+    launch.expand(launch.load(config.launch), config)
+    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
             endpoints.check(endpoint, bind=True)
@@ -132,6 +134,10 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     missed, cut = int(counters.get("missed", 0)), int(counters.get("cut", 0))
     if cut:
         progress.say(f"{cut} episodes were cut short by a restart or a gap; what was seen of them is kept")
+    if failed := int(counters.get("checkpoints_failed", 0)):
+        progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
+    if skipped := int(counters.get("evaluations_skipped", 0)) + int(counters.get("evaluations_pending", 0)):
+        progress.say(f"{skipped} evaluations during training were not made: the evaluator was behind")
     if missed:
         progress.say(f"{missed} Steps were published and never learned from, at {counters.get('gaps', 0)} gaps")
     return missed

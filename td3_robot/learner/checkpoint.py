@@ -33,20 +33,32 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     header = {"format": FORMAT, "sha256": _hash(arrays), "scalars": dict(scalars)}
     path = folder / f"checkpoint-{env_steps:012d}.safetensors"
     files.write_atomically(path, safetensors.numpy.save(arrays, metadata={"td3_robot": json.dumps(header)}))
-    for old in sorted(folder.glob("checkpoint-*.safetensors"))[:-keep]:
+    others = [other for other in sorted(folder.glob("checkpoint-*.safetensors")) if other != path]
+    for old in others[: len(others) - (keep - 1)]:
         old.unlink()
     return path
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """The newest checkpoint that is whole; None if there is none. Damaged ones are passed over with a message."""
+    """The newest checkpoint that is whole; None if there is none at all.
+
+    Damaged ones are passed over with a message, and put aside as ``*.damaged``, so that they do not count as newest.
+
+    Raises:
+        BundleError: there are some, and none is whole.
+    """
+    damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:
             arrays, scalars = load(path)
         except BundleError as error:
             log.warning("%s; the one before it is used", error)
+            damaged.append(str(error))
+            path.rename(path.with_name(f"{path.name}.damaged"))
             continue
         return path, arrays, scalars
+    if damaged:
+        raise BundleError(f"no whole checkpoint is left in {str(folder)!r}: {'; '.join(damaged)}")
     return None
 
 

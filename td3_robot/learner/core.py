@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _RECORD_EVERY = 1000  # environment steps between two lines of training metrics
 _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
+_WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
 _RECENT = 20  # episodes in the moving mean return
 _REMEMBERED = 1000  # versions whose age is known
 
@@ -112,25 +113,37 @@ class LearnerCore:
             if self.update_due:
                 self._update()
             outputs += self._publish_if_due()
-            outputs += self.sources.grant(self.limiter, self.env_steps, self.updates)
+            outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
 
     def bundle(self) -> Bundle:
         """The policy as it is now.
 
         Raises:
-            BundleError: no robot has been seen yet.
+            BundleError: no robot has been seen yet, or training has diverged.
         """
         if self.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
+        tensors = self.td3.actor_tensors()
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise BundleError(
+                f"training diverged: the policy's weights are no longer finite after {self.updates} updates; "
+                "the last checkpoint is kept; try a lower learner.learning_rate"
+            )
         noise = self.config.exploration.noise
         return Bundle(
             self.spec,
             self.config.network.hidden,
-            self.td3.actor_tensors(),
+            tensors,
             Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
         )
+
+    def final_bundle(self) -> Bundle:
+        """The policy at the end, under a version of its own if there were updates since the last one published."""
+        if self.spec and self.updates > self._published_at:
+            self._publish()
+        return self.bundle()
 
     def take_records(self) -> list[Record]:
         """The metrics since the last call."""
@@ -161,13 +174,14 @@ class LearnerCore:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
         total.update(self.sources.counters())
+        total["evaluations_pending"] = len(self._to_evaluate)
         return dict(total)
 
     # -- input ---------------------------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: Message, now: float) -> list[Output]:
         if isinstance(message, Hello):
-            return self._join(peer, message)
+            return self._join(peer, message, now)
         if isinstance(message, Bye):
             self._leave(peer, message)
         elif isinstance(message, Evaluation):
@@ -182,25 +196,28 @@ class LearnerCore:
                 self._insert(source, message, now)
         return []
 
-    def _join(self, peer: Peer, hello: Hello) -> list[Output]:
+    def _join(self, peer: Peer, hello: Hello, now: float) -> list[Output]:
         if peer.role in ROBOT_ROLES:
             outputs: list[Output] = []
             if self.spec is None:
                 self._begin(RobotSpec.from_description(hello.spec))
                 outputs += self._publish()
-            source = self.sources.join(peer)
-            return outputs + (throttles([source], self.version) if self.lockstep else [])
+            return outputs + self._start_round([self.sources.join(peer, now)])
         if peer.role not in self._peers:
             return []
         self._peers[peer.role].add(peer)
         log.info("%s %s joined", peer.role, peer.name)
         if peer.role == "evaluator":
             return [(peer, weights) for weights in self._to_evaluate.values()]
-        if self.spec and hello.weights_version >= self.version:
-            # We come from a checkpoint older than what that server got from our predecessor: never go back.
-            self.version = hello.weights_version
-            return self._publish()
-        return [(peer, weights) for weights in self._sent]
+        # A server that holds newer weights got them from a learner we are the restart of: never go back behind them.
+        newer = hello.weights_version >= max(1, self.version)
+        self.version = max(self.version, hello.weights_version)
+        sent = self._publish() if newer and self.spec else [(peer, weights) for weights in self._sent]
+        return sent + self._start_round(self.sources.live())
+
+    def _start_round(self, sources: Sequence[Source]) -> list[Output]:
+        """Lock-step: tell sources the weights to name, once there is a policy server that holds those."""
+        return throttles(sources, self.version) if self.lockstep and self.spec and self._peers["policy"] else []
 
     def _leave(self, peer: Peer, bye: Bye) -> None:
         log.info("%s %s left: %s", peer.role, peer.name, bye.reason)
@@ -213,7 +230,7 @@ class LearnerCore:
         transitions = source.assembler.add(step)
         if transitions is None:
             return
-        source.answered, source.seen = step.sequence + 1, step.transitions
+        source.answered, source.seen, source.heard = step.sequence + 1, step.transitions, now
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions)
@@ -263,7 +280,8 @@ class LearnerCore:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
         outputs: list[Output] = []
         ready = self.sources.live()
-        if len(ready) < self.config.simulators or not all(source.queue for source in ready):
+        complete = len(ready) >= self.config.simulators and all(source.queue for source in ready)
+        if not complete or not self._peers["policy"]:
             return outputs
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
@@ -283,7 +301,10 @@ class LearnerCore:
         self._learning = self._learning or starts
         if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
             outputs += self._publish()
-        if evaluate:
+        if evaluate and len(self._to_evaluate) >= _WAITING_EVALUATIONS:
+            self.counters["evaluations_skipped"] += 1
+            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
+        elif evaluate:
             self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
             self._to_evaluate[self.version] = self._sent[-1]
             outputs += [(peer, self._sent[-1]) for peer in self._peers["evaluator"]]

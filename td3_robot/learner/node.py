@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from td3_robot import files
 from td3_robot import node as nodes
+from td3_robot.bundle import Bundle
 from td3_robot.config import Config
+from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
@@ -21,6 +25,8 @@ from td3_robot.node import Figures, Node
 from td3_robot.transport.session import ROBOT_ROLES
 
 log = logging.getLogger(__name__)
+
+_BEST = "eval_return_mean"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +42,7 @@ def _learn(node: Node) -> None:
         {**dict.fromkeys(ROBOT_ROLES, (Step,)), "policy": (), "evaluator": (Evaluation,)},
         core.spec,
     )
+    core.best_return = max(core.best_return, _best_return(node))
     every = node.config.checkpoint.every
     next_checkpoint = core.env_steps + every if every else sys.maxsize
     rate = Rates()
@@ -46,7 +53,7 @@ def _learn(node: Node) -> None:
             for record in core.take_records():
                 metrics.write(record)
             if core.best:
-                files.write_atomically(node.run.best_file, core.best)
+                _keep_best(node, core.best, core.best_return)
                 core.best = None
             if core.env_steps >= next_checkpoint and not core.done:
                 next_checkpoint = core.env_steps + every
@@ -59,8 +66,9 @@ def _learn(node: Node) -> None:
 
         node.spin(core, busy=lambda: core.update_due, report=report, after=after)
         if core.spec:
-            _save(node, core)
-            core.bundle().save(node.run.policy_file)
+            if not _save(node, core):
+                raise OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(node.run.checkpoints))
+            core.final_bundle().save(node.run.policy_file)
             for record in core.take_records():
                 metrics.write(record)
 
@@ -77,7 +85,7 @@ def _core(node: Node) -> LearnerCore:
     return core
 
 
-def _save(node: Node, core: LearnerCore) -> None:
+def _save(node: Node, core: LearnerCore) -> bool:
     """Save a checkpoint; a full disk costs the checkpoint, not the training."""
     begin = time.monotonic()
     arrays, scalars = core.state(begin)
@@ -85,9 +93,23 @@ def _save(node: Node, core: LearnerCore) -> None:
         path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
     except OSError as error:
         node.counters["checkpoints_failed"] += 1
-        log.error("checkpoint at %d steps failed: %s; training goes on", core.env_steps, error.strerror)
-        return
+        log.error("checkpoint at %d steps failed: %s", core.env_steps, error.strerror)
+        return False
     log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
+    return True
+
+
+def _keep_best(node: Node, payload: bytes, mean: float) -> None:
+    """Write the best policy so far, with the return that made it so."""
+    bundle = Bundle.decode(payload)
+    replace(bundle, provenance={**bundle.provenance, _BEST: mean}).save(node.run.best_file)
+
+
+def _best_return(node: Node) -> float:
+    """What the best policy of this run had, as its file says: a checkpoint may be from before it."""
+    with contextlib.suppress(BundleError, TypeError, ValueError):
+        return float(Bundle.load(node.run.best_file).provenance.get(_BEST, "-inf"))
+    return float("-inf")
 
 
 def _provenance(config: Config) -> dict[str, Any]:

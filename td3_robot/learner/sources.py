@@ -16,6 +16,7 @@ from td3_robot.transport.session import Output, Peer
 log = logging.getLogger(__name__)
 
 _WITHOUT_LIMIT = 2**63
+_STALLED = 5.0  # seconds without a Step after which what a source was granted is shared among the others
 _WORTH_A_MESSAGE = 0.25  # of the band: what has to come free before a source that has enough is told
 
 
@@ -26,6 +27,7 @@ class Source:
     Attributes:
         answered: sequence of the newest Step dealt with, plus one.
         seen, granted: transitions it has published by its own count, and may publish.
+        heard: when its newest Step came, in seconds.
         queue: in lock-step, Steps waiting for their round.
     """
 
@@ -37,11 +39,16 @@ class Source:
     answered: int = 0
     seen: int = 0
     granted: int = 0
+    heard: float = 0.0
     queue: deque[Step] = field(default_factory=deque)
 
     @property
     def outstanding(self) -> int:
         return max(0, self.granted - self.seen)
+
+    def stalled(self, now: float) -> bool:
+        """Whether it may go on, and does not."""
+        return self.outstanding > 0 and now - self.heard > _STALLED
 
 
 class Sources:
@@ -50,11 +57,11 @@ class Sources:
     def __init__(self) -> None:
         self._all: dict[str, Source] = {}
 
-    def join(self, peer: Peer) -> Source:
+    def join(self, peer: Peer, now: float) -> Source:
         """A source connected, for the first time or again."""
         hello = peer.hello
         source = self._all.setdefault(peer.name, Source(peer.name))
-        source.peer, source.robots, source.granted = peer, hello.robots, 0
+        source.peer, source.robots, source.granted, source.heard = peer, hello.robots, 0, now
         source.queue.clear()
         if source.incarnation != hello.incarnation:
             source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
@@ -83,19 +90,24 @@ class Sources:
             total.update(source.assembler.counters)
         return total
 
-    def grant(self, limiter: RateLimiter, env_steps: int, updates: int) -> list[Output]:
+    def grant(self, limiter: RateLimiter, env_steps: int, updates: int, now: float) -> list[Output]:
         """Share what the replay ratio allows among the live ones, those with the least left first."""
-        live = self.live()
+        live = [source for source in self.live() if not source.stalled(now)]
+        if limiter.ratio is None:  # everybody may run to the end
+            told = [source for source in live if source.granted < _WITHOUT_LIMIT]
+            for source in told:
+                source.granted = _WITHOUT_LIMIT
+            return throttles(told)
         overshoot = sum(source.robots - 1 for source in live)
         allowed = limiter.steps_allowed(updates, overshoot) - env_steps
         free = allowed - sum(source.outstanding for source in live)
-        if limiter.ratio is None:
-            free = max(0, allowed) * len(live)  # everybody may run to the end
         given: list[Source] = []
         for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
             share = -(-free // (len(live) - before)) if free > 0 else 0
             running_dry = source.outstanding <= source.robots
             if share > 0 and (running_dry or share >= limiter.band * _WORTH_A_MESSAGE):
+                if not source.outstanding:
+                    source.heard = now  # it could not go on before
                 source.granted = max(source.granted, source.seen) + share
                 free -= share
                 given.append(source)
@@ -103,12 +115,16 @@ class Sources:
 
     def state(self) -> dict[str, Any]:
         """How far each got, as plain JSON values."""
-        return {name: [source.incarnation, source.answered, source.seen] for name, source in self._all.items()}
+        return {
+            name: [source.incarnation, source.answered, source.seen, dict(source.assembler.counters)]
+            for name, source in self._all.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Expect sources to go on from where :meth:`state` says."""
-        for name, (incarnation, answered, seen) in state.items():
+        for name, (incarnation, answered, seen, counters) in state.items():
             assembler = Assembler(incarnation, answered)
+            assembler.counters.update(counters)
             self._all[name] = Source(name, None, assembler, incarnation, 1, answered, seen)
 
 

@@ -64,11 +64,11 @@ def _check_free(endpoint: str, path: Path) -> None:
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_socket():
         raise EndpointError(f"endpoint {endpoint!r}: the path is taken by something that is not a socket")
-    if _answers(path):
+    if answers(path):
         raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path | str) -> bool:
     """Whether a process listens on a unix socket; yes where that cannot be told (its queue is full, or not ours)."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)

@@ -44,6 +44,21 @@ def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog:
         assert found is not None
         assert found[2] == {"steps": 1}
         assert "the one before it is used" in caplog.text
+        assert not newest.exists()  # put aside: it must not count as one of the newest
+
+
+def test_none_whole_is_no_new_beginning(tmp_path: Path) -> None:
+    for steps in (1, 2):
+        checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2).write_bytes(b"")
+    with pytest.raises(BundleError, match=r"no whole checkpoint is left in .*000000000002.*000000000001"):
+        checkpoint.load_newest(tmp_path)
+
+
+def test_the_one_just_saved_stays(tmp_path: Path) -> None:
+    """A learner that went back from 300 to 120 steps: 300 is newer by name, and must not push the new one out."""
+    checkpoint.save(tmp_path, 300, ARRAYS, {}, keep=1)
+    saved = checkpoint.save(tmp_path, 120, ARRAYS, {}, keep=1)
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 def test_none_to_be_found(tmp_path: Path) -> None:

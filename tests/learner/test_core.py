@@ -174,11 +174,12 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
 
     world = World(LearnerCore(changed(values, timing="lockstep", simulators=2)), spec, make_step)
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
-    [first] = throttles(world.join(a))
-    assert (first.answers, first.weights_version) == (0, 1)
+    assert throttles(world.join(a)) == []  # no policy server yet, and it may hold a later version than ours
+    [first] = throttles(world.join(world.peer("policy", "policy", version=7)))
+    assert (first.answers, first.weights_version) == (0, 8)
     world.join(b)
     for sequence in range(4):
-        assert world.give(b, make_step(sequence, source="b")) == []  # half a round
+        assert throttles(world.give(b, make_step(sequence, source="b"))) == []  # half a round
         outputs = world.give(a, make_step(sequence, source="a"))
         assert [(item.source, item.answers) for item in throttles(outputs)] == [
             ("a", sequence + 1),
@@ -250,3 +251,58 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
     assert world.core.learning_rate == pytest.approx(0.0007)
     for adam in (world.core.td3._actor_adam, world.core.td3._critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
+
+
+def test_a_fresh_learner_goes_on_from_the_version_a_server_holds(world: World) -> None:
+    """The policy server was there before any simulator, and serves version 57 of a learner that died."""
+    assert world.join(world.peer("policy", "policy", version=57)) == []
+    [weights] = published(world.join(world.peer("simulator", "sim-0", robots=1)))
+    assert weights.version == 58
+
+
+def test_a_source_that_stands_still_does_not_starve_the_others(world: World) -> None:
+    """All 18 steps went to the first source, which then does nothing for more than 5 s."""
+    a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
+    world.join(a)
+    assert throttles(world.join(b)) == []
+    world.time += 6
+    [grant] = throttles(world.idle())
+    assert (grant.source, grant.transitions_allowed) == ("b", 18)
+
+
+def test_without_a_ratio_leave_is_given_once(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    world = World(LearnerCore(config(replay_ratio=None, learning_starts=0)), spec, make_step)
+    assert world.idle(3) == []  # nothing to learn from, and nobody there
+    sim = world.peer("simulator", "sim-0", robots=1)
+    [grant] = throttles(world.join(sim))
+    assert grant.transitions_allowed == 2**63
+    outputs = [output for n in range(5) for output in world.give(sim, make_step(n))]
+    assert throttles(outputs + world.idle(50)) == []
+
+
+def test_evaluations_do_not_pile_up(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    from msgspec.structs import replace as changed
+
+    base = config()
+    every = changed(base, evaluation=changed(base.evaluation, every=1))
+    world = World(LearnerCore(every), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(12):
+        world.give(sim, make_step(sequence))
+    # Steps 1 to 11 ask for one each; four wait for an evaluator, seven are not made.
+    assert world.core.counts()["evaluations_pending"] == 4
+    assert world.core.counts()["evaluations_skipped"] == 7
+
+
+def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> None:
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(14):
+        world.give(sim, world.make_step(sequence))
+    world.core.td3.update(world.core.replay.sample(4))
+    before = world.core.version
+    assert world.core.final_bundle().provenance["version"] == before + 1
+    world.core.td3.actor.flat.fill_(float("nan"))
+    with pytest.raises(BundleError, match=r"training diverged: .* not|no longer finite"):
+        world.core.bundle()
