@@ -44,7 +44,8 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: names repeat or are too many, a range is empty, an action is unbounded, or the period is not above 0.
+        ConfigError: names repeat or are too many, a range is empty, an action is unbounded, or the period is not
+            above 0.
     """
 
     name: str

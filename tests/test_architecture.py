@@ -71,7 +71,7 @@ def test_packages_are_empty() -> None:
 
 def test_policy_server_imports_nothing_heavy() -> None:
     code = (
-        "import sys, td3_robot.policy.node, td3_robot.cli.main\n"
+        "import sys, td3_robot.policy.node, td3_robot.cli.main, td3_robot.cli.bench\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
