@@ -9,6 +9,7 @@ import torch
 from sims import tasks
 from sims.core import SimulatorCore
 from sims.fleet import Fleet
+from sims.pacing import make_pacing
 from td3_robot.config import Config
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Action, Evaluation, Step, Throttle, Weights
@@ -43,7 +44,8 @@ class InProcess:
         for index in range(config.simulators):
             name = f"sim-{index}"
             fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, name, 0)
-            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep")
+            pacing = make_pacing(config.pacing, fleet.spec)
+            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep", pacing=pacing)
             bus = MemoryBus()
             introduction = hello(
                 "simulator", name, client=index, robots=config.robots, spec=fleet.spec, agreement=agreement

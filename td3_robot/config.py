@@ -79,6 +79,18 @@ class CheckpointConfig(Section, frozen=True):
     keep: Count = 2
 
 
+class PacingConfig(Section, frozen=True):
+    """When a simulator steps: ``fast`` as soon as it may, ``realtime`` by the clock, once every control period.
+
+    In real time the Action for a Step is applied at the next deadline. If it has not come by then, ``fallback`` says
+    what is: ``hold`` each robot's last action (zero after a reset), or ``zero``; both within the action's limits. The
+    learner's replay ratio then holds back the learner alone: a robot cannot wait.
+    """
+
+    mode: Literal["fast", "realtime"] = "fast"
+    fallback: Literal["hold", "zero"] = "hold"
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
@@ -102,6 +114,7 @@ class Config(Section, frozen=True):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    pacing: PacingConfig = PacingConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -125,6 +138,11 @@ class Config(Section, frozen=True):
                 )
         elif self.timing == "lockstep":
             raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if self.pacing.mode == "realtime" and self.timing == "lockstep":
+            raise ValueError(
+                "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
+                "use pacing.mode fast, or timing free"
+            )
         if self.evaluation.every and self.evaluation.every > self.total_steps:
             raise ValueError(
                 f"evaluation.every is {self.evaluation.every}, above total_steps {self.total_steps}; "

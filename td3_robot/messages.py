@@ -41,6 +41,15 @@ class NoiseKind(IntEnum):
     UNIFORM = 2  # the actor is not asked at all: warm-up
 
 
+class ActionOrigin(IntEnum):
+    """Where the action came from that a source applied."""
+
+    NONE = 0  # none was applied: every robot is at FIRST
+    POLICY = 1  # an Action that answered the Step before
+    HELD = 2  # none came in time: each robot's action before it, zero after a reset
+    ZERO = 3  # none came in time: zero, or the limit nearest to it
+
+
 @dataclass(frozen=True)
 class FieldType:
     """How one field travels.
@@ -168,6 +177,7 @@ class Step(Message):
     observation: Float32 = _array("<f4", "NO", "observation channels in the order of the specification", "of channel")
     reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1")
     action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
+    origin: int = _wire("u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero")
     answered: int = _wire("u64", "sequence of the Step whose Action was applied; own sequence where none was")
     weights_version: int = _wire("u64", "weights that computed the applied action; 0 where none did")
     noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
@@ -179,6 +189,8 @@ class Step(Message):
             return f"phase {self.phase.max()} is not one of 0 to 3"
         if self.noise_kind > NoiseKind.UNIFORM:
             return f"noise_kind {self.noise_kind} is not one of 0 to 2"
+        if self.origin > ActionOrigin.ZERO:
+            return f"origin {self.origin} is not one of 0 to 3"
         for name in ("observation", "reward", "action"):
             if not np.isfinite(getattr(self, name)).all():
                 return f"{name} is not finite"

@@ -65,6 +65,9 @@ def test_overrides_go_in_as_typed_values() -> None:
         ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
         ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
         ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),
+        ({}, ["pacing.mode=slow"], ["pacing.mode is 'slow'"]),
+        ({}, ["pacing.fallback=brake"], ["pacing.fallback is 'brake'"]),
+        ({}, ["timing=lockstep", "pacing.mode=realtime"], ["pacing.mode is 'realtime'", "timing is 'lockstep'"]),
         ({}, ["evaluation.every=2000000"], ["evaluation.every is 2000000"]),
     ],
 )

@@ -78,6 +78,7 @@ def samples() -> list[Message]:
             observation=np.array([[0.5, -1.25, 1.0], [-0.0, 20.0, 0.0]], f4),
             reward=np.array([0.75, -2.5], f4),
             action=np.array([[-3.0], [5.0]], f4),
+            origin=2,
             answered=299,
             weights_version=3,
             noise_kind=1,

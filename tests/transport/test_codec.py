@@ -43,6 +43,7 @@ trees = st.dictionaries(
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
     ("step", "noise_kind"): st.integers(0, 2),
+    ("step", "origin"): st.integers(0, 3),
     ("action", "noise_kind"): st.integers(0, 2),
     ("status", "figures"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
     ("status", "counters"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
@@ -294,6 +295,7 @@ def test_limits_are_inclusive() -> None:
     [
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
         ("noise_kind", 3, "noise_kind 3 is not one of 0 to 2"),
+        ("origin", 4, "origin 4 is not one of 0 to 3"),
         ("observation", np.full((2, 3), np.nan, np.float32), "observation is not finite"),
         ("reward", np.array([0, np.inf], np.float32), "reward is not finite"),
         ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),
