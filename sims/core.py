@@ -127,6 +127,7 @@ class SimulatorCore:
             noise_kind=action.noise_kind if action else int(NoiseKind.NONE),
             noise_seed=action.noise_seed if action else 0,
             needs_version=self._version if self.lockstep else 0,
+            world=dict(fleet.world),
         )
         self._step, self._action, self._asked = step, None, now
         self.counters["steps"] += 1

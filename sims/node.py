@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sims import tasks
 from sims.core import SimulatorCore
+from sims.environment import Environment
 from sims.fleet import Fleet
 from sims.pacing import make_pacing
 from td3_robot import node as nodes
@@ -21,7 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _simulate(node: Node) -> None:
     config = node.config
-    fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, node.name, node.incarnation)
+
+    def make(seed: int) -> Environment:
+        return tasks.make(config.task, seed, config.randomization)
+
+    fleet = Fleet(make, config.robots, config.seed, node.name, node.incarnation)
     pacing = make_pacing(config.pacing, fleet.spec)
     core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing)
     node.patient = config.pacing.mode == "fast"

@@ -18,16 +18,11 @@ from msgspec import Meta, Struct
 
 from td3_robot import resources
 from td3_robot.errors import ConfigError
+from td3_robot.randomization import RandomizationConfig
+from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
-Positive = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the configuration."""
+GYMNASIUM = "gymnasium:"
+"""What the names of Gymnasium's tasks begin with."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -115,6 +110,7 @@ class Config(Section, frozen=True):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     pacing: PacingConfig = PacingConfig()
+    randomization: RandomizationConfig = RandomizationConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -143,6 +139,8 @@ class Config(Section, frozen=True):
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
+        if problem := self.randomization.problem(self.task.startswith(GYMNASIUM)):
+            raise ValueError(problem)
         if self.evaluation.every and self.evaluation.every > self.total_steps:
             raise ValueError(
                 f"evaluation.every is {self.evaluation.every}, above total_steps {self.total_steps}; "

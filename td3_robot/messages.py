@@ -183,6 +183,7 @@ class Step(Message):
     noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
     noise_seed: int = _wire("u64", "seed of that noise; with source, incarnation, robot, episode, step it is all")
     needs_version: int = _wire("u64", "lock-step: the weights that must answer this Step; 0 is any")
+    world: dict[str, Any] = _wire("map", "robots at FIRST whose world was drawn: index to map of name to number")
 
     def problem(self) -> str | None:
         if self.phase.max() > Phase.TRUNCATED:
@@ -194,6 +195,16 @@ class Step(Message):
         for name in ("observation", "reward", "action"):
             if not np.isfinite(getattr(self, name)).all():
                 return f"{name} is not finite"
+        return self._world_problem()
+
+    def _world_problem(self) -> str | None:
+        for robot, drawn in self.world.items():
+            if not (robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < len(self.phase)):
+                return f"world: {robot[:40]!r} is not the index of a robot, 0 to {len(self.phase) - 1}"
+            if not isinstance(drawn, dict) or any(
+                type(value) not in (int, float) or not np.isfinite(value) for value in drawn.values()
+            ):
+                return f"world: that of robot {robot} is not a map from names to finite numbers"
         return None
 
 

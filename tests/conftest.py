@@ -85,6 +85,7 @@ def make_step() -> Callable[..., Step]:
             "noise_kind": 0,
             "noise_seed": 0,
             "needs_version": 0,
+            "world": {},
         }
         return Step(**{**values, **fields})
 

@@ -84,6 +84,7 @@ def samples() -> list[Message]:
             noise_kind=1,
             noise_seed=2**32,
             needs_version=4,
+            world={"1": {"mass": 1.25, "action_latency": 2}},
         ),
         Action("leg-7", 5, 300, 1_234_567_890_123, np.array([[0.25], [-0.625]], f4), 4, 2, 17),
         Throttle("leg-7", 5, 301, 664, 0),

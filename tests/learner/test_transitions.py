@@ -60,6 +60,7 @@ def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -
                 noise_kind=0,
                 noise_seed=0,
                 needs_version=0,
+                world={},
             )
         )
     return result
