@@ -22,6 +22,7 @@ import numpy as np
 from sims import tasks
 from sims.environment import Environment
 from sims.fleet import Fleet
+from sims.quiet import c_output_on_stderr
 from td3_robot import machine
 from td3_robot.errors import Td3RobotError, UsageError
 from td3_robot.specs import Float32
@@ -60,18 +61,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(options, name) < 1:
             raise UsageError(f"--{name} is {getattr(options, name)}; it must be at least 1")
     _need_published()
-    report = {
-        "benchmark": "sim",
-        "machine": machine.describe(("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED)),
-        "steps_per_block": options.steps,
-        "rounds": options.rounds,
-        # Memory first: what later parts free would be reused, and not seen.
-        "memory": {task: memory(task, options.resets) for task in TASKS},
-        "one_robot": {task: one_robot(task, options.steps, options.rounds) for task in TASKS},
-        "fleet": {task: fleets(task, options.steps, options.rounds) for task in TASKS},
-    }
+    with c_output_on_stderr():  # the published robots print as they connect, which would spoil the JSON
+        report = measure(options.steps, options.rounds, options.resets)
     print(json.dumps(report, indent=2) if options.json else _text(report))
     return 0
+
+
+def measure(steps: int, rounds: int, resets: int) -> dict[str, Any]:
+    """The whole report, as plain JSON values."""
+    return {
+        "benchmark": "sim",
+        "machine": machine.describe(("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED)),
+        "steps_per_block": steps,
+        "rounds": rounds,
+        # Memory first: what later parts free would be reused, and not seen.
+        "memory": {task: memory(task, resets) for task in TASKS},
+        "one_robot": {task: one_robot(task, steps, rounds) for task in TASKS},
+        "fleet": {task: fleets(task, steps, rounds) for task in TASKS},
+    }
 
 
 def memory(task: str, resets: int, robots: int = 8) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -35,6 +36,14 @@ def test_the_report_names_machine_contestants_fleets_and_memory(capsys: pytest.C
         assert used["resets"] == 3
         if sys.platform == "linux":
             assert 0 < used["bytes_per_robot"] < 100e6
+
+
+def test_standard_output_is_the_json_and_nothing_else() -> None:
+    """The published robots print from C, which no capture inside Python sees."""
+    command = [sys.executable, "-m", "td3_robot.cli.main", "bench", "sim", "--json"]
+    sizes = ["--steps", "2", "--rounds", "1", "--resets", "1"]
+    child = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True)
+    assert json.loads(child.stdout)["benchmark"] == "sim"
 
 
 def test_the_text_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
