@@ -1,4 +1,9 @@
-"""The simulator without I/O: Actions and Throttles in, Steps out."""
+"""The simulator without I/O: Actions and Throttles in, Steps out.
+
+When it goes on is its pacing's to say (:mod:`sims.pacing`): with ``Fast``, once the Action and the learner's leave are
+there; with ``RealTime``, at every deadline, with or without them. Both begin with the learner's first Throttle, so that
+nothing is lost while processes start.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,38 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sims.fleet import Fleet
-from td3_robot.messages import Action, NoiseKind, Step, Throttle, Welcome
+from sims.pacing import Fast, RealTime
+from td3_robot.messages import Action, ActionOrigin, NoiseKind, Step, Throttle, Welcome
+from td3_robot.specs import Float32
 from td3_robot.transport.session import Input, Output
 
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
 
 class SimulatorCore:
-    """Publishes a Step, waits for its Action and for the learner's leave, applies it, publishes the next.
+    """Publishes a Step, waits for its Action as its pacing says, applies it or a substitute, publishes the next.
 
     Args:
         fleet: the robots.
         source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step, and name the weights it gives.
+        pacing: when to go on, and what to apply where no Action came; lock-step needs ``Fast``.
     """
 
-    def __init__(self, fleet: Fleet, source: str, incarnation: int, *, lockstep: bool) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        source: str,
+        incarnation: int,
+        *,
+        lockstep: bool,
+        pacing: Fast | RealTime | None = None,
+    ) -> None:
         self.fleet = fleet
         self.source = source
         self.incarnation = incarnation
         self.lockstep = lockstep
+        self.pacing = pacing or Fast()
         self.transitions = 0
         self.counters: Counter[str] = Counter()
         self._step: Step | None = None
@@ -49,7 +66,7 @@ class SimulatorCore:
                     self._answered, self._version = message.answers, message.weights_version
             elif isinstance(message, Welcome) and self._step:
                 outputs += self._greet(str(origin))
-        if self._may_go_on():
+        if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
             outputs += self._advance(now)
         elif self._step and self._action is None and now - self._asked > _ASK_AGAIN:
             self._asked = now
@@ -72,8 +89,9 @@ class SimulatorCore:
             return [(link, self._step)]
         return [(link, self._step)] if self._action is None else []
 
-    def _may_go_on(self) -> bool:
-        if not self._throttled or self.transitions >= self._allowed:
+    def _ready(self) -> bool:
+        """Whether the Action and the learner's leave for the next step are there."""
+        if self.transitions >= self._allowed:
             return False
         if self._step is None:
             return True
@@ -83,11 +101,18 @@ class SimulatorCore:
 
     def _advance(self, now: float) -> list[Output]:
         last, action, fleet = self._step, self._action, self.fleet
-        self.transitions += fleet.step(action.action if action else fleet.action)
+        sequence = last.sequence + 1 if last else 0
+        applied, origin = self._applied()
+        stepped = fleet.step(applied)
+        self.transitions += stepped
+        if stepped and action is None:
+            self.counters[f"actions_{origin.name.lower()}"] += 1
+        if missed := self.pacing.stepped(now):
+            self.counters["overruns"] += missed
         step = Step(
             source=self.source,
             incarnation=self.incarnation,
-            sequence=last.sequence + 1 if last else 0,
+            sequence=sequence,
             transitions=self.transitions,
             stamp=int(now * 1e9),
             phase=fleet.phase.copy(),
@@ -96,12 +121,20 @@ class SimulatorCore:
             observation=fleet.observation.copy(),
             reward=fleet.reward.copy(),
             action=fleet.action.copy(),
-            answered=action.answers if action else 0,
+            origin=int(origin if stepped else ActionOrigin.NONE),
+            answered=action.answers if action else sequence,
             weights_version=action.weights_version if action else 0,
             noise_kind=action.noise_kind if action else int(NoiseKind.NONE),
             noise_seed=action.noise_seed if action else 0,
             needs_version=self._version if self.lockstep else 0,
+            world=dict(fleet.world),
         )
         self._step, self._action, self._asked = step, None, now
         self.counters["steps"] += 1
         return [("policy", step), ("learner", step)]
+
+    def _applied(self) -> tuple[Float32, ActionOrigin]:
+        """The action for the next control period, float32[N, A], and where it comes from."""
+        if self._action:
+            return self._action.action, ActionOrigin.POLICY
+        return self.pacing.substitute(self.fleet.action)

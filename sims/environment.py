@@ -33,10 +33,15 @@ class Environment(Protocol):
     Attributes:
         spec: names, units and ranges of observations and actions, and the control period.
         time_limit: steps after which an episode is truncated; 0 where the task has no limit.
+        world: what was drawn for the running episode, name to number, see :class:`sims.disturbance.Disturbance`;
+            empty where nothing is randomized.
     """
 
     spec: RobotSpec
     time_limit: int
+
+    @property
+    def world(self) -> Mapping[str, float]: ...
 
     def reset(self, seed: int | None = None) -> Float32:
         """Start an episode and return its first observation, float32[O]; a seed (>= 0) restarts the random stream."""

@@ -23,6 +23,7 @@ class Fleet:
     Attributes:
         phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O];
         reward: float32[N], 0 where FIRST; action: float32[N, A], as applied, 0 where FIRST.
+        world: of the robots at FIRST whose world was drawn: their index, as text, to what was drawn.
     """
 
     def __init__(self, make: Callable[[int], Environment], robots: int, seed: int, source: str, incarnation: int):
@@ -35,6 +36,7 @@ class Fleet:
         self.observation: Float32 = np.zeros((robots, self.spec.observation_size), np.float32)
         self.reward: Float32 = np.zeros(robots, np.float32)
         self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
+        self.world: dict[str, dict[str, float]] = {}
         self._begun = False
 
     def __len__(self) -> int:
@@ -50,6 +52,7 @@ class Fleet:
             How many robots were stepped: the transitions this makes.
         """
         stepped = 0
+        self.world = {}
         for robot, environment in enumerate(self._environments):
             if self.phase[robot] >= Phase.TERMINATED:
                 self.observation[robot] = environment.reset()
@@ -58,6 +61,8 @@ class Fleet:
                 self.episode_step[robot] = 0
                 self.reward[robot] = 0
                 self.action[robot] = 0
+                if environment.world:
+                    self.world[str(robot)] = dict(environment.world)
                 continue
             outcome = environment.step(action[robot])
             ended = Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID

@@ -6,6 +6,7 @@ Importing this module registers them; ``gymnasium.make("sims.gymnasium_env:td3_r
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from sims.locomotion import Locomotion
 from sims.robots import CONTROL_PERIOD, MODELS, TIME_LIMIT, specification
+from td3_robot import config as configuration
 from td3_robot.specs import Float32
 
 NAMESPACE = "td3_robot"
@@ -27,15 +29,29 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         task: one of :func:`sims.tasks.names`.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
         width, height: of a picture, in pixels.
+        randomization: what is drawn anew for each episode, as under ``randomization:`` in a configuration; what was
+            drawn is in ``reset``'s ``info``.
+
+    Raises:
+        ConfigError: ``randomization`` has an unknown key, or a value that is not allowed.
     """
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 60}  # noqa: RUF012 - as Gymnasium declares it
 
-    def __init__(self, task: str, render_mode: str | None = None, width: int = 640, height: int = 480) -> None:
+    def __init__(
+        self,
+        task: str,
+        render_mode: str | None = None,
+        width: int = 640,
+        height: int = 480,
+        randomization: Mapping[str, Any] | None = None,
+    ) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode is {render_mode!r}; it can be None, 'human' or 'rgb_array'")
         self.render_mode = render_mode
         self._model = MODELS[task]
+        content = {"task": task, "randomization": dict(randomization or {})}
+        self._randomization = configuration.parse(content, source=f"{NAMESPACE}/{task}").randomization
         self._size = width, height
         self._robot: Locomotion | None = None
         self._next_frame = 0.0
@@ -55,10 +71,11 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         if self._robot is None:
             # A robot made again after close goes on in the random stream that Gymnasium keeps for this environment.
             start = None if seed is not None else int(self.np_random.integers(2**32))
-            self._robot = Locomotion(self._model, start, show=self.render_mode == "human")
+            show = self.render_mode == "human"
+            self._robot = Locomotion(self._model, start, show, self._randomization)
         observation = self._robot.reset(seed)
         self._next_frame = time.monotonic()
-        return observation, {}
+        return observation, dict(self._robot.world)
 
     def step(self, action: Float32) -> tuple[Float32, float, bool, bool, dict[str, float]]:
         if self._robot is None:

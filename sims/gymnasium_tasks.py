@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sims.repeatable import Repeatable
 from td3_robot.errors import ConfigError
+from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Channel, Float32, RobotSpec
 
 PREFIX = "gymnasium:"
@@ -31,7 +32,7 @@ class GymnasiumTask(Repeatable):
         ConfigError: no such task, it lacks a package, or its spaces are not supported.
     """
 
-    def __init__(self, task: str, seed: int | None = None) -> None:
+    def __init__(self, task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> None:
         env = _make(task)
         try:
             spec = _specification(task, env)
@@ -39,7 +40,7 @@ class GymnasiumTask(Repeatable):
             env.close()
             raise
         limit = env.spec.max_episode_steps if env.spec else None
-        super().__init__(spec, limit or 0, seed)
+        super().__init__(spec, limit or 0, seed, randomization)
         # Without the wrapper that counts: its truncation would look like the task's own.
         self._env = env.env if isinstance(env, TimeLimit) else env
         self._terms: dict[str, float] = {}

@@ -6,7 +6,9 @@ import itertools
 
 from sims import tasks
 from sims.core import SimulatorCore
+from sims.environment import Environment
 from sims.fleet import Fleet
+from sims.pacing import make_pacing
 from td3_robot.config import Config
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
@@ -41,8 +43,9 @@ class InProcess:
         self.simulators: list[SimulatorCore] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
-            fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, name, 0)
-            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep")
+            fleet = Fleet(self._environment, config.robots, config.seed, name, 0)
+            pacing = make_pacing(config.pacing, fleet.spec)
+            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep", pacing=pacing)
             bus = MemoryBus()
             introduction = hello(
                 "simulator", name, client=index, robots=config.robots, spec=fleet.spec, agreement=agreement
@@ -52,6 +55,9 @@ class InProcess:
             bus.connect(ClientSession("learner", introduction, (Throttle,), sizes), learner_bus)
             self.simulators.append(core)
             self.nodes.append((core, bus))
+
+    def _environment(self, seed: int) -> Environment:
+        return tasks.make(self.config.task, seed, self.config.randomization)
 
     def run(self, max_turns: int = 10**9) -> None:
         """Give every core its turn until the learner is done, or ``max_turns`` times."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sims.physics import World
 from sims.repeatable import Repeatable
 from sims.robots import CONTROL_PERIOD, OBSERVATION_LIMIT, TIME_LIMIT, TORSO_CHANNELS, RobotModel, specification
+from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Float32
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
@@ -39,10 +40,17 @@ class Locomotion(Repeatable):
     Args:
         seed: of the reset noise; None draws one from the operating system.
         show: open PyBullet's window and simulate in it.
+        randomization: what of the world is drawn anew for each episode; None or all of it off: the published robot.
     """
 
-    def __init__(self, model: RobotModel, seed: int | None = None, show: bool = False) -> None:
-        super().__init__(specification(model), TIME_LIMIT, seed)
+    def __init__(
+        self,
+        model: RobotModel,
+        seed: int | None = None,
+        show: bool = False,
+        randomization: RandomizationConfig | None = None,
+    ) -> None:
+        super().__init__(specification(model), TIME_LIMIT, seed, randomization, walker=True)
         self._model = model
         self._world = World(model, show)
         joints = len(model.joints)
@@ -62,7 +70,12 @@ class Locomotion(Repeatable):
 
     def _reset(self) -> Float32:
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
+        drawn = self.disturbance
+        if drawn:
+            self._world.vary(drawn.mass, drawn.friction, drawn.joint_damping)
         self._world.reset(noise.tolist())
+        if drawn and drawn.tilt:
+            self._world.tilt(drawn.tilt, drawn.tilt_direction)
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         self._terms = {}
@@ -72,7 +85,12 @@ class Locomotion(Repeatable):
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         model = self._model
         limited = np.minimum(np.maximum(action, self._minus_one), self._one)
-        self._world.advance((self._gains * limited).tolist())
+        torques: list[float] = (self._gains * limited).tolist()
+        if self.disturbance:
+            torques = [self.disturbance.motor_strength * torque for torque in torques]
+            if push := self.disturbance.push():
+                self._world.push(*push)
+        self._world.advance(torques)
         potential_before = self._potential
         raw, pitch = self._observe()
         observation = self._clip(raw)

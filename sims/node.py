@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from sims import tasks
 from sims.core import SimulatorCore
+from sims.environment import Environment
 from sims.fleet import Fleet
+from sims.pacing import make_pacing
 from td3_robot import node as nodes
 from td3_robot.messages import Action, Throttle
 from td3_robot.node import Figures, Node
@@ -23,16 +25,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _simulate(node: Node) -> None:
     config = node.config
-    fleet = Fleet(lambda seed: tasks.make(config.task, seed), config.robots, config.seed, node.name, node.incarnation)
-    core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep")
+
+    def make(seed: int) -> Environment:
+        return tasks.make(config.task, seed, config.randomization)
+
+    fleet = Fleet(make, config.robots, config.seed, node.name, node.incarnation)
+    pacing = make_pacing(config.pacing, fleet.spec)
+    core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing)
+    node.patient = config.pacing.mode == "fast"
     node.connect("policy", (Action,), spec=fleet.spec, robots=config.robots)
     node.connect("learner", (Throttle,), spec=fleet.spec, robots=config.robots)
 
     def report() -> Figures:
-        return Figures(figures={"transitions": core.transitions}, counters=dict(core.counters))
+        figures = {"transitions": core.transitions, **pacing.figures()}
+        return Figures(figures=figures, counters=dict(core.counters))
 
     try:
-        node.spin(core, busy=lambda: False, report=report, after=lambda: False)
+        node.spin(core, busy=lambda: False, report=report, after=lambda: False, deadline=lambda: pacing.deadline)
     finally:
         fleet.close()
 

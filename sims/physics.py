@@ -9,6 +9,7 @@ parameters. Bullet's results depend on all of these to the last bit.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
@@ -30,6 +31,8 @@ with without_lines(b"pybullet build time:"):
 SUBSTEPS = 4
 SOLVER_ITERATIONS = 5
 GRAVITY = 9.8  # m/s²
+FLOOR_FRICTION = 0.8
+_HEIGHT, _PITCH = 1, 2  # joints of a planar robot's chain
 BASE = -1  # PyBullet's index of a body's root link
 ANY_LINK = -2
 TORSO = "torso"
@@ -113,7 +116,7 @@ class World:
             physicsClientId=client,
         )
         (floor,) = pybullet.loadSDF(str(_DATA / "plane_stadium.sdf"), physicsClientId=client)
-        pybullet.changeDynamics(floor, BASE, lateralFriction=0.8, restitution=0.5, physicsClientId=client)
+        pybullet.changeDynamics(floor, BASE, lateralFriction=FLOOR_FRICTION, restitution=0.5, physicsClientId=client)
         return int(floor)
 
     def _index_robot(self, model: RobotModel) -> None:
@@ -146,6 +149,87 @@ class World:
         self._torso = parts[TORSO]
         self._torso_place = list(parts).index(TORSO)
         self._still = [[0.0]] * len(self._joints)
+        # A planar robot hangs on a chain of its own from the world: along x, along z, about y.
+        self._planar = self._torso != BASE
+        self._loaded: list[tuple[int, float, Sequence[float]]] = []  # part, its mass (kg) and inertia (kg·m²), at need
+
+    def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
+        """Change the robot and the floor, before a reset: contacts that exist keep the friction they were made with.
+
+        Args:
+            mass: factor of the loaded mass and inertia of every part.
+            friction: factor of the floor's lateral friction.
+            damping: of every driven joint, in N·m·s/rad.
+
+        None leaves what is there.
+        """
+        if mass is not None:
+            self._scale_masses(mass)
+        if friction is not None:
+            self._set(self._floor, BASE, lateralFriction=FLOOR_FRICTION * friction)
+        if damping is not None:
+            for joint in self._joints:
+                self._set(self._robot, joint, jointDamping=damping)
+
+    def _set(self, body: int, link: int, **values: Any) -> None:
+        pybullet.changeDynamics(body, link, physicsClientId=self.client, **values)
+
+    def _scale_masses(self, factor: float) -> None:
+        client, robot = self.client, self._robot
+        if not self._loaded:
+            indices = range(BASE, pybullet.getNumJoints(robot, physicsClientId=client))
+            infos = [(index, *pybullet.getDynamicsInfo(robot, index, physicsClientId=client)[:3]) for index in indices]
+            self._loaded = [(index, weight, inertia) for index, weight, _, inertia in infos if weight > 0]
+        for index, weight, inertia in self._loaded:
+            # Given a mass alone, Bullet would compute the inertia anew from the shape.
+            self._set(robot, index, mass=weight * factor, localInertiaDiagonal=[value * factor for value in inertia])
+
+    def tilt(self, angle: float, side: float) -> None:
+        """Lean the robot over, after a reset: by ``angle`` rad to ``side`` rad (0 ahead, π/2 left), lifted clear.
+
+        A planar robot leans ahead or back, whichever is nearer.
+        """
+        client, robot = self.client, self._robot
+        before = self._lowest()
+        if self._planar:
+            ahead = math.copysign(angle, math.cos(side))
+            pybullet.resetJointState(robot, _PITCH, ahead, 0.0, physicsClientId=client)
+        else:
+            position, upright = pybullet.getBasePositionAndOrientation(robot, client)
+            lean = pybullet.getQuaternionFromAxisAngle([-math.sin(side), math.cos(side), 0.0], angle)
+            _, turned = pybullet.multiplyTransforms([0, 0, 0], lean, [0, 0, 0], upright)
+            pybullet.resetBasePositionAndOrientation(robot, position, turned, physicsClientId=client)
+        lift = before - self._lowest()
+        if lift <= 0:
+            return
+        if self._planar:
+            height = pybullet.getJointState(robot, _HEIGHT, client)[0]
+            pybullet.resetJointState(robot, _HEIGHT, height + lift, 0.0, physicsClientId=client)
+        else:
+            (x, y, z), turned = pybullet.getBasePositionAndOrientation(robot, client)
+            pybullet.resetBasePositionAndOrientation(robot, (x, y, z + lift), turned, physicsClientId=client)
+
+    def _lowest(self) -> float:
+        """Height in m of the lowest point of the boxes around the robot's parts."""
+        return min(
+            float(pybullet.getAABB(self._robot, index, physicsClientId=self.client)[0][2])
+            for index in range(BASE + self._planar, pybullet.getNumJoints(self._robot, physicsClientId=self.client))
+        )
+
+    def push(self, force: float, side: float) -> None:
+        """Add ``force`` N on the torso's centre of mass to the next control period, towards ``side`` rad of the world.
+
+        A planar robot is pushed ahead or back, whichever is nearer.
+        """
+        client, robot, torso = self.client, self._robot, self._torso
+        if torso == BASE:
+            position = pybullet.getBasePositionAndOrientation(robot, client)[0]
+        else:
+            position = pybullet.getLinkState(robot, torso, physicsClientId=client)[0]
+        x, y = force * math.cos(side), force * math.sin(side)
+        if self._planar:
+            x, y = math.copysign(force, x), 0.0
+        pybullet.applyExternalForce(robot, torso, [x, y, 0.0], position, pybullet.WORLD_FRAME, physicsClientId=client)
 
     def reset(self, positions: Sequence[float]) -> None:
         """Return to the state after loading, with these positions (rad, one per driven joint) and no velocity."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -34,3 +35,23 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
             rest = b"".join(line for line in caught if not line.startswith(beginnings))
             if rest:
                 os.write(2, rest)
+
+
+@contextmanager
+def c_output_on_stderr() -> Iterator[None]:
+    """Send what C code writes to standard output inside the block to standard error: the output stays the command's.
+
+    C libraries keep back what they have printed, so theirs is flushed at both ends. Python's ``sys.stdout`` must not be
+    written to inside the block.
+    """
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    library.fflush(None)
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        library.fflush(None)
+        os.dup2(real, 1)
+        os.close(real)

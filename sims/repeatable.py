@@ -17,8 +17,10 @@ import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
+from sims.disturbance import Disturbance
 from sims.environment import Outcome
 from td3_robot.errors import BundleError
+from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Float32, RobotSpec
 
 _MASK = 2**64 - 1
@@ -32,10 +34,20 @@ class Repeatable(ABC):
         spec, time_limit: see :class:`sims.environment.Environment`.
         random: the stream that resets, and some tasks' steps, draw from.
         length: steps of the episode so far.
+        disturbance: what a randomized world does; None where nothing is randomized.
     """
 
-    def __init__(self, spec: RobotSpec, time_limit: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        spec: RobotSpec,
+        time_limit: int,
+        seed: int | None,
+        randomization: RandomizationConfig | None = None,
+        walker: bool = False,
+    ) -> None:
         self.spec = spec
+        on = randomization is not None and randomization.on
+        self.disturbance = Disturbance(randomization, spec, walker) if randomization and on else None
         self.time_limit = time_limit
         self.random, _ = seeding.np_random(seed)
         self.length = 0
@@ -51,8 +63,16 @@ class Repeatable(ABC):
         self._start = pack_random(self.random)
         self._running = True
         self.length = 0
-        self._observation = self._reset()
+        if self.disturbance:
+            self.disturbance.begin(self.random)
+            self._observation = self.disturbance.sensed(self._reset())
+        else:
+            self._observation = self._reset()
         return self._observation.copy()
+
+    @property
+    def world(self) -> Mapping[str, float]:
+        return self.disturbance.world if self.disturbance else {}
 
     def step(self, action: Float32) -> Outcome:
         if not self._running:
@@ -63,7 +83,12 @@ class Repeatable(ABC):
         if not math.isfinite(action.dot(action)):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
         self._remember(action)
-        observation, reward, terminated, truncated = self._step(action)
+        if self.disturbance:
+            # What is remembered above, and repeated to restore, is the action as it was sent.
+            truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
+            observation = self.disturbance.sensed(truth)
+        else:
+            observation, reward, terminated, truncated = self._step(action)
         truncated = truncated or (self.time_limit > 0 and self.length >= self.time_limit)
         self._running = not (terminated or truncated)
         self._observation = observation
@@ -180,5 +205,5 @@ def _leads_elsewhere(spec: RobotSpec, steps: int) -> BundleError:
     """The error for a replay that did not arrive at the saved observation."""
     return BundleError(
         f"saved state of {spec.name}: replaying its {steps} actions gives another observation here; "
-        "it was saved with another simulator version, numpy or processor"
+        "it was saved with another simulator version, numpy or processor, or randomized otherwise"
     )

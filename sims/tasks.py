@@ -7,12 +7,12 @@ from functools import cache
 
 from sims.environment import Environment, Outcome
 from sims.robots import MODELS, specification
+from td3_robot.config import GYMNASIUM
 from td3_robot.errors import ConfigError
+from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
 
 __all__ = ["Environment", "Outcome", "make", "names", "spec"]
-
-GYMNASIUM = "gymnasium:"
 
 
 def names() -> tuple[str, ...]:
@@ -35,23 +35,27 @@ def spec(task: str) -> RobotSpec:
     return specification(MODELS[task])
 
 
-def make(task: str, seed: int | None = None) -> Environment:
+def make(task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> Environment:
     """A new environment; call its ``reset`` before its ``step``.
 
     Args:
         seed: where its random stream starts, >= 0; None draws one from the operating system.
+        randomization: what is drawn anew for each episode; None: nothing.
 
     Raises:
-        ConfigError: the task does not exist, needs a package that is not installed, or is not a continuous one.
+        ConfigError: the task does not exist, needs a package that is not installed, is not a continuous one, or
+            cannot be randomized so.
     """
+    if randomization and (problem := randomization.problem(task.startswith(GYMNASIUM))):
+        raise ConfigError(problem)
     if task.startswith(GYMNASIUM):
         from sims.gymnasium_tasks import GymnasiumTask
 
-        return GymnasiumTask(task, seed)
+        return GymnasiumTask(task, seed, randomization)
     _refuse_unknown(task)
     from sims.locomotion import Locomotion
 
-    return Locomotion(MODELS[task], seed)
+    return Locomotion(MODELS[task], seed, randomization=randomization)
 
 
 def _refuse_unknown(task: str) -> None:

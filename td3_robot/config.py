@@ -19,19 +19,14 @@ from msgspec import Meta, Struct
 
 from td3_robot import resources
 from td3_robot.errors import ConfigError
+from td3_robot.randomization import RandomizationConfig
+from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
-Positive = Annotated[float, Meta(gt=0, le=1e12)]  # of which infinity and not-a-number are none
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
-Count = Annotated[int, Meta(ge=1)]
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
 """Between hidden layers: what still travels in one Weights message with the layers around them."""
-Natural = Annotated[int, Meta(ge=0)]
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the configuration."""
+GYMNASIUM = "gymnasium:"
+"""What the names of Gymnasium's tasks begin with."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -92,6 +87,18 @@ class CheckpointConfig(Section, frozen=True):
     keep: Count = 2
 
 
+class PacingConfig(Section, frozen=True):
+    """When a simulator steps: ``fast`` as soon as it may, ``realtime`` by the clock, once every control period.
+
+    In real time the Action for a Step is applied at the next deadline. If it has not come by then, ``fallback`` says
+    what is: ``hold`` each robot's last action (zero after a reset), or ``zero``; both within the action's limits. The
+    learner's replay ratio then holds back the learner alone: a robot cannot wait.
+    """
+
+    mode: Literal["fast", "realtime"] = "fast"
+    fallback: Literal["hold", "zero"] = "hold"
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
@@ -115,6 +122,8 @@ class Config(Section, frozen=True):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    pacing: PacingConfig = PacingConfig()
+    randomization: RandomizationConfig = RandomizationConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -138,6 +147,13 @@ class Config(Section, frozen=True):
                 )
         elif self.timing == "lockstep":
             raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if self.pacing.mode == "realtime" and self.timing == "lockstep":
+            raise ValueError(
+                "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
+                "use pacing.mode fast, or timing free"
+            )
+        if problem := self.randomization.problem(self.task.startswith(GYMNASIUM)):
+            raise ValueError(problem)
 
     def agreement(self) -> dict[str, str]:
         """What every process of one run must hold alike, as text: compared key by key in the handshake."""

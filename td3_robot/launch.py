@@ -12,8 +12,9 @@ import yaml
 from msgspec import Meta
 
 from td3_robot import resources
-from td3_robot.config import Config, Section
+from td3_robot.config import Config
 from td3_robot.errors import ConfigError
+from td3_robot.sections import Section
 
 
 class RestartRule(Section, frozen=True):

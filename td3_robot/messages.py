@@ -41,6 +41,15 @@ class NoiseKind(IntEnum):
     UNIFORM = 2  # the actor is not asked at all: warm-up
 
 
+class ActionOrigin(IntEnum):
+    """Where the action came from that a source applied."""
+
+    NONE = 0  # none was applied: every robot is at FIRST
+    POLICY = 1  # an Action that answered the Step before
+    HELD = 2  # none came in time: each robot's action before it, zero after a reset
+    ZERO = 3  # none came in time: zero, or the limit nearest to it
+
+
 @dataclass(frozen=True)
 class FieldType:
     """How one field travels.
@@ -168,20 +177,34 @@ class Step(Message):
     observation: Float32 = _array("<f4", "NO", "observation channels in the order of the specification", "of channel")
     reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1")
     action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
+    origin: int = _wire("u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero")
     answered: int = _wire("u64", "sequence of the Step whose Action was applied; own sequence where none was")
     weights_version: int = _wire("u64", "weights that computed the applied action; 0 where none did")
     noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
     noise_seed: int = _wire("u64", "seed of that noise; with source, incarnation, robot, episode, step it is all")
     needs_version: int = _wire("u64", "lock-step: the weights that must answer this Step; 0 is any")
+    world: dict[str, Any] = _wire("map", "robots at FIRST whose world was drawn: index to map of name to number")
 
     def problem(self) -> str | None:
         if self.phase.max() > Phase.TRUNCATED:
             return f"phase {self.phase.max()} is not one of 0 to 3"
         if self.noise_kind > NoiseKind.UNIFORM:
             return f"noise_kind {self.noise_kind} is not one of 0 to 2"
+        if self.origin > ActionOrigin.ZERO:
+            return f"origin {self.origin} is not one of 0 to 3"
         for name in ("observation", "reward", "action"):
             if not np.isfinite(getattr(self, name)).all():
                 return f"{name} is not finite"
+        return self._world_problem()
+
+    def _world_problem(self) -> str | None:
+        for robot, drawn in self.world.items():
+            if not (robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < len(self.phase)):
+                return f"world: {robot[:40]!r} is not the index of a robot, 0 to {len(self.phase) - 1}"
+            if not isinstance(drawn, dict) or any(
+                type(value) not in (int, float) or not np.isfinite(value) for value in drawn.values()
+            ):
+                return f"world: that of robot {robot} is not a map from names to finite numbers"
         return None
 
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.5
 _LOOK_PERIOD = 1.0  # seconds between two looks at whether a run joined by hand still goes on
 _IDLE = 0.05  # seconds a core without work waits for input
+_POLL_ERROR = 0.002  # seconds by which polling may be late: ZeroMQ counts in milliseconds, from a clock that does too
 LIFELINE = "TD3_ROBOT_LIFELINE"
 """Environment variable: the file descriptor that ends when the supervisor does."""
 
@@ -68,6 +69,7 @@ class Node:
     run: RunFolder
     config: Config
     bus: Bus
+    patient: bool = True  # False for a robot in real time, which waits for nobody's queue
     stop_signal: int = 0
     counters: Counter[str] = field(default_factory=Counter)
     _client: int = field(default_factory=lambda: secrets.randbits(63))
@@ -112,21 +114,44 @@ class Node:
         )
 
     def spin(
-        self, core: Core, *, busy: Callable[[], bool], report: Callable[[], Figures], after: Callable[[], bool]
+        self,
+        core: Core,
+        *,
+        busy: Callable[[], bool],
+        report: Callable[[], Figures],
+        after: Callable[[], bool],
+        deadline: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Run the core until a signal, or until ``after`` (called once a turn) says it is finished.
+
+        ``deadline`` is the time (s, of ``time.monotonic``) at which the core wants its next turn, input or none.
 
         Raises:
             HandshakeError: a server refused us.
         """
         finished = False
         while not self.stop_signal and not finished:
-            inputs = self.bus.receive(0.0 if busy() else _IDLE)
+            inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()
             finished = after() or self._abandoned()
             self.status(report())
         self.status(report(), now=True)
+
+    def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
+        """Inputs, waiting up to ``timeout`` seconds for one, but not beyond a deadline.
+
+        Polling stops short of the deadline by its own error; the rest is slept, which is exact to some 0.1 ms and,
+        unlike asking the clock in a loop, leaves the processor to others.
+        """
+        if deadline is None:
+            return self.bus.receive(timeout)
+        left = deadline - time.monotonic()
+        if left > _POLL_ERROR:
+            return self.bus.receive(min(timeout, left - _POLL_ERROR))
+        if left > 0:
+            time.sleep(left)
+        return self.bus.receive(0.0)
 
     def status(self, figures: Figures, *, now: bool = False) -> None:
         """Report to the supervisor, if there is one, at most every STATUS_PERIOD unless ``now``."""
@@ -149,11 +174,14 @@ class Node:
         return True
 
     def _flush(self) -> None:
-        """Send what waits; a full queue to a server holds everything back, one to a client costs the message."""
+        """Send what waits; a full queue to a client costs the message, one to a server holds everything back.
+
+        Unless the process is not ``patient``: then it costs the message too.
+        """
         while self._pending:
             to, message = self._pending[0]
             if not self.bus.send(to, message):
-                if not isinstance(to, Peer):
+                if self.patient and not isinstance(to, Peer):
                     return
                 self.counters["undelivered"] += 1
             self._pending.popleft()

@@ -79,11 +79,13 @@ def make_step() -> Callable[..., Step]:
             "observation": np.full((robots, 3), sequence, np.float32),
             "reward": np.zeros(robots, np.float32),
             "action": np.zeros((robots, 2), np.float32),
+            "origin": 1 if sequence else 0,
             "answered": max(0, sequence - 1),
             "weights_version": 0,
             "noise_kind": 0,
             "noise_seed": 0,
             "needs_version": 0,
+            "world": {},
         }
         return Step(**{**values, **fields})
 

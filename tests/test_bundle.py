@@ -209,7 +209,10 @@ def test_exploration(make_bundle: Make, exploration: Any) -> None:
         ({"control_period": 10**400}, "damaged policy bundle"),
         ({"control_period": "soon"}, "robot specification"),
         ({"observations": []}, "it has no observation channel"),
-        ({"actions": [{"name": "a", "unit": "N", "low": 0, "high": float("inf")}]}, "actions need finite float32 limits"),
+        (
+            {"actions": [{"name": "a", "unit": "N", "low": 0, "high": float("inf")}]},
+            "actions need finite float32 limits",
+        ),
         ({"actions": [{"name": "a", "unit": "N", "low": 1, "high": 0}]}, "low must be below high"),
         ({"actions": [{"name": "a", "unit": "N", "low": 0, "high": 1}]}, "actor.2.weight is float32[2, 4], needed is"),
     ],

@@ -18,7 +18,7 @@ import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.errors import ProtocolError
-from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Message, NoiseKind, Phase, Status, wire_fields
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, ActionOrigin, Message, NoiseKind, Phase, Status, wire_fields
 from td3_robot.transport import codec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -184,6 +184,7 @@ def test_codes_are_fixed() -> None:
         ("TRUNCATED", 3),
     ]
     assert [(item.name, item.value) for item in NoiseKind] == [("NONE", 0), ("GAUSSIAN", 1), ("UNIFORM", 2)]
+    assert [(item.name, item.value) for item in ActionOrigin] == [("NONE", 0), ("POLICY", 1), ("HELD", 2), ("ZERO", 3)]
 
 
 @pytest.mark.parametrize("value", ["fast", None, True, [1], {"a": 1}])

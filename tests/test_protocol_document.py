@@ -148,8 +148,8 @@ def test_a_peer_written_from_the_document_alone(tmp_path: Path, make_bundle: Cal
     hello |= {"weights_version": 0, "spec": spec, "agreement": {}}
     step = {"source": "leg", "incarnation": 1, "sequence": 0, "transitions": 0, "stamp": 123, "phase": b"\0"}
     step |= {"episode": bytes(8), "episode_step": bytes(4), "observation": bytes(12), "reward": bytes(4)}
-    step |= {"action": bytes(8), "answered": 0, "weights_version": 0, "noise_kind": 0, "noise_seed": 0}
-    step |= {"needs_version": 0}
+    step |= {"action": bytes(8), "origin": 0, "answered": 0, "weights_version": 0, "noise_kind": 0, "noise_seed": 0}
+    step |= {"needs_version": 0, "world": {}}
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     try:

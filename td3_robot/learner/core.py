@@ -242,6 +242,10 @@ class LearnerCore:
             self._record(now)
 
     def _store(self, transitions: Transitions) -> None:
+        if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
+            # Robots that do not wait go on while the last updates are made; stored, they would ask for ever more.
+            self.counters["beyond_total"] += len(transitions)
+            return
         if len(transitions):
             action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
             self.replay.add(

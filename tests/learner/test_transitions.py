@@ -54,11 +54,13 @@ def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -
                 observation=who.astype(np.float32),
                 reward=np.where(first, 0, step).astype(np.float32),
                 action=np.where(first[:, None], 0, who[:, :2]).astype(np.float32),
+                origin=0 if first.all() else 1,
                 answered=max(0, sequence - 1),
                 weights_version=0,
                 noise_kind=0,
                 noise_seed=0,
                 needs_version=0,
+                world={},
             )
         )
     return result

@@ -67,6 +67,36 @@ def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path
     assert not np.array_equal(other.learner.bundle().tensors["actor.0.weight"], expected.tensors["actor.0.weight"])
 
 
+def test_real_time_is_kept_by_the_clock_and_not_by_the_learner(train: Any, tmp_path: Path) -> None:
+    """960 steps of 8 robots at 60.6 Hz take 2 s; 5,000 updates take longer, and the robots go on meanwhile."""
+    overrides = ("pacing.mode=realtime", "robots=8", "learner.replay_ratio=10", "learner.replay_ratio_band=128")
+    run = train(1000, *overrides)
+    assert run.finish() == 0, run.output()
+    last = json.loads((tmp_path / "run" / "final.json").read_text())
+    learner, sim = last["learner"], last["sim-0"]
+    assert 1000 <= learner["figures"]["env_steps"] < 1008
+    assert learner["figures"]["updates"] >= 5000 - 10  # (1000 - 500) · 10, less what no whole update is owed for
+    assert learner["counters"]["beyond_total"] > 0
+    assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
+    assert learner["figures"]["lead_max"] > 128 + 80  # the band holds back nobody
+    # The rate is the clock's, whatever the machine is doing: never above it, below it by the deadlines missed.
+    periods = sim["counters"]["steps"] + sim["counters"].get("overruns", 0)
+    assert periods * 0.0165 == pytest.approx(learner["figures"]["wall_s"], abs=5.0)
+
+
+def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, tmp_path: Path) -> None:
+    """Until a killed policy server is back, what is applied is the fallback; no Step waits for it, and none is lost."""
+    run = train(3000, "pacing.mode=realtime", "pacing.fallback=zero", "robots=8", "learner.replay_ratio=0.1")
+    run.wait_for_steps(500)
+    run.children()["policy"].kill()
+    assert run.finish() == 0, run.output()
+    last = json.loads((tmp_path / "run" / "final.json").read_text())
+    # A new process needs some tenths of a second to be there: many times the 16.5 ms of a control period.
+    assert last["sim-0"]["counters"]["actions_zero"] >= 5
+    assert last["policy"]["counters"]["actions"] > 0
+    assert last["learner"]["counters"]["missed"] == 0
+
+
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
     run = train(12_000, "checkpoint.every=1000", "learner.replay_ratio=0.2")
     ready = run.wait_for("^ready")

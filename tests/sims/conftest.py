@@ -22,6 +22,7 @@ class Scripted:
         self.script = script
         self.episode = -1
         self.count = 0
+        self.world: dict[str, float] = {}
 
     def reset(self, seed: int | None = None) -> Float32:
         del seed

@@ -16,6 +16,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 import sims.gymnasium_env
 from sims import tasks
+from td3_robot.errors import ConfigError
 
 ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
 
@@ -119,3 +120,16 @@ def test_stable_baselines3_trains_on_it() -> None:
     torch.set_num_threads(threads)
     assert any((a != b).any() for a, b in zip(before, model.actor.parameters(), strict=True))
     environment.close()
+
+
+def test_a_randomized_world_is_told_at_reset() -> None:
+    ranges = {"mass": [0.5, 2.0], "push": {"force": [10, 20]}}
+    environment = gymnasium.make("td3_robot/Ant-v0", randomization=ranges)
+    _, info = environment.reset(seed=3)
+    assert info.keys() == {"mass", "push.force", "push.duration", "push.interval", "push.start"}
+    assert 0.5 <= info["mass"] <= 2
+    assert environment.reset()[1] != info
+    assert environment.reset(seed=3)[1] == info
+    environment.close()
+    with pytest.raises(ConfigError, match=r"unknown key 'randomization.mas'; did you mean 'mass'"):
+        gymnasium.make("td3_robot/Ant-v0", randomization={"mas": [1, 2]})

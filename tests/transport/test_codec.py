@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -43,6 +44,11 @@ trees = st.dictionaries(
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
     ("step", "noise_kind"): st.integers(0, 2),
+    ("step", "origin"): st.integers(0, 3),
+    ("step", "world"): st.dictionaries(
+        st.just("0"),
+        st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
+    ),
     ("action", "noise_kind"): st.integers(0, 2),
     ("status", "figures"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
     ("status", "counters"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
@@ -294,6 +300,13 @@ def test_limits_are_inclusive() -> None:
     [
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
         ("noise_kind", 3, "noise_kind 3 is not one of 0 to 2"),
+        ("origin", 4, "origin 4 is not one of 0 to 3"),
+        ("world", {"2": {}}, "world: '2' is not the index of a robot, 0 to 1"),
+        ("world", {"²": {}}, "world: '²' is not the index of a robot, 0 to 1"),
+        ("world", {"0": 1}, "world: that of robot 0 is not a map from names to finite numbers"),
+        ("world", {"1": {"mass": "heavy"}}, "world: that of robot 1 is not a map"),
+        ("world", {"1": {"mass": float("inf")}}, "world: that of robot 1 is not a map"),
+        ("world", {"1": {"mass": True}}, "world: that of robot 1 is not a map"),
         ("observation", np.full((2, 3), np.nan, np.float32), "observation is not finite"),
         ("reward", np.array([0, np.inf], np.float32), "reward is not finite"),
         ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),

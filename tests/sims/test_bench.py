@@ -1,0 +1,93 @@
+"""What ``td3-robot bench sim`` reports; not how fast this machine happens to be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sims import bench
+from td3_robot.cli import main as cli
+from td3_robot.errors import EXIT_USAGE
+
+
+def test_the_report_names_machine_contestants_fleets_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]) == 0
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert (report["benchmark"], report["steps_per_block"], report["rounds"]) == ("sim", 20, 2)
+    computer = report["machine"]
+    assert computer["cores"] >= 1
+    assert computer["processor"]
+    assert computer["packages"].keys() == {"td3-robot", "pybullet", "numpy", "gymnasium", "pybullet_envs_gymnasium"}
+    for part in ("memory", "one_robot", "fleet"):
+        assert report[part].keys() == {"Walker2D", "Ant"}
+    for task in ("Walker2D", "Ant"):
+        rows = report["one_robot"][task]
+        ratios = {"td3_robot_over_published", "td3_robot_gymnasium_over_published"}
+        assert rows.keys() == {"td3_robot", "td3_robot_gymnasium", "pybullet_envs_gymnasium"} | ratios
+        assert all(rows[name] > 0 for name in ratios)
+        assert report["fleet"][task].keys() == {"1", "4", "16"}
+        for row in [*(rows[name] for name in rows.keys() - ratios), *report["fleet"][task].values()]:
+            assert 0 < row["lowest"] <= row["steps_per_s"] <= row["highest"]
+        used = report["memory"][task]
+        assert used["resets"] == 3
+        if sys.platform == "linux":
+            assert 0 < used["bytes_per_robot"] < 100e6
+
+
+def test_standard_output_is_the_json_and_nothing_else() -> None:
+    """The published robots print from C, which no capture inside Python sees."""
+    command = [sys.executable, "-m", "td3_robot.cli.main", "bench", "sim", "--json"]
+    sizes = ["--steps", "2", "--rounds", "1", "--resets", "1"]
+    child = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True)
+    assert json.loads(child.stdout)["benchmark"] == "sim"
+
+
+def test_the_text_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--steps", "2", "--rounds", "1", "--resets", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 2 * (3 + 3 + (sys.platform == "linux"))
+    assert all("steps/s" in line or "MB" in line for line in lines[1:])
+
+
+def test_turns_begin_with_another_each_round_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+    blocks = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    seconds = bench.take_turns(blocks, 2)
+    assert "".join(order) == "cab" + "abc" + "bca"
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_speed_is_steps_over_seconds() -> None:
+    """10 steps in 1, 2 and 5 s are 10, 5 and 2 steps/s."""
+    assert bench.speed(10, [2.0, 1.0, 5.0]) == {"steps_per_s": 5.0, "lowest": 2.0, "highest": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the benchmark's name is missing; it must be one of: sim"),
+        (["simm"], "the benchmark's name is 'simm'; it must be one of: sim"),
+        (["sim", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *arguments]) == EXIT_USAGE
+    assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
+
+
+def test_without_the_published_robots_the_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
+    assert cli.main(["bench", "sim"]) == EXIT_USAGE
+    text = "the robots to compare with are not installed; pip install 'pybullet_envs_gymnasium==0.6.0'"
+    assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
+
+
+def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--help"]) == 0
+    assert "  sim " in capsys.readouterr().out

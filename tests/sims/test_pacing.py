@@ -1,0 +1,147 @@
+"""Real time: deadlines that do not drift, what is applied when no Action came, and what is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sims.core import SimulatorCore
+from sims.fleet import Fleet
+from sims.pacing import Fast, RealTime, make_pacing
+from td3_robot.config import PacingConfig
+from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Throttle, Welcome
+from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport.session import Output
+
+PERIOD = 0.02  # s, of the toy robot
+
+
+@pytest.fixture
+def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SimulatorCore]:
+    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SimulatorCore:
+        fleet = Fleet(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
+        return SimulatorCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
+
+    return make
+
+
+def action(answers: int, *values: float) -> tuple[str, Message]:
+    return "policy", Action("sim-0", 2, answers, 0, np.array([values], np.float32), 7, 1, 99)
+
+
+THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0))  # allows nothing
+
+
+def one(outputs: list[Output]) -> Step:
+    [step] = [message for to, message in outputs if to == "learner" and isinstance(message, Step)]
+    assert ("policy", step) in outputs
+    return step
+
+
+def test_deadlines_by_hand(spec: RobotSpec) -> None:
+    """Period 0.02 s from 10.0. A step 5 ms late moves nothing; one at 10.105 misses the deadlines 10.08 and 10.10."""
+    pacing = RealTime(spec, "hold")
+    assert pacing.deadline is None
+    assert pacing.may_go_on(10.0, ready=False)
+    rows = []
+    for now in (10.0, 10.02, 10.045, 10.105, 10.12):
+        rows.append((pacing.stepped(now), round(pacing.deadline or 0, 9)))
+    assert rows == [(0, 10.02), (0, 10.04), (0, 10.06), (2, 10.12), (0, 10.14)]
+    assert not pacing.may_go_on(10.1399, ready=True)
+    assert pacing.may_go_on(10.1401, ready=False)
+    figures = pacing.figures()
+    assert figures["lag_max_s"] == pytest.approx(0.045)
+    assert figures["lag_mean_s"] == pytest.approx((0 + 0.005 + 0.045 + 0) / 4)
+
+
+def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
+    """A million steps, each 3 ms late."""
+    pacing = RealTime(spec, "hold")
+    pacing.stepped(1000.0)
+    for _ in range(1_000_000):
+        assert pacing.deadline is not None
+        assert pacing.stepped(pacing.deadline + 0.003) == 0
+    assert pacing.deadline == 1000.0 + 1_000_001 * PERIOD
+
+
+def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    assert core.step([], 0.5) == []  # begins with the learner's first word
+    first = one(core.step([THROTTLE], 1.0))
+    assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
+    assert core.pacing.deadline == pytest.approx(1.02)
+    assert core.step([action(0, 0.25, 0.125)], 1.01) == []
+    second = one(core.step([], 1.02))
+    assert (second.origin, second.answered, second.weights_version, second.noise_seed) == (1, 0, 7, 99)
+    assert second.action.tolist() == [[0.25, 0.125]]
+    assert not core.counters["overruns"]
+
+
+@pytest.mark.parametrize(
+    ("fallback", "origin", "applied"), [("hold", ActionOrigin.HELD, [2.5, 0.25]), ("zero", ActionOrigin.ZERO, [0, 0])]
+)
+def test_without_an_action_the_fallback_is_applied_and_said(
+    make_core: Callable[..., SimulatorCore], fallback: str, origin: ActionOrigin, applied: list[float]
+) -> None:
+    core = make_core(fallback)
+    core.step([THROTTLE], 1.0)
+    one(core.step([action(0, 2.5, 0.25)], 1.02))
+    for number in (2, 3):
+        step = one(core.step([], 1.0 + number * PERIOD))
+        assert (step.sequence, step.origin, step.answered) == (number, origin, number)
+        assert (step.weights_version, step.noise_kind, step.noise_seed) == (0, 0, 0)
+        assert step.action.tolist() == [applied]
+    assert core.counters[f"actions_{origin.name.lower()}"] == 2
+    # The Action for Step 2 comes when Step 3 is out: too late.
+    assert core.step([action(2, 1, 0)], 1.07) == []
+    assert core.counters["late_actions"] == 1
+    assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
+
+
+def test_nothing_is_held_over_a_reset(make_core: Callable[..., SimulatorCore]) -> None:
+    """Episodes of one step: 1.02 ends the first, 1.04 resets (so no action is missing), 1.06 has none to hold."""
+    core = make_core(length=1)
+    core.step([THROTTLE], 1.0)
+    steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]
+    assert [step.phase[0] for step in steps] == [Phase.TERMINATED, Phase.FIRST, Phase.TERMINATED]
+    assert [step.origin for step in steps] == [ActionOrigin.POLICY, ActionOrigin.NONE, ActionOrigin.HELD]
+    assert steps[2].action.tolist() == [[0, 0]]
+    assert core.counters["actions_held"] == 1
+
+
+def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
+    channels = (Channel("a", "N", 0.5, 3.0), Channel("b", "N", -3.0, -1.0), Channel("c", "N", -1.0, 1.0))
+    pacing = RealTime(RobotSpec("Odd", (Channel("o", "m", 0, 1),), channels, 0.1), "zero")
+    applied, origin = pacing.substitute(np.ones((2, 3), np.float32))
+    assert applied.tolist() == [[0.5, -1, 0]] * 2
+    assert applied.dtype == np.float32
+    assert origin is ActionOrigin.ZERO
+
+
+def test_the_learner_holds_nobody_back(make_core: Callable[..., SimulatorCore]) -> None:
+    """``transitions_allowed`` is 0 throughout; a learner that starts anew is told the newest Step; nothing stops."""
+    core = make_core()
+    core.step([THROTTLE], 1.0)
+    for number in range(1, 20):
+        inputs = [("learner", Welcome(1, "learner", 5))] if number == 10 else []
+        outputs = core.step(inputs, 1.0 + number * PERIOD)
+        sent = [message.sequence for to, message in outputs if to == "learner" and isinstance(message, Step)]
+        assert sent == ([9, 10] if number == 10 else [number])
+    assert core.transitions == 19
+
+
+def test_missed_deadlines_are_counted(make_core: Callable[..., SimulatorCore]) -> None:
+    core = make_core()
+    core.step([THROTTLE], 1.0)
+    one(core.step([], 1.11))  # deadlines 1.04, 1.06, 1.08, 1.10 went by
+    assert core.counters["overruns"] == 4
+    assert core.step([], 1.1199) == []
+    one(core.step([], 1.1201))
+
+
+def test_configuration_to_pacing(spec: RobotSpec) -> None:
+    assert isinstance(make_pacing(PacingConfig(), spec), Fast)
+    assert isinstance(make_pacing(PacingConfig(mode="realtime"), spec), RealTime)

@@ -1,0 +1,313 @@
+"""Worlds that are drawn: what PyBullet then reports, what the robot then feels, and that nothing is drawn unasked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pybullet
+import pytest
+
+from sims import tasks
+from sims.fleet import Fleet
+from sims.locomotion import Locomotion
+from sims.physics import BASE, World
+from sims.robots import CONTROL_PERIOD, MODELS
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.messages import Phase
+from td3_robot.randomization import RandomizationConfig
+from td3_robot.specs import Float32
+from tests.sims.drivers import Random, Stand
+
+EVERYTHING = {
+    "mass": [0.8, 1.2],
+    "friction": [0.5, 1.5],
+    "motor_strength": [0.7, 1.3],
+    "joint_damping": [0.0, 0.5],
+    "action_latency": [0, 3],
+    "action_jitter": [0, 2],
+    "sensor_noise": {"all": [0.0, 0.1], "velocity": [0.2, 0.3]},
+    "sensor_bias": {"attitude": [-0.05, 0.05]},
+    "push": {"force": [20, 60], "duration": [0.05, 0.2], "interval": [0.3, 0.6]},
+    "tilt": [0.0, 0.1],
+}
+
+
+def randomization(**content: Any) -> RandomizationConfig:
+    return msgspec.convert(content, RandomizationConfig)
+
+
+def make(task: str, seed: int = 1, **content: Any) -> Any:
+    return tasks.make(task, seed, randomization(**content))
+
+
+def world_of(robot: Locomotion) -> World:
+    return robot._world
+
+
+def act(robot: Any, seed: int, steps: int) -> list[Any]:
+    """Outcomes of random actions, episodes following one another."""
+    driver, lines = Random(seed, 1.0), []
+    for _ in range(steps):
+        outcome = robot.step(driver(np.zeros(0, np.float32), robot.spec.action_size))
+        lines.append((outcome.observation.tolist(), *outcome[1:]))
+        if outcome.terminated or outcome.truncated:
+            lines.append((robot.reset().tolist(), dict(robot.world)))
+    return lines
+
+
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [*tasks.names(), "gymnasium:Pendulum-v1"])
+def test_off_is_the_published_robot_bit_for_bit(task: str, seed: int) -> None:
+    plain, off = tasks.make(task, seed), tasks.make(task, seed, RandomizationConfig())
+    assert off.reset().tolist() == plain.reset().tolist()
+    assert act(off, seed, 200) == act(plain, seed, 200)
+    assert off.world == {}
+    assert off.save_state()["random"].tolist() == plain.save_state()["random"].tolist()
+    plain.close()
+    off.close()
+
+
+def test_whether_anything_is_on() -> None:
+    assert not RandomizationConfig().on
+    assert not randomization(push={"interval": [3, 4]}).on
+    for key, value in EVERYTHING.items():
+        assert randomization(**{key: value}).on, key
+
+
+@pytest.mark.parametrize("task", ["Walker2D", "Ant"])
+def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
+    """The world's numbers are drawn before the reset noise: from the same stream state on, the robots are the same."""
+    drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
+    plain = tasks.make(task, seed)
+    plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
+    assert drawn.reset().tolist() == plain.reset().tolist()
+    driver = Random(seed, 1.0)
+    for _ in range(20):
+        action = driver(np.zeros(0, np.float32), plain.spec.action_size)
+        outcome = plain.step(action)
+        np.testing.assert_array_equal(drawn.step(action).observation, outcome.observation)
+        if outcome.terminated:
+            break
+    drawn.close()
+    plain.close()
+
+
+# -- physics -----------------------------------------------------------------------------------------------------------
+
+
+def parts(world: World) -> list[tuple[float, float, tuple[float, ...]]]:
+    """(mass, lateral friction, inertia) of every part of the robot, as PyBullet reports them."""
+    count = pybullet.getNumJoints(world._robot, physicsClientId=world.client)
+    return [
+        pybullet.getDynamicsInfo(world._robot, index, physicsClientId=world.client)[:3] for index in range(-1, count)
+    ]
+
+
+@pytest.mark.parametrize("task", tasks.names())
+def test_masses_and_friction_are_what_was_drawn(task: str, seed: int) -> None:
+    robot, plain = make(task, seed, mass=[0.5, 2.0], friction=[0.2, 1.8]), Locomotion(MODELS[task], seed)
+    seen = set()
+    for _ in range(4):
+        robot.reset()
+        factor, friction = robot.world["mass"], robot.world["friction"]
+        assert 0.5 <= factor <= 2
+        assert 0.2 <= friction <= 1.8
+        seen.add(factor)
+        for mine, theirs in zip(parts(world_of(robot)), parts(world_of(plain)), strict=True):
+            assert mine[0] == pytest.approx(theirs[0] * factor)
+            assert mine[1] == theirs[1]
+            assert mine[2] == pytest.approx(tuple(value * factor for value in theirs[2]))
+        world = world_of(robot)
+        floor = pybullet.getDynamicsInfo(world._floor, BASE, physicsClientId=world.client)
+        assert floor[1] == pytest.approx(0.8 * friction)
+    assert len(seen) == 4, "each episode has a world of its own"
+    robot.close()
+    plain.close()
+
+
+def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    robot, plain = make("Hopper", seed, motor_strength=[0.5, 1.5]), tasks.make("Hopper", seed)
+    applied: list[list[float]] = []
+    monkeypatch.setattr(World, "advance", lambda _, torques: applied.append(torques))
+    robot.reset()
+    plain.reset()
+    action = np.array([0.5, -1.0, 2.0], np.float32)
+    robot.step(action)
+    plain.step(action)
+    strength = robot.world["motor_strength"]
+    assert applied[1] == [37.5, -75.0, 75.0]  # 0.75 · 100 N·m at 1
+    assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
+    # Nothing moves, so only the current costs: -0.1 · mean of 0.25, 1, 4.
+    assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
+    robot.close()
+    plain.close()
+
+
+def test_damping_brakes_a_joint() -> None:
+    """An ankle of an Ant in free fall, at 3 rad/s without torque: the more damping, the slower after ten periods."""
+    speeds = []
+    for damping in (0.0, 1.0, 4.0):
+        world = World(MODELS["Ant"])
+        world.vary(None, None, damping)
+        world.reset([0.0] * 8)
+        pybullet.resetBasePositionAndOrientation(world._robot, [0, 0, 9], [0, 0, 0, 1], physicsClientId=world.client)
+        pybullet.resetJointState(world._robot, world._joints[0], 0.0, 3.0, physicsClientId=world.client)
+        for _ in range(10):
+            world.advance([0.0] * 8)
+        speeds.append(world.joints()[0][1])
+        world.close()
+    assert speeds[0] > speeds[1] + 0.05 > speeds[2] + 0.1 > 0.1, speeds
+
+
+@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
+def test_tilt(task: str, side: float) -> None:
+    """Ahead is a positive pitch, to the left a negative roll; the robot reaches no lower than it did upright."""
+    world, joints = World(MODELS[task]), len(MODELS[task].joints)
+    world.reset([0.0] * joints)
+    before, lowest = world.body(), world._lowest()
+    world.tilt(0.1, side)
+    body = world.body()
+    expected = (-0.1 * math.sin(side), 0.1 * math.cos(side))
+    if world._planar:
+        expected = (0.0, math.copysign(0.1, math.cos(side)))
+    assert (body.roll - before.roll, body.pitch - before.pitch) == pytest.approx(expected, abs=0.005)
+    assert body.velocity == pytest.approx((0, 0, 0))
+    assert world._lowest() >= lowest - 1e-6
+    assert abs(body.z - before.z) < 0.2
+    world.close()
+
+
+def test_tilts_are_drawn_and_reported() -> None:
+    robot = make("Ant", 3, tilt=[0.05, 0.1])
+    for _ in range(5):
+        observation = robot.reset()
+        tilt, side = robot.world["tilt"], robot.world["tilt_direction"]
+        assert 0.05 <= tilt <= 0.1
+        roll, pitch = observation[6:8]
+        assert (roll, pitch) == pytest.approx((-tilt * math.sin(side), tilt * math.cos(side)), abs=0.005)
+        # The height that observations are relative to is the one after all this.
+        assert observation[0] == 0
+    robot.close()
+
+
+# -- pushes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize("side", [0.0, math.pi / 2, 2.5])
+def test_a_push_moves_the_torso_its_way(task: str, side: float) -> None:
+    """One control period of 200 N in free space; the difference it makes to the torso's velocity has its direction."""
+    velocities = []
+    for force in (0.0, 200.0):
+        world = World(MODELS[task])
+        world.reset([0.0] * len(MODELS[task].joints))
+        if force:
+            world.push(force, side)
+        world.advance([0.0] * len(MODELS[task].joints))
+        velocities.append(np.array(world.body().velocity[:2]))
+        planar = world._planar
+        world.close()
+    difference = velocities[1] - velocities[0]
+    way = np.array([math.copysign(1, math.cos(side)), 0.0]) if planar else np.array([math.cos(side), math.sin(side)])
+    assert difference @ way > 0.01
+    assert difference @ way > 0.95 * np.linalg.norm(difference)
+
+
+def test_pushes_come_when_they_are_due(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Duration 0.05 s is 3 control periods of 0.0165 s, interval 0.33 s is 20; the first starts within 20."""
+    pushed: list[tuple[int, float, float]] = []
+    robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
+    monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))
+    robot.reset()
+    stand, observation = Stand("Ant", seed), np.zeros(28, np.float32)
+    for _ in range(90):
+        observation = robot.step(stand(observation, 8)).observation
+    start = math.floor(robot.world["push.start"] / CONTROL_PERIOD)
+    assert 0 <= start < 20
+    due = [period for period in range(90) if period >= start and (period - start) % 20 < 3]
+    assert [step - 1 for step, _, _ in pushed] == due
+    assert {force for _, force, _ in pushed} == {robot.world["push.force"]}
+    sides = [side for _, _, side in pushed]
+    assert sides[0] == sides[1] == sides[2] != sides[3]
+    robot.close()
+
+
+# -- seeds, states, refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["Walker2D", "Ant"])
+def test_one_seed_is_one_row_of_worlds(task: str, seed: int) -> None:
+    first, again, other = (make(task, number, **EVERYTHING) for number in (seed, seed, seed + 1))
+    starts = [robot.reset().tolist() for robot in (first, again, other)]
+    assert starts[0] == starts[1] != starts[2]
+    assert first.world == again.world != other.world
+    assert act(first, seed, 150) == act(again, seed, 150)
+    for robot in (first, again, other):
+        robot.close()
+
+
+def test_switching_one_on_leaves_the_draws_of_the_others(seed: int) -> None:
+    one, two = make("Hopper", seed, friction=[0.5, 1]), make("Hopper", seed, **EVERYTHING)
+    one.reset()
+    two.reset()
+    drawn = (one.world["friction"] - 0.5) / 0.5
+    assert drawn == pytest.approx((two.world["friction"] - 0.5) / 1.0)
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 37])
+@pytest.mark.parametrize("task", tasks.names())
+def test_a_saved_robot_goes_on_in_the_same_world(task: str, steps: int, seed: int) -> None:
+    original, other = make(task, seed, **EVERYTHING), make(task, seed + 1, **EVERYTHING)
+    original.reset()
+    act(original, 1, 60)
+    original.reset()
+    act(original, 2, steps)
+    state = original.save_state()
+    expected = act(original, 3, 80)
+    other.reset()
+    act(other, 4, 30)  # another world, which must leave no trace
+    other.restore_state(state)
+    assert act(other, 3, 80) == expected
+    original.close()
+    other.close()
+
+
+def test_a_state_of_a_world_randomized_otherwise_is_refused() -> None:
+    original, plain = make("Hopper", 1, **EVERYTHING), tasks.make("Hopper", 1)
+    original.reset()
+    original.step(np.ones(3, np.float32))
+    with pytest.raises(BundleError, match="or randomized otherwise"):
+        plain.restore_state(original.save_state())
+    original.close()
+    plain.close()
+
+
+def test_first_steps_say_what_world_it_is(seed: int) -> None:
+    config = randomization(mass=[0.5, 2], action_latency=[0, 3])
+    robots = Fleet(lambda number: tasks.make("Hopper", number, config), 3, seed, "sim-0", 0)
+    actions: Float32 = np.ones((3, 3), np.float32)
+    seen = []
+    for _ in range(80):
+        robots.step(actions)
+        first = {str(index) for index in np.flatnonzero(robots.phase == Phase.FIRST)}
+        assert robots.world.keys() == first
+        assert all(world.keys() == {"mass", "action_latency"} for world in robots.world.values())
+        seen += [world["mass"] for world in robots.world.values()]
+    assert len(set(seen)) == len(seen) >= 6
+    robots.close()
+
+
+@pytest.mark.parametrize(
+    "content", [{"mass": (1.0, 2.0)}, {"sensor_noise": {"height": (0.0, 1.0)}}, {"tilt": (0, 0.1)}]
+)
+def test_tasks_of_gymnasium_have_no_physics_to_change(content: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the task is Gymnasium's; allowed there: action_latency"):
+        make("gymnasium:Pendulum-v1", **content)
