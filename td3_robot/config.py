@@ -46,12 +46,14 @@ class LearnerConfig(Section, frozen=True):
     """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
 
     Noise standard deviations and clips are fractions of half the action range of each dimension. The learning rate
-    falls in a straight line from its start to ``learning_rate_end`` (a fraction of it) at ``total_steps``.
+    is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there to
+    ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
     """
 
     batch_size: Count = 256
     learning_rate: Positive = 3e-4
     learning_rate_end: Fraction = 1.0
+    learning_rate_falls_from: Fraction = 0.0
     discount: Fraction = 0.99
     polyak: Fraction = 0.005
     target_noise: NonNegative = 0.2

@@ -241,13 +241,14 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
 
 
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """From 0.001 to a tenth of it over 60 steps: after 20, a third of the way, 0.001 · (1 - 0.9 / 3) = 0.0007."""
-    world = World(LearnerCore(config(learning_rate=0.001, learning_rate_end=0.1)), spec, make_step)
+    """Held to half of 60 steps, then down to a tenth: after 40, a third of the way, 0.001 · (1 - 0.9 / 3) = 0.0007."""
+    falling = config(learning_rate=0.001, learning_rate_end=0.1, learning_rate_falls_from=0.5)
+    world = World(LearnerCore(falling), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
-    assert world.core.learning_rate == 0.001
-    for sequence in range(21):
+    for sequence in range(41):
         world.give(sim, world.make_step(sequence))
+        assert (world.core.learning_rate == 0.001) == (sequence <= 30)
     assert world.core.learning_rate == pytest.approx(0.0007)
     for adam in (world.core.td3._actor_adam, world.core.td3._critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
