@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -108,6 +109,8 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         raise UsageError(f"--video {str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
     if not path.parent.is_dir():
         raise UsageError(f"--video {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--video {str(path)!r}: a file cannot be written there")
     if path.suffix == ".gif":
         writer = imageio.get_writer(path, duration=1000 * period * every, loop=0)
     else:
@@ -117,7 +120,10 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
     def frame() -> None:
         nonlocal count
         if count % every == 0:
-            writer.append_data(environment.render())
+            try:
+                writer.append_data(environment.render())
+            except OSError as error:  # its text holds the whole call of the encoder
+                raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
         count += 1
 
     try:

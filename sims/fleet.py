@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sims.environment import Environment
+from sims.environment import Environment, Outcome
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 
@@ -22,6 +22,7 @@ class Fleet:
 
     Attributes:
         phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O];
+        not_finite: episodes cut off because observation or reward was not finite.
         reward: float32[N], 0 where FIRST; action: float32[N, A], as applied, 0 where FIRST.
         world: of the robots at FIRST whose world was drawn: their index, as text, to what was drawn.
     """
@@ -37,6 +38,7 @@ class Fleet:
         self.reward: Float32 = np.zeros(robots, np.float32)
         self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
+        self.not_finite = 0
         self._begun = False
 
     def __len__(self) -> int:
@@ -64,7 +66,7 @@ class Fleet:
                 if environment.world:
                     self.world[str(robot)] = dict(environment.world)
                 continue
-            outcome = environment.step(action[robot])
+            outcome = self._sound(robot, environment.step(action[robot]))
             ended = Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
             self.observation[robot], self.reward[robot], self.phase[robot] = outcome.observation, outcome.reward, ended
             self.episode_step[robot] += 1
@@ -72,6 +74,16 @@ class Fleet:
             stepped += 1
         self._begun = True
         return stepped
+
+    def _sound(self, robot: int, outcome: Outcome) -> Outcome:
+        """The outcome, unless physics came apart: then the episode is cut off where it last made sense.
+
+        Numbers that are not finite would be refused by every receiver, and the robot would wait for ever.
+        """
+        if np.isfinite(outcome.reward) and np.isfinite(outcome.observation).all():
+            return outcome
+        self.not_finite += 1
+        return Outcome(self.observation[robot].copy(), 0.0, terminated=False, truncated=True)
 
     def close(self) -> None:
         for environment in self._environments:

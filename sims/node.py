@@ -38,7 +38,7 @@ def _simulate(node: Node) -> None:
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **pacing.figures()}
-        return Figures(figures=figures, counters=dict(core.counters))
+        return Figures(figures=figures, counters={**core.counters, "not_finite": core.fleet.not_finite})
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: False, deadline=lambda: pacing.deadline)

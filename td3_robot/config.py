@@ -46,8 +46,8 @@ class LearnerConfig(Section, frozen=True):
     """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
 
     Noise standard deviations and clips are fractions of half the action range of each dimension. The learning rate
-    is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there to
-    ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
+    is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
+    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
     """
 
     batch_size: Count = 256

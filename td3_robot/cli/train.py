@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot import config as configuration
-from td3_robot import files, launch
+from td3_robot import files, launch, records
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.node import Parser
@@ -153,18 +153,15 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
         raise NodeError(f"the final evaluation failed: {words[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
     provenance = result["provenance"]
-    record = {
-        "kind": "evaluation",
-        "final": True,
-        "env_steps": provenance["env_steps"],
-        "updates": provenance["updates"],
-        "wall_s": wall,
-        "weights_version": provenance["version"],
-        "eval_return_mean": result["mean"],
-        "eval_return_std": result["std"],
-        "eval_returns": result["returns"],
-        "eval_length_mean": sum(result["lengths"]) / len(result["lengths"]),
-    }
+    record = records.evaluation(
+        env_steps=provenance["env_steps"],
+        updates=provenance["updates"],
+        wall_s=wall,
+        weights_version=provenance["version"],
+        returns=result["returns"],
+        lengths=result["lengths"],
+        final=True,
+    )
     with run.metrics_file.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     from td3_robot import curve  # here, because matplotlib takes a second to load and training does not need it

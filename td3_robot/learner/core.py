@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from td3_robot import records
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
@@ -149,8 +150,8 @@ class LearnerCore:
 
     def take_records(self) -> list[Record]:
         """The metrics since the last call."""
-        records, self.records = self.records, []
-        return records
+        taken, self.records = self.records, []
+        return taken
 
     def wall(self, now: float) -> float:
         """Seconds of training, earlier runs of the same checkpoint included."""
@@ -352,20 +353,16 @@ class LearnerCore:
 
     def _evaluated(self, message: Evaluation, now: float) -> None:
         weights = self._to_evaluate.pop(message.version, None)
-        mean = float(message.returns.mean())
-        self.records.append(
-            {
-                "kind": "evaluation",
-                "env_steps": message.env_steps,
-                "updates": message.updates,
-                "wall_s": self.wall(now),
-                "weights_version": message.version,
-                "eval_return_mean": mean,
-                "eval_return_std": float(message.returns.std()),
-                "eval_returns": [float(value) for value in message.returns],
-                "eval_length_mean": float(message.lengths.mean()),
-            }
+        record = records.evaluation(
+            env_steps=message.env_steps,
+            updates=message.updates,
+            wall_s=self.wall(now),
+            weights_version=message.version,
+            returns=message.returns.tolist(),
+            lengths=message.lengths.tolist(),
         )
+        self.records.append(record)
+        mean = record["eval_return_mean"]
         if weights and mean > self.best_return:
             self.best_return, self.best = mean, weights.payload
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sims import tasks
-from sims.environment import Environment
+from sims.environment import Environment, Outcome
 from sims.fleet import Fleet
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32
@@ -72,3 +72,21 @@ def test_environments_fit_the_protocol(task: str) -> None:
     assert observation.shape == (environment.spec.observation_size,)
     assert observation.dtype == np.float32
     environment.close()
+
+
+def test_physics_that_comes_apart_ends_the_episode(
+    fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published stays finite: the last sound observation, no reward, TRUNCATED; then a new episode."""
+    robots = fleet([(9, True, False)])
+    robots.step(robots.action)
+    robots.step(robots.action)
+    sound = robots.observation.copy()
+    broken = Outcome(np.full(3, np.nan, np.float32), float("inf"), terminated=False, truncated=False)
+    monkeypatch.setattr(robots._environments[0], "step", lambda _: broken)
+    robots.step(robots.action)
+    assert robots.phase.tolist() == [Phase.TRUNCATED]
+    assert np.array_equal(robots.observation, sound)
+    assert (robots.reward.tolist(), robots.not_finite) == ([0], 1)
+    robots.step(robots.action)
+    assert robots.phase.tolist() == [Phase.FIRST]
