@@ -20,10 +20,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from hypothesis import settings
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Channel, RobotSpec
+
+# Examples are not timed: the machines that run this are shared. Failures print what repeats them.
+settings.register_profile("td3-robot", deadline=None, print_blob=True)
+settings.load_profile("td3-robot")
 
 
 @pytest.fixture
