@@ -77,6 +77,10 @@ def _array(dtype: str, shape: str, meaning: str, unit: str = "") -> Any:
     return field(metadata={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape))})
 
 
+MAX_PAYLOAD = (1 << 26) - 4096
+"""Bytes of a policy in a Weights message, which has the rest of 64 MiB for its other fields."""
+
+
 class Message:
     """Base of all messages; ``NAME`` is the first frame on the wire, ``MAX_BYTES`` the cap of the second."""
 
@@ -254,7 +258,7 @@ class Weights(Message):
     updates: int = _wire("u64", "critic updates the learner had made", "updates")
     env_steps: int = _wire("u64", "transitions the learner had seen", "transitions")
     sha256: str = _wire("text", "hexadecimal SHA-256 of payload")
-    payload: bytes = _wire("bytes", "policy bundle: safetensors with a JSON header, see below", limit=(1 << 26) - 4096)
+    payload: bytes = _wire("bytes", "policy bundle: safetensors with a JSON header, see below", limit=MAX_PAYLOAD)
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,6 +118,12 @@ class RunFolder:
         }
         files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
 
+    def steps_made(self) -> int:
+        """Environment steps that the run had made when it was last stopped; 0 if it never was."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
+        return 0
+
     def read_run(self) -> dict[str, Any]:
         """The facts recorded so far; empty for a folder that was never started."""
         with contextlib.suppress(OSError, ValueError):

@@ -71,3 +71,6 @@ def test_final_figures(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 3.0}, {"missed": 0})})
     assert '"env_steps": 3.0' in (run.path / "final.json").read_text()
+    assert run.steps_made() == 3
+    (run.path / "final.json").write_text("{}")
+    assert run.steps_made() == 0

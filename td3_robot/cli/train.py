@@ -78,6 +78,9 @@ def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
     run = RunFolder.open(options.resume)
     config = run.config()
     if options.steps is not None:
+        made = run.steps_made()
+        if options.steps < made:
+            raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
         config = configuration.load(run.config_file, [f"total_steps={options.steps}"])
         with run.locked():
             files.write_atomically(run.config_file, config.to_yaml().encode())

@@ -21,7 +21,7 @@ from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
-from td3_robot.messages import Bye, Evaluation, Hello, Message, Step, Weights
+from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
@@ -324,6 +324,11 @@ class LearnerCore:
         if len(self._published_updates) > _REMEMBERED:
             del self._published_updates[min(self._published_updates)]
         payload = self.bundle().encode()
+        if len(payload) > MAX_PAYLOAD:
+            raise BundleError(
+                f"the policy takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that Weights may hold; "
+                "use a smaller network.hidden"
+            )
         weights = Weights(self.version, self.updates, self.env_steps, sha256(payload), payload)
         self._sent.append(weights)
         return [(peer, weights) for peer in self._peers["policy"]]

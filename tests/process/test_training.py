@@ -188,6 +188,18 @@ def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any
     assert not any(name in run.output() for name in ("died", "killed"))
 
 
+def test_a_runtime_folder_that_is_not_there_is_done_without(
+    train: Any, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after su, or in a container."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
+    run = train(700)
+    assert run.finish() == 0, run.output()
+    again = command("train", "--resume", "run", "--steps", "600")
+    assert again.finish() == 2
+    assert "--steps is 600; the run in run has already made 7" in again.lines[-1]
+
+
 def test_two_trainings_at_once_do_not_meet(train: Any, tmp_path: Path) -> None:
     first = train(1500, options=("--lockstep",), out="a")
     second = train(1500, options=("--lockstep",), out="b")
