@@ -16,6 +16,7 @@ from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
+from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 _RECORD_EVERY = 1000  # environment steps between two lines of training metrics
 _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
 _WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
-_RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # versions whose age is known
 
 Record = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
@@ -59,19 +58,14 @@ class LearnerCore:
         self.records: list[Record] = []
         self.sources = Sources()
         self.counters: Counter[str] = Counter()
-        self.recent: deque[float] = deque(maxlen=_RECENT)
-        self.staleness = 0.0
-        self.lead_range = [0.0, 0.0]
+        self.meter = Meter()
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
         self._sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
         self._to_evaluate: dict[int, Weights] = {}
-        self._published_updates: dict[int, int] = {}
         self._next_evaluation = config.evaluation.every
         self._next_record = _RECORD_EVERY
         self._learning = False
         self._published_at = 0
-        self._wall_before = 0.0
-        self._started: float | None = None
         if spec:
             self._begin(spec)
             self._publish()
@@ -104,8 +98,7 @@ class LearnerCore:
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
-        if self._started is None:
-            self._started = now
+        self.meter.start(now)
         outputs: list[Output] = []
         for origin, message in inputs:
             if isinstance(origin, Peer):
@@ -153,25 +146,16 @@ class LearnerCore:
         taken, self.records = self.records, []
         return taken
 
-    def wall(self, now: float) -> float:
-        """Seconds of training, earlier runs of the same checkpoint included."""
-        return self._wall_before + (now - self._started if self._started is not None else 0.0)
-
     def figures(self, now: float) -> dict[str, float]:
         """Gauges for the supervisor and for people."""
-        figures = {
-            "wall_s": self.wall(now),
+        return self.meter.figures(now) | {
             "env_steps": float(self.env_steps),
             "updates": float(self.updates),
             "replay_ratio": self.replay_ratio(),
-            "staleness_updates": self.staleness,
             "weights_version": float(self.version),
-            "lead_min": self.lead_range[0],
-            "lead_max": self.lead_range[1],
+            "lead_min": self.meter.lead_min,
+            "lead_max": self.meter.lead_max,
         }
-        if self.recent:
-            figures["return_mean"] = float(np.mean(self.recent))
-        return figures
 
     def counts(self) -> dict[str, int]:
         """Counters since the start (of this process, for the sources' ones)."""
@@ -237,9 +221,7 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions)
-        if step.weights_version in self._published_updates:
-            age = self.updates - self._published_updates[step.weights_version]
-            self.staleness += 0.01 * (age - self.staleness)
+        self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self._next_record:
             self._next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
@@ -260,9 +242,8 @@ class LearnerCore:
             )
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
-                lead = self.limiter.lead(self.env_steps, self.updates)
-                self.lead_range = [min(self.lead_range[0], lead), max(self.lead_range[1], lead)]
-        self.recent.extend(transitions.ended)
+                self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
+        self.meter.ended(transitions.ended)
         self.counters["episodes"] += len(transitions.ended)
 
     # -- learning ------------------------------------------------------------------------------------------------
@@ -320,9 +301,7 @@ class LearnerCore:
     def _publish(self) -> list[Output]:
         self.version += 1
         self._published_at = self.updates
-        self._published_updates[self.version] = self.updates
-        if len(self._published_updates) > _REMEMBERED:
-            del self._published_updates[min(self._published_updates)]
+        self.meter.published(self.version, self.updates)
         payload = self.bundle().encode()
         if len(payload) > MAX_PAYLOAD:
             raise BundleError(
@@ -340,16 +319,12 @@ class LearnerCore:
             "kind": "train",
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "wall_s": self.wall(now),
             "replay_ratio": self.replay_ratio(),
-            "staleness_updates": self.staleness,
             "learning_rate": self.learning_rate,
             "episodes": self.counters["episodes"],
             "steps_lost": self.sources.counters()["missed"],
         }
-        if self.recent:
-            record["return_mean"] = float(np.mean(self.recent))
-        self.records.append(record | self.td3.metrics())
+        self.records.append(record | self.meter.figures(now) | self.td3.metrics())
 
     def replay_ratio(self) -> float:
         """Updates made for each environment step since learning started; 0 before."""
@@ -361,7 +336,7 @@ class LearnerCore:
         record = records.evaluation(
             env_steps=message.env_steps,
             updates=message.updates,
-            wall_s=self.wall(now),
+            wall_s=self.meter.wall(now),
             weights_version=message.version,
             returns=message.returns.tolist(),
             lengths=message.lengths.tolist(),
@@ -395,8 +370,7 @@ class LearnerCore:
             "best_return": self.best_return if np.isfinite(self.best_return) else None,
             "next_evaluation": self._next_evaluation,
             "next_record": self._next_record,
-            "wall_s": self.wall(now),
-            "recent_returns": list(self.recent),
+            "meter": self.meter.state(now),
             "counters": dict(self.counters),
             "sources": self.sources.state(),
         }
@@ -420,8 +394,7 @@ class LearnerCore:
             core._learning = scalars["learning"]
             core._next_evaluation = scalars["next_evaluation"]
             core._next_record = scalars["next_record"]
-            core._wall_before = scalars["wall_s"]
-            core.recent.extend(scalars["recent_returns"])
+            core.meter.restore(scalars["meter"])
             core.counters.update(scalars["counters"])
             core.sources.restore(scalars["sources"])
         except (KeyError, TypeError, ValueError) as error:

@@ -237,7 +237,7 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
     for sequence in range(30):
         world.give(sim, replace(world.make_step(sequence), weights_version=2))
     # Version 2 is from 0 updates; the moving mean (weight 0.01) moves towards the updates made since.
-    assert 0 < world.core.staleness < world.core.updates
+    assert 0 < world.core.meter.staleness < world.core.updates
 
 
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:

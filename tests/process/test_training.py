@@ -189,7 +189,7 @@ def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any
 
 
 def test_a_runtime_folder_that_is_not_there_is_done_without(
-    train: Any, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    train: Any, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after su, or in a container."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")

@@ -1,0 +1,68 @@
+"""What a learner measures of its run as it goes: time, recent returns, age of weights, the replay ratio's lead."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_RECENT = 20  # episodes in the moving mean return
+_REMEMBERED = 1000  # versions whose age is known
+_SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
+
+
+class Meter:
+    """Gauges of one run, which go on over restarts as far as :meth:`state` holds them."""
+
+    def __init__(self) -> None:
+        self.staleness = 0.0
+        self.lead_min = self.lead_max = 0.0
+        self._returns: deque[float] = deque(maxlen=_RECENT)
+        self._updates_at: dict[int, int] = {}
+        self._wall_before = 0.0
+        self._started: float | None = None
+
+    def start(self, now: float) -> None:
+        """The clock runs from the first call on; ``now`` in seconds."""
+        if self._started is None:
+            self._started = now
+
+    def wall(self, now: float) -> float:
+        """Seconds of training, those before a restart included."""
+        return self._wall_before + (now - self._started if self._started is not None else 0.0)
+
+    def published(self, version: int, updates: int) -> None:
+        """Weights went out that are ``updates`` updates old from the start."""
+        self._updates_at[version] = updates
+        if len(self._updates_at) > _REMEMBERED:
+            del self._updates_at[min(self._updates_at)]
+
+    def acted(self, version: int, updates: int) -> None:
+        """Weights of this version computed an action that has just become a transition."""
+        if version in self._updates_at:
+            self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
+
+    def ended(self, returns: Iterable[float]) -> None:
+        """Episodes ended with these returns."""
+        self._returns.extend(returns)
+
+    def lead(self, lead: float) -> None:
+        """So many updates are owed."""
+        self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
+
+    def figures(self, now: float) -> dict[str, float]:
+        """The gauges by name; ``return_mean`` once an episode was seen whole."""
+        figures = {"wall_s": self.wall(now), "staleness_updates": self.staleness}
+        if self._returns:
+            figures["return_mean"] = statistics.fmean(self._returns)
+        return figures
+
+    def state(self, now: float) -> dict[str, Any]:
+        """What goes on over a restart, as plain JSON values."""
+        return {"wall_s": self.wall(now), "returns": list(self._returns)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self._wall_before = float(state["wall_s"])
+        self._returns.extend(state["returns"])
