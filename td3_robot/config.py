@@ -45,7 +45,10 @@ class NetworkConfig(Section, frozen=True):
 class LearnerConfig(Section, frozen=True):
     """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
 
-    Noise standard deviations and clips are fractions of half the action range of each dimension. The learning rate
+    Noise standard deviations and clips are fractions of half the action range of each dimension. With
+    ``policy_average`` above 0, what is evaluated and kept is not the actor of the moment but its moving average, which
+    moves that fraction of the way at each policy update (Polyak and Juditsky 1992; Izmailov et al. 2018 for why it
+    helps): exploring and learning go on with the actor itself. The learning rate
     is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
     to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
     """
@@ -59,6 +62,7 @@ class LearnerConfig(Section, frozen=True):
     target_noise: NonNegative = 0.2
     target_noise_clip: NonNegative = 0.5
     policy_delay: Count = 2
+    policy_average: Fraction = 0.0
     layer_norm: bool = False
     buffer_size: Count = 1_000_000
     learning_starts: Natural = 25_000

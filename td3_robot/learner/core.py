@@ -112,15 +112,15 @@ class LearnerCore:
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
 
-    def bundle(self) -> Bundle:
-        """The policy as it is now.
+    def bundle(self, *, averaged: bool = False) -> Bundle:
+        """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
 
         Raises:
             BundleError: no robot has been seen yet, or training has diverged.
         """
         if self.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
-        tensors = self.td3.actor_tensors()
+        tensors = self.td3.actor_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise BundleError(
                 f"training diverged: the policy's weights are no longer finite after {self.updates} updates; "
@@ -136,10 +136,10 @@ class LearnerCore:
         )
 
     def final_bundle(self) -> Bundle:
-        """The policy at the end, under a version of its own if there were updates since the last one published."""
-        if self.spec and self.updates > self._published_at:
-            self._publish()
-        return self.bundle()
+        """The policy to keep at the end, under a version of its own unless it is the last one published."""
+        if self.spec and (self.updates > self._published_at or self.config.learner.policy_average):
+            self.version += 1
+        return self.bundle(averaged=True)
 
     def take_records(self) -> list[Record]:
         """The metrics since the last call."""
@@ -287,30 +287,34 @@ class LearnerCore:
         evaluate = self.config.evaluation.every > 0 and self.env_steps >= self._next_evaluation
         starts = not self._learning and self.env_steps >= self.limiter.start
         self._learning = self._learning or starts
+        waits = len(self._to_evaluate) >= _WAITING_EVALUATIONS
+        if evaluate:
+            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
+            self.counters["evaluations_skipped"] += waits
+        if evaluate and not waits:
+            weights = self._weights(averaged=True)
+            self._to_evaluate[weights.version] = weights
+            outputs += [(peer, weights) for peer in self._peers["evaluator"]]
         if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
             outputs += self._publish()
-        if evaluate and len(self._to_evaluate) >= _WAITING_EVALUATIONS:
-            self.counters["evaluations_skipped"] += 1
-            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
-        elif evaluate:
-            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
-            self._to_evaluate[self.version] = self._sent[-1]
-            outputs += [(peer, self._sent[-1]) for peer in self._peers["evaluator"]]
         return outputs
 
     def _publish(self) -> list[Output]:
-        self.version += 1
+        weights = self._weights(averaged=False)
         self._published_at = self.updates
-        self.meter.published(self.version, self.updates)
-        payload = self.bundle().encode()
+        self.meter.published(weights.version, self.updates)
+        self._sent.append(weights)
+        return [(peer, weights) for peer in self._peers["policy"]]
+
+    def _weights(self, *, averaged: bool) -> Weights:
+        self.version += 1
+        payload = self.bundle(averaged=averaged).encode()
         if len(payload) > MAX_PAYLOAD:
             raise BundleError(
                 f"the policy takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that Weights may hold; "
                 "use a smaller network.hidden"
             )
-        weights = Weights(self.version, self.updates, self.env_steps, sha256(payload), payload)
-        self._sent.append(weights)
-        return [(peer, weights) for peer in self._peers["policy"]]
+        return Weights(self.version, self.updates, self.env_steps, sha256(payload), payload)
 
     # -- metrics -------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class TD3:
         for network, target in ((self.actor, self.actor_target), (self.critics, self.critics_target)):
             network.initialise(self._random)
             target.track(network, 1.0)
+        self.actor_average = actor() if config.policy_average else self.actor
         self._actor_adam = Adam(self.actor, config.learning_rate)
         self._critics_adam = Adam(self.critics, config.learning_rate)
         self._sums = torch.zeros(len(METRICS), device=self._device)
@@ -116,6 +117,9 @@ class TD3:
 
             self.critics_target.track(self.critics, config.polyak)
             self.actor_target.track(self.actor, config.polyak)
+            if config.policy_average:  # a plain mean at first, so that it does not drag the initial weights along
+                made = self.updates // config.policy_delay
+                self.actor_average.track(self.actor, max(config.policy_average, 1 / made))
 
     def _each_critic(self, work: Callable[[int], Result]) -> tuple[Result, Result]:
         """``work`` of critic 0 and of critic 1: with two threads at the same time, and always with the same result."""
@@ -124,12 +128,13 @@ class TD3:
         other = self._second.submit(work, 1)
         return work(0), other.result()
 
-    def actor_tensors(self) -> dict[str, NDArray[np.float32]]:
-        """A copy of the actor: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], and so on in layer order, float32.
+    def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
+        """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in order, float32.
 
         Hidden layers are followed by ReLU, the last by tanh.
         """
-        return {name: _array(tensor) for name, tensor in self.actor.named.items()}
+        source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
+        return {name: _array(tensor) for name, tensor in source.named.items()}
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call; ``actor_loss`` over those that had one. 0 where there was none.
@@ -189,6 +194,9 @@ class TD3:
                 ("adam_square", optimiser.square),
             ):
                 tensors |= {f"{role}/{name}": view for name, view in network.layout.views(vector).items()}
+        if self.config.policy_average:
+            average = self.actor.layout.views(self.actor_average.flat)
+            tensors |= {f"average/{name}": view for name, view in average.items()}
         tensors["adam_count/actor"] = self._actor_adam.count
         tensors["adam_count/critics"] = self._critics_adam.count
         return tensors

@@ -312,6 +312,34 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name: str, replacement: 
     assert all(array.tobytes() == before[name].tobytes() for name, array in td3.state()[0].items())
 
 
+def test_the_averaged_policy_by_hand(seed: int) -> None:
+    """Weight 0.4, delay 1. After update 1 it is the actor; then 1/2 each (the mean of two); from 3 on 0.4 of the new."""
+    config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
+    td3 = TD3(3, 2, (4,), config, seed=1)
+    plain = TD3(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)
+    buffer = ReplayBuffer(50, 3, 2, seed=2)
+    rng = np.random.default_rng(seed)
+    observation, following = (rng.normal(size=(50, 3)).astype(np.float32) for _ in range(2))
+    action = rng.uniform(-1, 1, (50, 2)).astype(np.float32)
+    buffer.add(observation, action, rng.normal(size=50).astype(np.float32), following, np.zeros(50, bool))
+    assert np.array_equal(td3.actor_tensors(averaged=True)["actor.0.weight"], td3.actor_tensors()["actor.0.weight"])
+    expected = np.zeros(0)
+    for weight in (1.0, 0.5, 0.4, 0.4):
+        batch = buffer.sample(8)
+        td3.update(batch)
+        plain.update(batch)
+        actor = td3.actor_tensors()["actor.0.weight"].astype(float)
+        expected = actor if weight == 1.0 else (1 - weight) * expected + weight * actor
+        np.testing.assert_allclose(td3.actor_tensors(averaged=True)["actor.0.weight"], expected, rtol=1e-5, atol=1e-7)
+    assert np.array_equal(
+        plain.actor_tensors()["actor.0.weight"], td3.actor_tensors()["actor.0.weight"]
+    )  # learns alike
+    other = TD3(3, 2, (4,), config, seed=9)
+    other.restore(*td3.state())
+    kept = other.actor_tensors(averaged=True)
+    assert all(np.array_equal(kept[name], value) for name, value in td3.actor_tensors(averaged=True).items())
+
+
 def test_two_threads_are_one_to_the_bit(seed: int) -> None:
     """The critics share nothing but what they read, so side by side they give what one after the other gives."""
     results = []
