@@ -129,7 +129,7 @@ class TD3:
         return work(0), other.result()
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
-        """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in order, float32.
+        """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.
 
         Hidden layers are followed by ReLU, the last by tanh.
         """

@@ -313,7 +313,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name: str, replacement: 
 
 
 def test_the_averaged_policy_by_hand(seed: int) -> None:
-    """Weight 0.4, delay 1. After update 1 it is the actor; then 1/2 each (the mean of two); from 3 on 0.4 of the new."""
+    """Weight 0.4, delay 1. After update 1 it is the actor; then 1/2 each (a mean); from 3 on 0.4 of the new."""
     config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
     td3 = TD3(3, 2, (4,), config, seed=1)
     plain = TD3(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)
