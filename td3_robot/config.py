@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -270,8 +271,9 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
         return text
     keys = where.rstrip("`").lstrip(".").split(".") if where.rstrip("`") else []
     value: Any = tree
-    for key in keys:
-        value = value.get(key.split("[")[0]) if isinstance(value, Mapping) else value
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", where):
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            value = value[name] if name else value[int(index)]
     return f"{'.'.join(keys)} is {value!r}: {reason[0].lower()}{reason[1:]}{_choices(keys)}" if keys else reason
 
 

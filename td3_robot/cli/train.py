@@ -70,9 +70,8 @@ def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
 
 
 def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
-    given = [
-        name for name in ("config", "seed", "out", "lockstep", "set") if getattr(options, name) not in (None, False, [])
-    ]
+    words = {name: getattr(options, name) for name in ("config", "seed", "out", "lockstep", "set")}
+    given = [name for name, value in words.items() if value is not None and value is not False and value != []]
     if given:
         raise UsageError(f"--resume goes on with the run's own configuration; {given[0]} cannot be given, only --steps")
     run = RunFolder.open(options.resume)

@@ -100,7 +100,8 @@ def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, tmp_
 
 
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
-    run = train(12_000, "checkpoint.every=1000", "learner.replay_ratio=0.2")
+    # One checkpoint before the learner's turn, at 6,000 steps, and long enough before that there is something to lose.
+    run = train(12_000, "checkpoint.every=4000", "learner.replay_ratio=0.2")
     ready = run.wait_for("^ready")
     assert ready == "ready: learner, policy, sim-0"
     for count, name in enumerate(("sim-0", "policy", "learner")):
@@ -134,8 +135,6 @@ def test_replay_ratio_stays_in_its_band(slow: str, overrides: tuple[str, ...], t
     assert figures["lead_max"] <= band
     if slow == "learner":  # then it is the simulator that was held back: the lead went to the edge
         assert figures["lead_max"] > band - 4
-    else:  # the learner was never behind by more than the one update that the last round of robots made due
-        assert figures["lead_max"] <= 2
 
 
 def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any, tmp_path: Path) -> None:
@@ -334,7 +333,11 @@ def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, comm
             "timing is 'lock': invalid enum value 'lock'; allowed: free, lockstep",
         ),
         (("train", "walker2d", "--set", "task=2020-13-45"), 2, "the value is not YAML"),
-        (("train", "walker2d", "--set", "network.hidden=[70000]"), 2, "network.hidden is [70000]"),
+        (
+            ("train", "walker2d", "--set", "network.hidden=[70000]"),
+            2,
+            "network.hidden[0] is 70000: expected `int` <= 4096",
+        ),
         (("train", "walker2d", "--set", "task=gymnasium:os:X-v0"), 2, "names a module to import"),
         (("train", "x" * 300), 2, "no file"),
         (("train", "--resume", "nowhere", "--seed", "0"), 2, "seed cannot be given"),
