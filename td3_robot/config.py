@@ -28,6 +28,8 @@ MAX_WEIGHTS = 8_000_000
 """Between hidden layers: what still travels in one Weights message with the layers around them."""
 GYMNASIUM = "gymnasium:"
 """What the names of Gymnasium's tasks begin with."""
+DISCRETE = "discrete:"
+"""The same for those with discrete actions, which the on-policy baseline learns."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -73,6 +75,12 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 
+    def learning_rate_at(self, fraction: float) -> float:
+        """The learning rate when this fraction of the run is made."""
+        hold = self.learning_rate_falls_from
+        fallen = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
+        return self.learning_rate * (1 - fallen * (1 - self.learning_rate_end))
+
 
 class ExplorationConfig(Section, frozen=True):
     """Gaussian action noise; ``noise`` is its standard deviation in fractions of half the action range."""
@@ -106,6 +114,18 @@ class PacingConfig(Section, frozen=True):
     fallback: Literal["hold", "zero"] = "hold"
 
 
+class A2CConfig(Section, frozen=True):
+    """The on-policy baseline (``launch: a2c``); learning rate, discount and network are those of the learner.
+
+    ``episodes`` ends the training, if ``total_steps`` does not before. ``entropy`` is the weight of the policy's
+    entropy in the loss; the gradients of actor and critic are clipped to the norm ``gradient_norm`` each.
+    """
+
+    episodes: Count = 500
+    entropy: NonNegative = 0.0
+    gradient_norm: Positive = 0.5
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
@@ -131,6 +151,7 @@ class Config(Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
+    a2c: A2CConfig = A2CConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -159,7 +180,7 @@ class Config(Section, frozen=True):
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
-        if problem := self.randomization.problem(self.task.startswith(GYMNASIUM)):
+        if problem := self.randomization.problem(self.task.startswith((GYMNASIUM, DISCRETE))):
             raise ValueError(problem)
 
     def agreement(self) -> dict[str, str]:

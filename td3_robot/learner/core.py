@@ -81,10 +81,7 @@ class LearnerCore:
     @property
     def learning_rate(self) -> float:
         """The learning rate at this point of the run."""
-        learner, hold = self.config.learner, self.config.learner.learning_rate_falls_from
-        beyond = self.env_steps / self.config.total_steps - hold
-        fallen = min(1.0, beyond / (1 - hold)) if beyond > 0 and hold < 1 else 0.0
-        return learner.learning_rate * (1 - fallen * (1 - learner.learning_rate_end))
+        return self.config.learner.learning_rate_at(self.env_steps / self.config.total_steps)
 
     @property
     def done(self) -> bool:
