@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from td3_robot import resources
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
+from td3_robot.safety import SafetyConfig
 from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
@@ -106,6 +107,13 @@ class PacingConfig(Section, frozen=True):
     fallback: Literal["hold", "zero"] = "hold"
 
 
+class PolicyConfig(Section, frozen=True):
+    """Whether a policy server or driver goes to ``active`` by itself; whether a server refuses learners' weights."""
+
+    autostart: bool = True
+    frozen: bool = False
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
@@ -131,6 +139,8 @@ class Config(Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
+    safety: SafetyConfig = SafetyConfig()
+    policy: PolicyConfig = PolicyConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sims.core import SimulatorCore
 from sims.fleet import Fleet
-from sims.pacing import Fast, RealTime, make_pacing
 from td3_robot.config import PacingConfig
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Throttle, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport.session import Output
@@ -20,10 +20,10 @@ PERIOD = 0.02  # s, of the toy robot
 
 
 @pytest.fixture
-def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SimulatorCore]:
-    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SimulatorCore:
+def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SourceCore]:
+    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SourceCore:
         fleet = Fleet(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
-        return SimulatorCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
+        return SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
 
     return make
 
@@ -67,7 +67,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
     assert pacing.deadline == 1000.0 + 1_000_001 * PERIOD
 
 
-def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SimulatorCore]) -> None:
+def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     assert core.step([], 0.5) == []  # begins with the learner's first word
     first = one(core.step([THROTTLE], 1.0))
@@ -84,7 +84,7 @@ def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable
     ("fallback", "origin", "applied"), [("hold", ActionOrigin.HELD, [2.5, 0.25]), ("zero", ActionOrigin.ZERO, [0, 0])]
 )
 def test_without_an_action_the_fallback_is_applied_and_said(
-    make_core: Callable[..., SimulatorCore], fallback: str, origin: ActionOrigin, applied: list[float]
+    make_core: Callable[..., SourceCore], fallback: str, origin: ActionOrigin, applied: list[float]
 ) -> None:
     core = make_core(fallback)
     core.step([THROTTLE], 1.0)
@@ -101,7 +101,7 @@ def test_without_an_action_the_fallback_is_applied_and_said(
     assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
 
 
-def test_nothing_is_held_over_a_reset(make_core: Callable[..., SimulatorCore]) -> None:
+def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
     """Episodes of one step: 1.02 ends the first, 1.04 resets (so no action is missing), 1.06 has none to hold."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
@@ -121,7 +121,7 @@ def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
     assert origin is ActionOrigin.ZERO
 
 
-def test_the_learner_holds_nobody_back(make_core: Callable[..., SimulatorCore]) -> None:
+def test_the_learner_holds_nobody_back(make_core: Callable[..., SourceCore]) -> None:
     """``transitions_allowed`` is 0 throughout; a learner that starts anew is told the newest Step; nothing stops."""
     core = make_core()
     core.step([THROTTLE], 1.0)
@@ -133,7 +133,7 @@ def test_the_learner_holds_nobody_back(make_core: Callable[..., SimulatorCore]) 
     assert core.transitions == 19
 
 
-def test_missed_deadlines_are_counted(make_core: Callable[..., SimulatorCore]) -> None:
+def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([THROTTLE], 1.0)
     one(core.step([], 1.11))  # deadlines 1.04, 1.06, 1.08, 1.10 went by
