@@ -169,6 +169,9 @@ class Config(Section, frozen=True):
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
+        for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
+            if self.timing == "lockstep" and (value := getattr(self.safety, key)) is not None:
+                raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
         if problem := self.randomization.problem(self.task.startswith(GYMNASIUM)):
             raise ValueError(problem)
 

@@ -158,12 +158,13 @@ class Watchdog:
             self._back_since = None
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
-    def bites(self, now: float) -> bool:
-        """Look at the time; whether this took the lifecycle to FAULT."""
+    def bites(self, now: float, why: str | None = None) -> bool:
+        """Look at the time; whether this took the lifecycle to FAULT; ``why`` says why nothing came."""
         if self.due is None or now <= self.due:
             return False
         assert self.deadline_s is not None
-        self.lifecycle.fault(f"no {self.what} for {self.deadline_s * 1e3:.0f} ms", now)
+        reason = f"no {self.what} for {self.deadline_s * 1e3:.0f} ms"
+        self.lifecycle.fault(f"{reason}: {why}" if why else reason, now)
         return True
 
     def disarm(self) -> None:

@@ -120,6 +120,7 @@ class SourceCore:
         self._asked = 0.0
         self._greeted = False
         self._is_safe = False
+        self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
         self._stop: list[Command] = []
 
@@ -131,6 +132,7 @@ class SourceCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
         outputs: list[Output] = []
+        self._told_safe = False
         self.guard.look(now)
         for origin, message in inputs:
             if isinstance(message, Action):
@@ -162,11 +164,12 @@ class SourceCore:
         return outputs
 
     def make_safe(self) -> None:
-        """Leave the robots with the safe action, at the end."""
+        """Apply the safe action now."""
+        self._told_safe = True
         self.body.command(self.guard.safe_action(self.body.commanded))
 
     def _make_safe(self) -> None:
-        """Apply the safe action at once when it has become due; while it is, it is said again every period."""
+        """Apply the safe action at once when it has become due; from then on it is said once every period."""
         if self.guard.safe and not self._is_safe:
             self.make_safe()
         self._is_safe = self.guard.safe
@@ -213,7 +216,7 @@ class SourceCore:
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
         self._listen_to_body(now)
-        if self.guard.safe:
+        if self.guard.safe and not self._told_safe:
             self.make_safe()
         self._silent = stepped is None
         if stepped is None:

@@ -126,7 +126,8 @@ class PolicyCore:
             elif isinstance(message, StateChange):
                 changes.append(message)
             elif isinstance(message, Hello):
-                outputs += self.desk.join(origin)
+                watch = self._watches.get(origin.name)
+                outputs += self.desk.join(origin, stopped=bool(watch and watch.lifecycle.stopped))
             elif isinstance(message, Bye):
                 self._forget(origin, fresh)
         for peer, (step, since) in {**self._parked, **{peer: (step, now) for peer, step in fresh.items()}}.items():
@@ -197,9 +198,9 @@ class PolicyCore:
         self.desk.leave(peer)
         for known in (fresh, self._parked, self._noise):
             known.pop(peer, None)
-        if peer.name in self._watches and peer.name not in self.desk.robots:
-            log.info("%s: %s is gone", self.lifecycle.node, peer.name)
-            del self._watches[peer.name]
+        watch = self._watches.get(peer.name)
+        if watch and watch.lifecycle.active and peer.name not in self.desk.robots:
+            del self._watches[peer.name]  # one in FAULT stays there, or coming back would be a way out of it
 
     def _missing(self, now: float) -> list[Output]:
         """A safe action for every source whose observations have just been missing for too long."""

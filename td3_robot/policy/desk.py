@@ -15,7 +15,7 @@ from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 log = logging.getLogger(__name__)
 
 _RELAYS = 64  # Commands under way to robots; the oldest is forgotten for a further one
-_STOP = Command(0, "", "estop", "an emergency stop is in force at the policy server", 0, "", b"")
+_STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 
 
 class Desk:
@@ -43,13 +43,13 @@ class Desk:
         self._relayed: dict[int, tuple[Peer, int]] = {}
         self._relays = 0
 
-    def join(self, peer: Peer) -> list[Output]:
-        """A client is there; a robot that comes during an emergency stop is told of it."""
+    def join(self, peer: Peer, stopped: bool) -> list[Output]:
+        """A client is there; a robot that comes while it is to be ``stopped`` is told of it."""
         if peer.role == "operator":
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
             self.robots[peer.name] = peer
-            if self.lifecycle.stopped:
+            if stopped or self.lifecycle.stopped:
                 return [(peer, _STOP)]
         return []
 
@@ -70,6 +70,7 @@ class Desk:
             for name, robot in self.robots.items():
                 self._watch(name, command, now)
                 outputs.append((robot, replace(command, id=0)))
+            reply = replace(reply, detail=self._detail())
         return [*outputs, (peer, reply)]
 
     def reply(self, robot: Peer, reply: Reply) -> list[Output]:

@@ -21,6 +21,7 @@ class Watch:
         self.lifecycle.command("activate", now, "a source has joined")
         self.newest: Step | None = None
         self._watchdog = Watchdog(self.lifecycle, "observation")
+        self._problem: str | None = None  # of the newest
         self._different = now  # when the observation was last another one than before
 
     @property
@@ -40,13 +41,14 @@ class Watch:
                 self._different = now
             elif now - self._different > envelope.frozen_s:
                 problem = problem or f"the observation has been the same for {envelope.frozen_s * 1e3:.0f} ms"
+        self._problem = problem
         if problem is None and not again:  # a Step that is asked for once more is not new
             self._watchdog.feed(now)
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def missing(self, now: float) -> bool:
         """Whether, just now, the observations have been missing for too long."""
-        return self._watchdog.bites(now)
+        return self._watchdog.bites(now, self._problem)
 
     def command(self, verb: str, now: float, reason: str) -> None:
         """Follow what an operator asks of the server or of this robot: activate, reset or estop.
