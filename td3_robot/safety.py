@@ -23,6 +23,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
 Value = TypeVar("Value")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class SafetyConfig(Section, frozen=True):
@@ -155,7 +156,9 @@ def joined(robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec) -> Envelo
 
 
 def _range(channels: Sequence[Channel], end: str) -> Float32:
-    return np.array([getattr(channel, end) for channel in channels], np.float32)
+    # The largest finite number stands for no bound: infinity is no observation.
+    bounds = [max(-_LARGEST, min(_LARGEST, getattr(channel, end))) for channel in channels]
+    return np.array(bounds, np.float32)
 
 
 def _seconds(*limits: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from td3_robot.bundle import Bundle
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import UNCONFIGURED, Lifecycle
 from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
 from td3_robot.policy.desk import Desk
@@ -181,9 +181,14 @@ class PolicyCore:
         del now
         self.frozen = command.verb == "freeze"
 
-    def _command_watch(self, name: str, command: Command, now: float) -> None:
-        if watch := self._watches.get(name):
-            watch.command(command.verb, now, command.reason)
+    def _command_watch(self, name: str, command: Command, now: float) -> str:
+        watch = self._watches.get(name)
+        try:
+            if watch:
+                watch.command(command.verb, now, command.reason)
+        except LifecycleError as error:
+            return str(error)
+        return ""
 
     def _changes(self) -> list[StateChange]:
         return [

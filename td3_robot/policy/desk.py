@@ -23,7 +23,7 @@ class Desk:
 
     Args:
         lifecycle, verbs: of the server.
-        watch: does a Command's part that is the server's watch over the robot it names.
+        watch: does a Command's part that is the server's watch over the robot it names; why not, or empty.
         detail: what a Reply of the server says beyond its state.
     """
 
@@ -31,7 +31,7 @@ class Desk:
         self,
         lifecycle: Lifecycle,
         verbs: Verbs,
-        watch: Callable[[str, Command, float], None],
+        watch: Callable[[str, Command, float], str],
         detail: Callable[[], dict[str, Any]],
     ) -> None:
         self.lifecycle = lifecycle
@@ -67,10 +67,13 @@ class Desk:
         outputs: list[Output] = []
         reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self.lifecycle, self._detail, now)
         if command.verb in TO_ALL and not command.target and not reply.error:
+            errors = []
             for name, robot in self.robots.items():
-                self._watch(name, command, now)
-                outputs.append((robot, replace(command, id=0)))
-            reply = replace(reply, detail=self._detail())
+                if error := self._watch(name, command, now):
+                    errors.append(error)
+                else:
+                    outputs.append((robot, replace(command, id=0)))
+            reply = replace(reply, detail=self._detail(), error="; ".join(errors)[:2048])
         return [*outputs, (peer, reply)]
 
     def reply(self, robot: Peer, reply: Reply) -> list[Output]:
@@ -94,8 +97,8 @@ class Desk:
             return [
                 (peer, self._refusal(command, f"no robot {command.target[:64]!r} is connected; connected: {known}"))
             ]
-        if command.verb in TO_ALL:
-            self._watch(command.target, command, now)
+        if command.verb in TO_ALL and (error := self._watch(command.target, command, now)):
+            return [(peer, self._refusal(command, error))]
         self._relays += 1
         self._relayed[self._relays] = peer, command.id
         if len(self._relayed) > _RELAYS:

@@ -50,7 +50,8 @@ class SafetyFilter:
                 np.maximum(action, self._bound, out=action)
                 np.add(last, envelope.step, out=self._bound)
                 np.minimum(action, self._bound, out=action)
-        return np.clip(action, envelope.low, envelope.high, out=action)
+        np.maximum(action, envelope.low, out=action)  # np.clip takes three times as long
+        return np.minimum(action, envelope.high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
         """Why no policy may answer this observation, float32[N, O]; None if it may."""
@@ -59,9 +60,9 @@ class SafetyFilter:
             if np.isfinite(observation).all():
                 return None
             low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
-        fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
-        if fits.all():
+        elif (low <= observation).all() and (observation <= high).all():  # not-a-number is neither; infinite may be
             return None
+        fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
         robot, channel = map(int, np.argwhere(~fits)[0])
         named = self._spec.observations[channel]
         return (

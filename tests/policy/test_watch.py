@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -200,6 +201,24 @@ def test_emergency_stop_wins_and_lasts(
     assert not is_safe(actions(core.step([(peer, make_step(4))], 1.07))[0])
 
 
+def test_one_robot_can_be_stopped_alone(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    other = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    steps: list[Input] = [(peer, make_step(1)), (other, make_step(1, source="arm"))]
+    core.step([(other, other.hello), *steps], 0.0)
+    outputs = core.step([(operator, command("estop", "leg")), *steps], 0.01)
+    assert [is_safe(action) for action in actions(outputs)] == [True, False]
+    for target in ("", "leg"):
+        outputs = core.step([(operator, command("activate", target))], 0.02)
+        [answer] = [message for _, message in outputs if isinstance(message, Reply)]
+        assert "policy/leg: an emergency stop is in force" in answer.error
+        assert peer not in [to for to, _ in outputs]
+    core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 0.03)
+    assert not any(map(is_safe, actions(core.step(steps, 0.04))))
+
+
 def test_a_robot_may_stop_everybody_and_nothing_else(make_core: Cores, peer: Peer) -> None:
     core = make_core()
     [(_, answer)] = core.step([(peer, command("shutdown"))], 0.0)
@@ -310,3 +329,29 @@ def test_overflow_is_answered_by_the_safe_action_where_one_is_set(
         [action] = actions(core.step([(peer, step)], 0.0))
     assert core.counters["not_finite"] == 1
     assert is_safe(action)
+
+
+def test_memory_does_not_grow(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
+) -> None:
+    """20,000 actions with everything on, after a thousand to settle; 20 kB is one byte each."""
+    everything = SafetyConfig(
+        limits=(-0.4, 0.4),
+        rate=5.0,
+        low_pass=10.0,
+        refuse_out_of_range=True,
+        frozen_ms=500,
+        observation_deadline_ms=1e3,
+    )
+    core = make_core(everything)
+    steps = [make_step(number, observation=rng.normal(size=(1, 3)).astype("f4")) for number in range(100)]
+    before = 0
+    tracemalloc.start()
+    for number in range(21_000):
+        if number == 1000:
+            before = tracemalloc.get_traced_memory()[0]
+        core.step([(peer, steps[number % 100])], number * 0.02)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert core.counters["safe_actions"] == 0
+    assert grown < 20_000

@@ -11,8 +11,10 @@ import pytest
 from sims.fleet import Fleet
 from td3_robot.config import PacingConfig
 from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
-from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Throttle, Welcome
+from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, Step, Throttle, Welcome
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport.session import Output
 
@@ -140,6 +142,31 @@ def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> N
     assert core.counters["overruns"] == 4
     assert core.step([], 1.1199) == []
     one(core.step([], 1.1201))
+
+
+def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
+    """Fed at 1.01, 50 ms: from the step at 1.08 on the safe action, also for Actions that come again."""
+    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
+    core = SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
+    core.step([THROTTLE], 1.0)
+    core.step([action(0, 1.5, 0)], 1.01)
+    steps = [one(core.step([], 1.0 + number * PERIOD)) for number in range(1, 5)]
+    assert [(step.origin, step.action[0, 0]) for step in steps] == [(1, 1.5), (2, 1.5), (2, 1.5), (4, 2.0)]
+    core.step([action(4, 1.5, 0)], 1.09)
+    assert one(core.step([], 1.10)).origin == ActionOrigin.SAFE
+
+
+def test_at_full_speed_a_stop_is_a_stop(scripted: Callable[..., Any]) -> None:
+    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    core = SourceCore(fleet, "sim-0", 2, lockstep=False)
+    core.step([("learner", Throttle("sim-0", 2, 0, 100, 0))], 1.0)
+    one(core.step([action(0, 1.5, 0)], 1.1))
+    core.step([("policy", Command(1, "", "estop", "", 0, "", b""))], 1.2)
+    assert core.step([action(1, 1.5, 0)], 1.3) == []
+    for verb in ("reset", "activate"):
+        core.step([("policy", Command(1, "", verb, "", 0, "", b""))], 1.4)
+    one(core.step([action(1, 1.5, 0)], 1.5))
 
 
 def test_configuration_to_pacing(spec: RobotSpec) -> None:
