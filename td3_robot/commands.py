@@ -15,8 +15,10 @@ log = logging.getLogger(__name__)
 Verbs = Mapping[str, Callable[[Command, float], None]]
 """What each verb does, told the Command and the time in seconds; raises a Td3RobotError to refuse it."""
 
-TO_ALL = ("estop", "reset", "activate")
+TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
 """Verbs that, said to a policy server without a target, hold for its robots too."""
+TO_WATCH = ("activate", "reset", "estop")
+"""Those that a policy server's watch over a robot follows as well."""
 
 
 def carry_out(

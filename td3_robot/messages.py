@@ -317,7 +317,7 @@ class Command(Message):
 
     id: int = _wire("u64", "drawn by the sender; the Reply repeats it")
     target: str = _wire(
-        "text", "name of a robot; empty: the policy server, and for estop, reset, activate all robots too"
+        "text", "name of a robot; empty: the policy server, and for the first six verbs but state all robots too"
     )
     verb: str = _wire(
         "text", "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze or shutdown"

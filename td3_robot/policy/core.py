@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from td3_robot.bundle import Bundle
+from td3_robot.commands import TO_WATCH
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import UNCONFIGURED, Lifecycle
 from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
@@ -184,7 +185,7 @@ class PolicyCore:
     def _command_watch(self, name: str, command: Command, now: float) -> str:
         watch = self._watches.get(name)
         try:
-            if watch:
+            if watch and command.verb in TO_WATCH:
                 watch.command(command.verb, now, command.reason)
         except LifecycleError as error:
             return str(error)

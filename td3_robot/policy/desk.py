@@ -81,7 +81,7 @@ class Desk:
         known = self._relayed.pop(reply.id, None)
         if known is None:
             if reply.error:
-                log.warning("%s refuses: %s", robot.name, repr(reply.error))
+                log.info("%s refuses: %r", robot.name, reply.error)
             return []
         operator, number = known
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
@@ -97,7 +97,7 @@ class Desk:
             return [
                 (peer, self._refusal(command, f"no robot {command.target[:64]!r} is connected; connected: {known}"))
             ]
-        if command.verb in TO_ALL and (error := self._watch(command.target, command, now)):
+        if error := self._watch(command.target, command, now):
             return [(peer, self._refusal(command, error))]
         self._relays += 1
         self._relayed[self._relays] = peer, command.id

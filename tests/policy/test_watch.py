@@ -246,6 +246,19 @@ def test_without_autostart_nothing_moves_until_activate(
     assert is_safe(actions(core.step([(peer, make_step(2))], 0.05))[0])
 
 
+def test_configure_activate_and_deactivate_without_a_target_hold_for_all(
+    make_core: Cores, peer: Peer, operator: Peer
+) -> None:
+    core = make_core(autostart=False)
+    for verb in ("configure", "activate", "deactivate"):
+        outputs = core.step([(operator, command(verb))], 0.0)
+        assert [(to, m.verb, m.id) for to, m in outputs if isinstance(m, Command)] == [(peer, verb, 0)]
+        [answer] = [m for _, m in outputs if isinstance(m, Reply)]
+        assert not answer.error
+    for verb in ("state", "freeze", "rollback", "shutdown"):
+        assert not [m for _, m in core.step([(operator, command(verb))], 0.0) if isinstance(m, Command)]
+
+
 def test_load_and_roll_back(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:

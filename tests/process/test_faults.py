@@ -371,8 +371,13 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     robot.configure(**AUTOMATIC)
     server, driver = robot.serve(), robot.drive()
     begin = robot.running()
+    robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
+    robot.wait("the watcher", lambda: "watching" in robot.log("watch.log"))
     assert robot.operator("estop", "--reason", "smoke").returncode == 0
     safe = robot.wait_for(SAFE, begin)
+    for node in ("policy", "policy/leg", "leg"):
+        line = f"{node}: active -> fault: emergency stop: smoke\n"
+        robot.wait("the watcher's line", lambda line=line: line in robot.log("watch.log"))
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
