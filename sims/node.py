@@ -45,7 +45,9 @@ def _simulate(node: Node) -> None:
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **pacing.figures()}
-        return Figures(figures=figures, counters={**core.counters, "not_finite": fleet.not_finite})
+        return Figures(
+            detail=guard.lifecycle.trouble, figures=figures, counters={**core.counters, "not_finite": fleet.not_finite}
+        )
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)

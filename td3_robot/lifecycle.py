@@ -53,6 +53,11 @@ class Lifecycle:
     def active(self) -> bool:
         return self.state == ACTIVE
 
+    @property
+    def trouble(self) -> str:
+        """One line for a person; empty when all is well."""
+        return "" if self.active else f"{self.state}: {self.reason}"
+
     def command(self, verb: str, now: float, reason: str = "") -> None:
         """Do what an operator asks: configure, activate, deactivate, reset, estop or shutdown; ``now`` in seconds.
 

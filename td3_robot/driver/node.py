@@ -57,7 +57,7 @@ def _drive(node: Node, robot: Robot) -> None:
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **pacing.figures()}
-        return Figures("ready", guard.lifecycle.reason, figures, {**core.counters, **guard.counters})
+        return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)

@@ -79,8 +79,9 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
     def report() -> Figures:
         # Ready means bound: weights come once a simulator has told the learner which robot this is.
-        return Figures("ready", core.lifecycle.reason, {"weights_version": core.version}, counters=dict(core.counters))
+        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
+    after()  # so that the first Hello says what is held
     node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import yaml
@@ -68,7 +69,7 @@ class Robot:
         }
         endpoint = f"ipc://{self.folder}/policy"
         for name, where in (("robot", endpoint), ("driver", server or endpoint)):
-            endpoints = {"policy": where, **({"learner": learner} if learner and name == "robot" else {})}
+            endpoints = {"policy": where, **({"learner": learner} if learner else {})}
             text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
             (self.folder / f"{name}.yaml").write_text(text)
 
@@ -308,8 +309,8 @@ class Learner:
         """Wait for a Hello, and take the policy server in."""
         while True:
             assert self._socket.poll(60_000), "no Hello"
-            self._client, topic, _ = self._socket.recv_multipart()
-            if topic == b"hello":
+            self._client, topic, payload = self._socket.recv_multipart()
+            if topic == b"hello" and msgpack.unpackb(payload)["role"] == "policy":
                 break
         self.say(b"welcome", codec.encode(Welcome(PROTOCOL_VERSION, "learner", 1)))
 
@@ -349,6 +350,31 @@ def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng:
         learner.close()
     robot.wait("a second without a learner", lambda: periods(robot.record()[taught:]) > 50)
     assert set(robot.record()[taught:]) == {"observe good", "apply 0.250000"}
+
+
+def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
+    """The driver's Steps reach a real learner, whose weights the deployed server adopts; when it dies, all goes on."""
+    robot.configure(learner=f"ipc://{robot.folder}/learner", **AUTOMATIC)
+    content = {
+        "pacing": {"mode": "realtime"},
+        "network": {"hidden": [4]},
+        "evaluation": {"every": 0},
+        "learner": {"learning_starts": 20, "batch_size": 16},
+        "endpoints": {"learner": f"ipc://{robot.folder}/learner"},
+    }
+    (robot.folder / "run").mkdir()
+    (robot.folder / "run" / "config.yaml").write_text(yaml.safe_dump(content))
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    learner = robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
+    robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5, 120)
+    assert "refused" not in robot.log("server.log")  # its numbers begin above the served policy's
+    learner.kill()
+    learner.wait()
+    end = len(robot.record())
+    robot.wait("a second without it", lambda: periods(robot.record()[end:]) > 50)
+    robot.wait("its policy's actions", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
 
 
 def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> None:
