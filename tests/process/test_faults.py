@@ -369,7 +369,6 @@ def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) 
     begin = robot.running()
     learner = robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
     robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5, 120)
-    assert "refused" not in robot.log("server.log")  # its numbers begin above the served policy's
     learner.kill()
     learner.wait()
     end = len(robot.record())
