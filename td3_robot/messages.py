@@ -346,7 +346,7 @@ class Reply(Message):
 class StateChange(Message):
     """A node, or a policy server's watch over one robot, has changed its state."""
 
-    NAME: ClassVar[str] = "state"
+    NAME: ClassVar[str] = "lifecycle"
 
     node: str = _wire("text", "whose state: policy server, robot, or both as server/robot for the watch over it")
     previous: str = _wire("text", "state before")

@@ -129,6 +129,11 @@ class SourceCore:
         """When a turn is needed even if nothing arrives, in seconds."""
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
 
+    @property
+    def next_sequence(self) -> int:
+        """Of the Step that comes next."""
+        return self._step.sequence + 1 if self._step else 0
+
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
         outputs: list[Output] = []
@@ -138,10 +143,7 @@ class SourceCore:
             if isinstance(message, Action):
                 self._answer(message, now)
             elif isinstance(message, Throttle) and message.incarnation == self.incarnation:
-                self._throttled = True
-                self._allowed = max(self._allowed, message.transitions_allowed)
-                if message.answers >= self._answered:
-                    self._answered, self._version = message.answers, message.weights_version
+                self._throttle(message)
             elif isinstance(message, Command):
                 guard = self.guard
                 reply = carry_out(message, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
@@ -162,6 +164,12 @@ class SourceCore:
         if self._greeted:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
+
+    def _throttle(self, throttle: Throttle) -> None:
+        self._throttled = True
+        self._allowed = max(self._allowed, throttle.transitions_allowed)
+        if throttle.answers >= self._answered:
+            self._answered, self._version = throttle.answers, throttle.weights_version
 
     def make_safe(self) -> None:
         """Apply the safe action now."""
@@ -208,8 +216,7 @@ class SourceCore:
         return self._action is not None
 
     def _advance(self, now: float) -> list[Output]:
-        last, body = self._step, self.body
-        sequence = last.sequence + 1 if last else 0
+        body, sequence = self.body, self.next_sequence
         applied, origin = self._applied()
         action = self._action if origin is ActionOrigin.POLICY else None
         stepped = body.step(applied)
