@@ -36,7 +36,7 @@ class Watch:
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)
         again = before is not None and (before.incarnation, before.sequence) == (step.incarnation, step.sequence)
-        if envelope.frozen_s is not None:
+        if envelope.frozen_s is not None and not again:
             if before is None or before.observation.tobytes() != step.observation.tobytes():
                 self._different = now
             elif now - self._different > envelope.frozen_s:

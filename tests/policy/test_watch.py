@@ -172,6 +172,15 @@ def test_a_step_sent_again_does_not_feed_the_watchdog(
     assert core.due == pytest.approx(1.1)
 
 
+def test_a_step_sent_again_is_not_a_frozen_observation(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core(SafetyConfig(frozen_ms=30))
+    for now in (1.0, 9.0):
+        [action] = actions(core.step([(peer, make_step(5))], now))
+        assert action.weights_version == 1
+
+
 def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
     core = make_core()
     core.step([(peer, make_step(5))], 1.0)
