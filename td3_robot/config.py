@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from td3_robot import resources
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
+from td3_robot.safety import SafetyConfig
 from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
@@ -126,6 +127,13 @@ class A2CConfig(Section, frozen=True):
     gradient_norm: Positive = 0.5
 
 
+class PolicyConfig(Section, frozen=True):
+    """Whether a policy server or driver goes to ``active`` by itself; whether a server refuses learners' weights."""
+
+    autostart: bool = True
+    frozen: bool = False
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
@@ -152,6 +160,8 @@ class Config(Section, frozen=True):
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
     a2c: A2CConfig = A2CConfig()
+    safety: SafetyConfig = SafetyConfig()
+    policy: PolicyConfig = PolicyConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -180,6 +190,9 @@ class Config(Section, frozen=True):
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
+        for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
+            if self.timing == "lockstep" and (value := getattr(self.safety, key)) is not None:
+                raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
         if problem := self.randomization.problem(self.task.startswith((GYMNASIUM, DISCRETE))):
             raise ValueError(problem)
 
