@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from td3_robot import records
 from td3_robot.bundle import Bundle, Exploration, sha256
@@ -33,7 +32,6 @@ _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the
 _WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
 
 Record = dict[str, Any]
-Arrays = dict[str, NDArray[Any]]
 
 
 class LearnerCore:
@@ -60,15 +58,15 @@ class LearnerCore:
         self.counters: Counter[str] = Counter()
         self.meter = Meter()
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
-        self._sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
+        self.sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
         self._to_evaluate: dict[int, Weights] = {}
-        self._next_evaluation = config.evaluation.every
-        self._next_record = _RECORD_EVERY
-        self._learning = False
+        self.next_evaluation = config.evaluation.every
+        self.next_record = _RECORD_EVERY
+        self.learning = False
         self._published_at = 0
         if spec:
-            self._begin(spec)
-            self._publish()
+            self.begin(spec)
+            self.publish()
 
     @property
     def lockstep(self) -> bool:
@@ -131,7 +129,7 @@ class LearnerCore:
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
+            Exploration("gaussian", noise) if self.learning else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
         )
 
@@ -187,8 +185,8 @@ class LearnerCore:
         if peer.role in ROBOT_ROLES:
             outputs: list[Output] = []
             if self.spec is None:
-                self._begin(RobotSpec.from_description(hello.spec))
-                outputs += self._publish()
+                self.begin(RobotSpec.from_description(hello.spec))
+                outputs += self.publish()
             return outputs + self._start_round([self.sources.join(peer, now)])
         if peer.role not in self._peers:
             return []
@@ -199,7 +197,7 @@ class LearnerCore:
         # A server that holds newer weights got them from a learner we are the restart of: never go back behind them.
         newer = hello.weights_version >= max(1, self.version)
         self.version = max(self.version, hello.weights_version)
-        sent = self._publish() if newer and self.spec else [(peer, weights) for weights in self._sent]
+        sent = self.publish() if newer and self.spec else [(peer, weights) for weights in self.sent]
         return sent + self._start_round(self.sources.live())
 
     def _start_round(self, sources: Sequence[Source]) -> list[Output]:
@@ -222,8 +220,8 @@ class LearnerCore:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions)
         self.meter.acted(step.weights_version, self.updates)
-        if self.env_steps >= self._next_record:
-            self._next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
+        if self.env_steps >= self.next_record:
+            self.next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
     def _store(self, transitions: Transitions) -> None:
@@ -248,7 +246,8 @@ class LearnerCore:
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def _begin(self, spec: RobotSpec) -> None:
+    def begin(self, spec: RobotSpec) -> None:
+        """Know the robot, and begin to learn for it."""
         self.spec = spec
         learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
@@ -257,7 +256,7 @@ class LearnerCore:
         self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
-        self._learning = learner.learning_starts == 0
+        self.learning = learner.learning_starts == 0
         log.info("learning for robot %s in %s", spec.name, learner.precision)
 
     def _update(self) -> None:
@@ -284,26 +283,27 @@ class LearnerCore:
         if self.spec is None:
             return []
         outputs: list[Output] = []
-        evaluate = self.config.evaluation.every > 0 and self.env_steps >= self._next_evaluation
-        starts = not self._learning and self.env_steps >= self.limiter.start
-        self._learning = self._learning or starts
+        evaluate = self.config.evaluation.every > 0 and self.env_steps >= self.next_evaluation
+        starts = not self.learning and self.env_steps >= self.limiter.start
+        self.learning = self.learning or starts
         waits = len(self._to_evaluate) >= _WAITING_EVALUATIONS
         if evaluate:
-            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
+            self.next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
             self.counters["evaluations_skipped"] += waits
         if evaluate and not waits:
             weights = self._weights(averaged=True)
             self._to_evaluate[weights.version] = weights
             outputs += [(peer, weights) for peer in self._peers["evaluator"]]
         if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
-            outputs += self._publish()
+            outputs += self.publish()
         return outputs
 
-    def _publish(self) -> list[Output]:
+    def publish(self) -> list[Output]:
+        """A new version of the weights, for every policy server."""
         weights = self._weights(averaged=False)
         self._published_at = self.updates
         self.meter.published(weights.version, self.updates)
-        self._sent.append(weights)
+        self.sent.append(weights)
         return [(peer, weights) for peer in self._peers["policy"]]
 
     def _weights(self, *, averaged: bool) -> Weights:
@@ -350,67 +350,6 @@ class LearnerCore:
         if weights and mean > self.best_return:
             self.best_return, self.best = mean, weights.payload
 
-    # -- checkpoint ----------------------------------------------------------------------------------------------
-
-    def state(self, now: float) -> tuple[Arrays, dict[str, Any]]:
-        """Everything a restarted learner needs: named arrays, and plain JSON values.
-
-        Raises:
-            BundleError: no robot has been seen yet.
-        """
-        if self.spec is None:
-            raise BundleError("the learner has nothing to save yet: no simulator has joined")
-        td3_arrays, td3 = self.td3.state()
-        replay_arrays, replay = self.replay.state()
-        arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
-        arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
-        return arrays, {
-            "spec": self.spec.describe(),
-            "td3": td3,
-            "replay": replay,
-            "env_steps": self.env_steps,
-            "version": self.version,
-            "learning": self._learning,
-            "best_return": self.best_return if np.isfinite(self.best_return) else None,
-            "next_evaluation": self._next_evaluation,
-            "next_record": self._next_record,
-            "meter": self.meter.state(now),
-            "counters": dict(self.counters),
-            "sources": self.sources.state(),
-        }
-
-    @classmethod
-    def restored(
-        cls, config: Config, arrays: Arrays, scalars: Mapping[str, Any], provenance: Mapping[str, Any] | None = None
-    ) -> LearnerCore:
-        """A learner that goes on where :meth:`state` was taken; sources join anew.
-
-        Raises:
-            BundleError: the state does not fit the configuration.
-        """
-        try:
-            core = cls(config, spec=RobotSpec.from_description(scalars["spec"]), provenance=provenance)
-            core.td3.restore(_part(arrays, "td3."), scalars["td3"])
-            core.replay.restore(_part(arrays, "replay."), scalars["replay"])
-            core.env_steps = scalars["env_steps"]
-            core.version = scalars["version"]
-            core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")
-            core._learning = scalars["learning"]
-            core._next_evaluation = scalars["next_evaluation"]
-            core._next_record = scalars["next_record"]
-            core.meter.restore(scalars["meter"])
-            core.counters.update(scalars["counters"])
-            core.sources.restore(scalars["sources"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
-        core._sent.clear()  # what was published before the state came in is a stranger's
-        core._publish()
-        return core
-
 
 def _next_multiple(value: int, step: int) -> int:
     return (value // step + 1) * step
-
-
-def _part(arrays: Arrays, prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

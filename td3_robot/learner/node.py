@@ -17,7 +17,7 @@ from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, compute
+from td3_robot.learner import checkpoint, compute, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.messages import Evaluation, Step
@@ -80,7 +80,7 @@ def _core(node: Node) -> LearnerCore:
     if saved is None:
         return LearnerCore(node.config, provenance=provenance)
     path, arrays, scalars = saved
-    core = LearnerCore.restored(node.config, arrays, scalars, provenance)
+    core = state.restored(node.config, arrays, scalars, provenance)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 
@@ -88,7 +88,7 @@ def _core(node: Node) -> LearnerCore:
 def _save(node: Node, core: LearnerCore) -> bool:
     """Save a checkpoint; a full disk costs the checkpoint, not the training."""
     begin = time.monotonic()
-    arrays, scalars = core.state(begin)
+    arrays, scalars = state.save(core, begin)
     try:
         path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
     except OSError as error:

@@ -13,6 +13,7 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
+from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.specs import RobotSpec
@@ -195,11 +196,11 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     world.join(sim)
     for sequence in range(25):
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
-    arrays, scalars = world.core.state(world.time)
+    arrays, scalars = state.save(world.core, world.time)
     import json
 
     scalars = json.loads(json.dumps(scalars))  # as a file would hold them
-    other = World(LearnerCore.restored(config(), dict(arrays), scalars), spec, make_step)
+    other = World(state.restored(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
     for item in (world, other):
         item.join(sim)
@@ -215,18 +216,18 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
 
 def test_a_state_of_another_network_is_refused(world: World) -> None:
     world.join(world.peer("simulator", "sim-0", robots=1))
-    arrays, scalars = world.core.state(0.0)
+    arrays, scalars = state.save(world.core, 0.0)
     with pytest.raises(BundleError):
-        LearnerCore.restored(
+        state.restored(
             configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars
         )
     with pytest.raises(BundleError, match="does not fit"):
-        LearnerCore.restored(config(), arrays, {"spec": world.spec.describe()})
+        state.restored(config(), arrays, {"spec": world.spec.describe()})
 
 
 def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:
     with pytest.raises(BundleError, match="no simulator has joined"):
-        world.core.state(0.0)
+        state.save(world.core, 0.0)
     with pytest.raises(BundleError, match="no simulator has joined"):
         world.core.bundle()
 
