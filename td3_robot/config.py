@@ -81,10 +81,18 @@ class ExplorationConfig(Section, frozen=True):
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never."""
+    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never.
+
+    The run ends, and ends well, once an evaluation's mean return is at least ``target_return``.
+    """
 
     every: Natural = 5_000
     episodes: Count = 10
+    target_return: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_return is not None and not self.every:
+            raise ValueError("evaluation.target_return is set and evaluation.every is 0: it would never be found out")
 
 
 class CheckpointConfig(Section, frozen=True):

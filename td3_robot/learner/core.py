@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from td3_robot import records
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
+from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _RECORD_EVERY = 1000  # environment steps between two lines of training metrics
 _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
-_WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
 
 Record = dict[str, Any]
 
@@ -51,16 +50,13 @@ class LearnerCore:
         self.spec: RobotSpec | None = None
         self.env_steps = 0
         self.version = 0
-        self.best_return = float("-inf")
-        self.best: bytes | None = None  # bundle to be written as the best one, until taken
         self.records: list[Record] = []
         self.sources = Sources()
         self.counters: Counter[str] = Counter()
         self.meter = Meter()
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
         self.sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
-        self._to_evaluate: dict[int, Weights] = {}
-        self.next_evaluation = config.evaluation.every
+        self.evaluations = Evaluations(config.evaluation)
         self.next_record = _RECORD_EVERY
         self.learning = False
         self._published_at = 0
@@ -159,7 +155,7 @@ class LearnerCore:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
         total.update(self.sources.counters())
-        total["evaluations_pending"] = len(self._to_evaluate)
+        total.update(self.evaluations.counters())
         return dict(total)
 
     # -- input ---------------------------------------------------------------------------------------------------
@@ -170,7 +166,7 @@ class LearnerCore:
         if isinstance(message, Bye):
             self._leave(peer, message)
         elif isinstance(message, Evaluation):
-            self._evaluated(message, now)
+            self.records.append(self.evaluations.take(message, self.meter.wall(now)))
         elif isinstance(message, Step):
             source = self.sources.of(peer, message.source)
             if source is None:
@@ -193,7 +189,7 @@ class LearnerCore:
         self._peers[peer.role].add(peer)
         log.info("%s %s joined", peer.role, peer.name)
         if peer.role == "evaluator":
-            return [(peer, weights) for weights in self._to_evaluate.values()]
+            return [(peer, weights) for weights in self.evaluations.pending.values()]
         # A server that holds newer weights got them from a learner we are the restart of: never go back behind them.
         newer = hello.weights_version >= max(1, self.version)
         self.version = max(self.version, hello.weights_version)
@@ -221,7 +217,7 @@ class LearnerCore:
         self._store(transitions)
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
-            self.next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
+            self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
     def _store(self, transitions: Transitions) -> None:
@@ -283,16 +279,12 @@ class LearnerCore:
         if self.spec is None:
             return []
         outputs: list[Output] = []
-        evaluate = self.config.evaluation.every > 0 and self.env_steps >= self.next_evaluation
+        evaluate = self.evaluations.due(self.env_steps)
         starts = not self.learning and self.env_steps >= self.limiter.start
         self.learning = self.learning or starts
-        waits = len(self._to_evaluate) >= _WAITING_EVALUATIONS
-        if evaluate:
-            self.next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
-            self.counters["evaluations_skipped"] += waits
-        if evaluate and not waits:
+        if evaluate and self.evaluations.ask(self.env_steps):
             weights = self._weights(averaged=True)
-            self._to_evaluate[weights.version] = weights
+            self.evaluations.pending[weights.version] = weights
             outputs += [(peer, weights) for peer in self._peers["evaluator"]]
         if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
             outputs += self.publish()
@@ -334,22 +326,3 @@ class LearnerCore:
         """Updates made for each environment step since learning started; 0 before."""
         after = self.env_steps - self.limiter.start
         return self.updates / after if after > 0 else 0.0
-
-    def _evaluated(self, message: Evaluation, now: float) -> None:
-        weights = self._to_evaluate.pop(message.version, None)
-        record = records.evaluation(
-            env_steps=message.env_steps,
-            updates=message.updates,
-            wall_s=self.meter.wall(now),
-            weights_version=message.version,
-            returns=message.returns.tolist(),
-            lengths=message.lengths.tolist(),
-        )
-        self.records.append(record)
-        mean = record["eval_return_mean"]
-        if weights and mean > self.best_return:
-            self.best_return, self.best = mean, weights.payload
-
-
-def _next_multiple(value: int, step: int) -> int:
-    return (value // step + 1) * step

@@ -42,7 +42,8 @@ def _learn(node: Node) -> None:
         {**dict.fromkeys(ROBOT_ROLES, (Step,)), "policy": (), "evaluator": (Evaluation,)},
         core.spec,
     )
-    core.best_return = max(core.best_return, _best_return(node))
+    evaluations = core.evaluations
+    evaluations.best_return = max(evaluations.best_return, _best_return(node))
     every = node.config.checkpoint.every
     next_checkpoint = core.env_steps + every if every else sys.maxsize
     rate = Rates()
@@ -52,9 +53,9 @@ def _learn(node: Node) -> None:
             nonlocal next_checkpoint
             for record in core.take_records():
                 metrics.write(record)
-            if core.best:
-                _keep_best(node, core.best, core.best_return)
-                core.best = None
+            if evaluations.best:
+                _keep_best(node, evaluations.best, evaluations.best_return)
+                evaluations.best = None
             if core.env_steps >= next_checkpoint and not core.done:
                 next_checkpoint = core.env_steps + every
                 _save(node, core)

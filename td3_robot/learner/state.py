@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.config import Config
@@ -35,8 +34,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         "env_steps": core.env_steps,
         "version": core.version,
         "learning": core.learning,
-        "best_return": core.best_return if np.isfinite(core.best_return) else None,
-        "next_evaluation": core.next_evaluation,
+        "evaluations": core.evaluations.state(),
         "next_record": core.next_record,
         "meter": core.meter.state(now),
         "counters": dict(core.counters),
@@ -58,9 +56,8 @@ def restored(
         core.replay.restore(_part(arrays, "replay."), scalars["replay"])
         core.env_steps = scalars["env_steps"]
         core.version = scalars["version"]
-        core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")
         core.learning = scalars["learning"]
-        core.next_evaluation = scalars["next_evaluation"]
+        core.evaluations.restore(scalars["evaluations"])
         core.next_record = scalars["next_record"]
         core.meter.restore(scalars["meter"])
         core.counters.update(scalars["counters"])

@@ -132,12 +132,12 @@ def test_evaluations_are_asked_for_answered_and_the_best_kept(world: World) -> N
         return Evaluation(version, 20, 10, np.array([mean]), np.array([5], np.uint32))
 
     world.give(judge, answer(weights.version, 3.0))
-    assert world.core.best == weights.payload
+    assert world.core.evaluations.best == weights.payload
     [record] = [record for record in world.core.take_records() if record["kind"] == "evaluation"]
     assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
-    world.core.best = None
+    world.core.evaluations.best = None
     world.give(judge, answer(999, 2.0))
-    assert world.core.best is None
+    assert world.core.evaluations.best is None
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
