@@ -7,14 +7,18 @@ nothing is lost while processes start.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from sims import saved
 from sims.fleet import Fleet
 from sims.pacing import Fast, RealTime
-from td3_robot.messages import Action, ActionOrigin, NoiseKind, Step, Throttle, Welcome
+from td3_robot.messages import Action, ActionOrigin, NoiseKind, SimulatorState, Step, Throttle, Welcome
 from td3_robot.specs import Float32
 from td3_robot.transport.session import Input, Output
+
+log = logging.getLogger(__name__)
 
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
@@ -60,10 +64,9 @@ class SimulatorCore:
             if isinstance(message, Action):
                 self._answer(message)
             elif isinstance(message, Throttle) and message.incarnation == self.incarnation:
-                self._throttled = True
-                self._allowed = max(self._allowed, message.transitions_allowed)
-                if message.answers >= self._answered:
-                    self._answered, self._version = message.answers, message.weights_version
+                outputs += self._throttle(message)
+            elif isinstance(message, SimulatorState):
+                outputs += self._go_back(message)
             elif isinstance(message, Welcome) and self._step:
                 outputs += self._greet(str(origin))
         if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
@@ -73,6 +76,36 @@ class SimulatorCore:
             self.counters["asked_again"] += 1
             outputs.append(("policy", self._step))
         return outputs
+
+    @property
+    def next_sequence(self) -> int:
+        """Of the Step that comes next."""
+        return self._step.sequence + 1 if self._step else 0
+
+    def _throttle(self, throttle: Throttle) -> list[Output]:
+        self._throttled = True
+        self._allowed = max(self._allowed, throttle.transitions_allowed)
+        if throttle.answers >= self._answered:
+            self._answered, self._version = throttle.answers, throttle.weights_version
+        if throttle.save and throttle.answers == self.next_sequence:
+            return [("learner", self._state(saved.encode(self.fleet, self.transitions, self._step)))]
+        return []
+
+    def _go_back(self, state: SimulatorState) -> list[Output]:
+        """Lock-step: be where a state was saved, and say so; then what was said of the Step there is said again."""
+        if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
+            self.transitions, self._step, reasons = saved.restore(state.payload, self.fleet)
+            self.incarnation, self._action = state.incarnation, None
+            self._answered = self._allowed = 0
+            self._throttled = False
+            self.counters["episodes_not_restored"] += len(reasons)
+            if reasons:
+                log.warning("not as before: %d robots begin a new episode; %s", len(reasons), reasons[0])
+        outputs: list[Output] = [("learner", self._state(b""))]
+        return outputs + [(link, self._step) for link in ("learner", "policy") if self._step]
+
+    def _state(self, payload: bytes) -> SimulatorState:
+        return SimulatorState(self.source, self.incarnation, self.next_sequence, payload)
 
     def _answer(self, action: Action) -> None:
         step = self._step
@@ -100,8 +133,8 @@ class SimulatorCore:
         return self._action is not None
 
     def _advance(self, now: float) -> list[Output]:
-        last, action, fleet = self._step, self._action, self.fleet
-        sequence = last.sequence + 1 if last else 0
+        action, fleet = self._action, self.fleet
+        sequence = self.next_sequence
         applied, origin = self._applied()
         stepped = fleet.step(applied)
         self.transitions += stepped

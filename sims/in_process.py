@@ -12,7 +12,7 @@ from sims.pacing import make_pacing
 from td3_robot.config import Config
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
-from td3_robot.messages import Action, Evaluation, Step, Throttle, Weights
+from td3_robot.messages import Action, Evaluation, SimulatorState, Step, Throttle, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession, hello
@@ -27,9 +27,10 @@ class InProcess:
         self._time = itertools.count()
         agreement = config.agreement()
         robots = dict.fromkeys(ROBOT_ROLES, (Step,))
+        learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = LearnerCore(config)
-        self.policy = PolicyCore(config.seed)
-        accepts = {**robots, "policy": (), "evaluator": (Evaluation,)}
+        self.policy = PolicyCore(config.seed, lockstep=config.timing == "lockstep")
+        accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus()
         learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
         policy_bus = MemoryBus()
@@ -52,7 +53,7 @@ class InProcess:
             )
             sizes = {"N": config.robots, "O": fleet.spec.observation_size, "A": fleet.spec.action_size}
             bus.connect(ClientSession("policy", introduction, (Action,), sizes), policy_bus)
-            bus.connect(ClientSession("learner", introduction, (Throttle,), sizes), learner_bus)
+            bus.connect(ClientSession("learner", introduction, (Throttle, SimulatorState), sizes), learner_bus)
             self.simulators.append(core)
             self.nodes.append((core, bus))
 

@@ -12,7 +12,7 @@ from sims.environment import Environment
 from sims.fleet import Fleet
 from sims.pacing import make_pacing
 from td3_robot import node as nodes
-from td3_robot.messages import Action, Throttle
+from td3_robot.messages import Action, SimulatorState, Throttle
 from td3_robot.node import Figures, Node
 
 
@@ -34,7 +34,7 @@ def _simulate(node: Node) -> None:
     core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing)
     node.patient = config.pacing.mode == "fast"
     node.connect("policy", (Action,), spec=fleet.spec, robots=config.robots)
-    node.connect("learner", (Throttle,), spec=fleet.spec, robots=config.robots)
+    node.connect("learner", (Throttle, SimulatorState), spec=fleet.spec, robots=config.robots)
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **pacing.figures()}

@@ -20,7 +20,7 @@ from td3_robot.errors import BundleError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -18,10 +18,11 @@ from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.sources import Source, Sources, throttles
+from td3_robot.learner.rounds import Rounds
+from td3_robot.learner.sources import Source, Sources
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
-from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, Step, Weights
+from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
@@ -52,6 +53,7 @@ class LearnerCore:
         self.version = 0
         self.records: list[Record] = []
         self.sources = Sources()
+        self.rounds = Rounds(self.sources, config.simulators)
         self.counters: Counter[str] = Counter()
         self.meter = Meter()
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
@@ -59,7 +61,9 @@ class LearnerCore:
         self.evaluations = Evaluations(config.evaluation)
         self.next_record = _RECORD_EVERY
         self.learning = False
-        self._published_at = 0
+        self.published_at = 0
+        self._ended = False  # before the steps are made, because the policy is good enough
+        self._outbox: list[Output] = []
         if spec:
             self.begin(spec)
             self.publish()
@@ -82,8 +86,8 @@ class LearnerCore:
 
     @property
     def done(self) -> bool:
-        """Whether the run's steps and updates are all made."""
-        return self.limiter.done(self.env_steps, self.updates)
+        """Whether the run's steps and updates are all made, or an evaluation reached its target."""
+        return self._ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
     def update_due(self) -> bool:
@@ -93,13 +97,14 @@ class LearnerCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
         self.meter.start(now)
-        outputs: list[Output] = []
+        outputs, self._outbox = self._outbox, []
         for origin, message in inputs:
             if isinstance(origin, Peer):
                 outputs += self._take(origin, message, now)
         if self.lockstep:
-            outputs += self._rounds(now)
+            outputs += self._round(now)
         else:
+            self._ended = self.evaluations.reached
             if self.update_due:
                 self._update()
             outputs += self._publish_if_due()
@@ -131,7 +136,7 @@ class LearnerCore:
 
     def final_bundle(self) -> Bundle:
         """The policy to keep at the end, under a version of its own unless it is the last one published."""
-        if self.spec and (self.updates > self._published_at or self.config.learner.policy_average):
+        if self.spec and (self.updates > self.published_at or self.config.learner.policy_average):
             self.version += 1
         return self.bundle(averaged=True)
 
@@ -155,6 +160,7 @@ class LearnerCore:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
         total.update(self.sources.counters())
+        total.update(self.rounds.counters)
         total.update(self.evaluations.counters())
         return dict(total)
 
@@ -167,12 +173,15 @@ class LearnerCore:
             self._leave(peer, message)
         elif isinstance(message, Evaluation):
             self.records.append(self.evaluations.take(message, self.meter.wall(now)))
-        elif isinstance(message, Step):
+        elif isinstance(message, (Step, SimulatorState)):
             source = self.sources.of(peer, message.source)
             if source is None:
                 self.counters["misnamed"] += 1
+            elif isinstance(message, SimulatorState):
+                if self.rounds.take_state(source, message):
+                    return self._let_go([source])
             elif self.lockstep:
-                source.queue.append(message)
+                self.rounds.take(source, message)
             else:
                 self._insert(source, message, now)
         return []
@@ -183,28 +192,40 @@ class LearnerCore:
             if self.spec is None:
                 self.begin(RobotSpec.from_description(hello.spec))
                 outputs += self.publish()
-            return outputs + self._start_round([self.sources.join(peer, now)])
+            saved = self.lockstep and peer.name in self.rounds.states
+            source = self.sources.join(peer, now, goes_on=saved)
+            return outputs + self.rounds.enter(source) + self._let_go([source])
         if peer.role not in self._peers:
             return []
         self._peers[peer.role].add(peer)
         log.info("%s %s joined", peer.role, peer.name)
         if peer.role == "evaluator":
             return [(peer, weights) for weights in self.evaluations.pending.values()]
-        # A server that holds newer weights got them from a learner we are the restart of: never go back behind them.
-        newer = hello.weights_version >= max(1, self.version)
-        self.version = max(self.version, hello.weights_version)
-        sent = self.publish() if newer and self.spec else [(peer, weights) for weights in self.sent]
-        return sent + self._start_round(self.sources.live())
+        sent: list[Output] = [(peer, weights) for weights in self.sent]
+        # A server that holds newer weights got them from a learner we are the restart of. Lock-step goes back with it;
+        # else never go back behind them.
+        if not self.lockstep and hello.weights_version >= max(1, self.version):
+            self.version = hello.weights_version
+            sent = self.publish() if self.spec else []
+        return sent + self._let_go(self.sources.live())
 
-    def _start_round(self, sources: Sequence[Source]) -> list[Output]:
+    def _let_go(self, sources: Sequence[Source]) -> list[Output]:
         """Lock-step: tell sources the weights to name, once there is a policy server that holds those."""
-        return throttles(sources, self.version) if self.lockstep and self.spec and self._peers["policy"] else []
+        ready = self.lockstep and self.spec and self._peers["policy"]
+        return self.rounds.let_go(self.version, sources) if ready else []
+
+    def went_back(self) -> None:
+        """Lock-step: a saved state has been put into this core while peers are connected; they are told to go back."""
+        self._outbox = [(peer, weights) for peer in self._peers["policy"] for weights in self.sent]
+        for weights in self.evaluations.pending.values():
+            self._outbox += [(peer, weights) for peer in self._peers["evaluator"]]
+        self._outbox += self.rounds.go_back()
 
     def _leave(self, peer: Peer, bye: Bye) -> None:
         log.info("%s %s left: %s", peer.role, peer.name, bye.reason)
         for peers in self._peers.values():
             peers.discard(peer)
-        self.sources.leave(peer)
+        self.rounds.leave(self.sources.leave(peer))
 
     def _insert(self, source: Source, step: Step, now: float) -> None:
         gaps = source.assembler.counters["gaps"]
@@ -259,19 +280,17 @@ class LearnerCore:
         self.td3.set_learning_rate(self.learning_rate)
         self.td3.update(self.replay.sample(self.config.learner.batch_size))
 
-    def _rounds(self, now: float) -> list[Output]:
+    def _round(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
-        outputs: list[Output] = []
-        ready = self.sources.live()
-        complete = len(ready) >= self.config.simulators and all(source.queue for source in ready)
-        if not complete or not self._peers["policy"]:
-            return outputs
+        ready = self.rounds.complete() if self._peers["policy"] and not self.done else []
+        if not ready:
+            return []
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
         while self.limiter.updates_due(self.env_steps, self.updates):
             self._update()
-        outputs += self._publish_if_due()
-        return outputs if self.done else outputs + throttles(ready, self.version)
+        self._ended = self.evaluations.reached
+        return self._publish_if_due() + self.rounds.end(self.version, done=self.done)
 
     # -- output --------------------------------------------------------------------------------------------------
 
@@ -286,14 +305,14 @@ class LearnerCore:
             weights = self._weights(averaged=True)
             self.evaluations.pending[weights.version] = weights
             outputs += [(peer, weights) for peer in self._peers["evaluator"]]
-        if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
+        if starts or evaluate or self.updates - self.published_at >= self.config.learner.publish_every:
             outputs += self.publish()
         return outputs
 
     def publish(self) -> list[Output]:
         """A new version of the weights, for every policy server."""
         weights = self._weights(averaged=False)
-        self._published_at = self.updates
+        self.published_at = self.updates
         self.meter.published(weights.version, self.updates)
         self.sent.append(weights)
         return [(peer, weights) for peer in self._peers["policy"]]

@@ -72,8 +72,9 @@ class Evaluations:
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`."""
-        self.best_return = float("-inf") if state["best_return"] is None else float(state["best_return"])
+        """Go on from :meth:`state`; a better return than was known there stays known."""
+        if state["best_return"] is not None:
+            self.best_return = max(self.best_return, float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Source:
         seen, granted: transitions it has published by its own count, and may publish.
         heard: when its newest Step came, in seconds.
         queue: in lock-step, Steps waiting for their round.
+        client: of the process behind it, see Hello; 0 before it has joined.
+        awaited: in lock-step, told to go back to its saved state, and not there yet.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Source:
     granted: int = 0
     heard: float = 0.0
     queue: deque[Step] = field(default_factory=deque)
+    client: int = 0
+    awaited: bool = False
 
     @property
     def outstanding(self) -> int:
@@ -57,22 +61,24 @@ class Sources:
     def __init__(self) -> None:
         self._all: dict[str, Source] = {}
 
-    def join(self, peer: Peer, now: float) -> Source:
-        """A source connected, for the first time or again."""
+    def join(self, peer: Peer, now: float, *, goes_on: bool = False) -> Source:
+        """A source connected, for the first time or again; with ``goes_on`` it takes up its Steps where they were."""
         hello = peer.hello
         source = self._all.setdefault(peer.name, Source(peer.name))
         source.peer, source.robots, source.granted, source.heard = peer, hello.robots, 0, now
         source.queue.clear()
-        if source.incarnation != hello.incarnation:
+        if source.incarnation != hello.incarnation and not goes_on:
             source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
         log.info("%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation)
         return source
 
-    def leave(self, peer: Peer) -> None:
-        """A connection ended; what it was granted and did not use is free again."""
+    def leave(self, peer: Peer) -> Source | None:
+        """A connection ended; what it was granted and did not use is free again. Its source, None if there is none."""
         source = self._all.get(peer.name)
-        if source and source.peer is peer:
-            source.peer, source.granted = None, source.seen
+        if source is None or source.peer is not peer:
+            return None
+        source.peer, source.granted = None, source.seen
+        return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
         """The source behind a connection, if it speaks in its own name."""
@@ -116,24 +122,32 @@ class Sources:
     def state(self) -> dict[str, Any]:
         """How far each got, as plain JSON values."""
         return {
-            name: [source.incarnation, source.answered, source.seen, dict(source.assembler.counters)]
+            name: {"answered": source.answered, "seen": source.seen, "assembler": source.assembler.state()}
             for name, source in self._all.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Expect sources to go on from where :meth:`state` says."""
-        for name, (incarnation, answered, seen, counters) in state.items():
-            assembler = Assembler(incarnation, answered)
-            assembler.counters.update(counters)
-            self._all[name] = Source(name, None, assembler, incarnation, 1, answered, seen)
+        """Expect sources to go on from where :meth:`state` says; those that are connected stay so."""
+        before = self._all
+        self._all = {}
+        for name, item in state.items():
+            assembler = Assembler.restored(item["assembler"])
+            source = Source(name, None, assembler, assembler.incarnation, 1, int(item["answered"]), int(item["seen"]))
+            if name in before:
+                known = before[name]
+                source.peer, source.robots, source.client = known.peer, known.robots, known.client
+            self._all[name] = source
 
 
-def throttles(sources: Sequence[Source], lockstep_version: int = 0) -> list[Output]:
-    """What the sources are told: how far they may go; in lock-step, the weights their next Step must name."""
+def throttles(
+    sources: Sequence[Source], lockstep_version: int = 0, to_save: Collection[str] = frozenset()
+) -> list[Output]:
+    """What the sources are told: how far they may go; in lock-step, the weights to name next, and who is to save."""
     outputs: list[Output] = []
     for source in sources:
         if source.peer:
             allowed = _WITHOUT_LIMIT if lockstep_version else source.granted
-            throttle = Throttle(source.name, source.incarnation, source.answered, allowed, lockstep_version)
+            save = int(source.name in to_save)
+            throttle = Throttle(source.name, source.incarnation, source.answered, allowed, lockstep_version, save)
             outputs.append((source.peer, throttle))
     return outputs

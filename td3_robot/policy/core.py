@@ -40,15 +40,17 @@ class PolicyCore:
     Args:
         seed: of the exploration noise.
         exploring: False serves the bare actor, whatever the weights ask for.
+        lockstep: versions may go back, with a learner that goes back.
     """
 
-    def __init__(self, seed: int, *, exploring: bool = True) -> None:
+    def __init__(self, seed: int, *, exploring: bool = True, lockstep: bool = False) -> None:
         self.seed = seed
         self.exploring = exploring
+        self.lockstep = lockstep
         self.policies: dict[int, Policy] = {}
         self.counters: Counter[str] = Counter()
         self._parked: dict[Peer, Step] = {}
-        self._noise: dict[Peer, Noise] = {}
+        self._noise: dict[Peer, tuple[int, Noise]] = {}  # with the incarnation it is for
 
     @property
     def version(self) -> int:
@@ -63,8 +65,11 @@ class PolicyCore:
         """Serve this policy from the next action on.
 
         Raises:
-            BundleError: it is not newer than the one served, or for another robot.
+            BundleError: it is not newer than the one served (unless in lock-step), or for another robot.
         """
+        if self.lockstep:
+            for later in [held for held in self.policies if held >= version]:
+                del self.policies[later]
         if version <= self.version:
             raise BundleError(f"weights version {version} is not newer than {self.version}, which is served")
         if self.spec and (difference := self.spec.difference(bundle.spec)):
@@ -137,10 +142,11 @@ class PolicyCore:
         actor = policy.actor
         if kind is NoiseKind.NONE:
             return actor(step.observation)
-        noise = self._noise.get(peer)
-        if noise is None:
+        incarnation, noise = self._noise.get(peer, (-1, None))
+        if noise is None or incarnation != step.incarnation:
             robots, actions = step.action.shape
-            noise = self._noise[peer] = Noise(self.seed, step.source, step.incarnation, robots, actions)
+            noise = Noise(self.seed, step.source, step.incarnation, robots, actions)
+            self._noise[peer] = step.incarnation, noise
         drawn = noise(kind, step.episode, step.episode_step)
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)

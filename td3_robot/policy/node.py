@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(node: Node) -> None:
-    core = PolicyCore(node.config.seed)
+    core = PolicyCore(node.config.seed, lockstep=node.config.timing == "lockstep")
     node.serve("policy", dict.fromkeys(ROBOT_ROLES, (Step,)))
     learner = node.connect("learner", (Weights,))
     served: RobotSpec | None = None

@@ -175,10 +175,11 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
 
     world = World(LearnerCore(changed(values, timing="lockstep", simulators=2)), spec, make_step)
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
-    assert throttles(world.join(a)) == []  # no policy server yet, and it may hold a later version than ours
-    [first] = throttles(world.join(world.peer("policy", "policy", version=7)))
-    assert (first.answers, first.weights_version) == (0, 8)
-    world.join(b)
+    assert throttles(world.join(a)) == []  # no policy server yet
+    [sent] = published(world.join(world.peer("policy", "policy", version=7)))
+    assert sent.version == 1  # it goes back with us
+    first = throttles(world.join(b))
+    assert [(item.source, item.answers, item.weights_version) for item in first] == [("a", 0, 1), ("b", 0, 1)]
     for sequence in range(4):
         assert throttles(world.give(b, make_step(sequence, source="b"))) == []  # half a round
         outputs = world.give(a, make_step(sequence, source="a"))

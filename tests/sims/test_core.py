@@ -28,7 +28,7 @@ def action(answers: int, value: float = 0.5, incarnation: int = 2) -> tuple[str,
 
 
 def throttle(allowed: int, answers: int = 0, version: int = 0, incarnation: int = 2) -> tuple[str, Message]:
-    return "learner", Throttle("sim-0", incarnation, answers, allowed, version)
+    return "learner", Throttle("sim-0", incarnation, answers, allowed, version, 0)
 
 
 def welcome(link: str) -> tuple[str, Message]:

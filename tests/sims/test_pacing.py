@@ -32,7 +32,7 @@ def action(answers: int, *values: float) -> tuple[str, Message]:
     return "policy", Action("sim-0", 2, answers, 0, np.array([values], np.float32), 7, 1, 99)
 
 
-THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0))  # allows nothing
+THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0, 0))  # allows nothing
 
 
 def one(outputs: list[Output]) -> Step:
