@@ -8,7 +8,7 @@ nothing is lost while processes start.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from sims import saved
@@ -16,6 +16,7 @@ from sims.fleet import Fleet
 from sims.pacing import Fast, RealTime
 from td3_robot.messages import Action, ActionOrigin, NoiseKind, SimulatorState, Step, Throttle, Welcome
 from td3_robot.specs import Float32
+from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport.session import Input, Output
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class SimulatorCore:
         self._version = 0
         self._throttled = False
         self._asked = 0.0
+        self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
@@ -87,6 +89,8 @@ class SimulatorCore:
         self._allowed = max(self._allowed, throttle.transitions_allowed)
         if throttle.answers >= self._answered:
             self._answered, self._version = throttle.answers, throttle.weights_version
+        while self._kept and self._kept[0].sequence < throttle.answers - 1:
+            self._kept.popleft()
         if throttle.save and throttle.answers == self.next_sequence:
             return [("learner", self._state(saved.encode(self.fleet, self.transitions, self._step)))]
         return []
@@ -96,6 +100,7 @@ class SimulatorCore:
         if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
             self.transitions, self._step, reasons = saved.restore(state.payload, self.fleet)
             self.incarnation, self._action = state.incarnation, None
+            self._kept = deque([self._step] if self._step else [])
             self._answered = self._allowed = 0
             self._throttled = False
             self.counters["episodes_not_restored"] += len(reasons)
@@ -115,16 +120,16 @@ class SimulatorCore:
             self._action = action
 
     def _greet(self, link: str) -> list[Output]:
-        """A server that knows nothing of before is told the Step that is waiting."""
+        """A server that knows nothing of before is told the Step that is waiting; the learner, all it may not have."""
         assert self._step
         if link == "learner":
             self._allowed = 0
-            return [(link, self._step)]
+            return [(link, step) for step in self._kept]
         return [(link, self._step)] if self._action is None else []
 
     def _ready(self) -> bool:
         """Whether the Action and the learner's leave for the next step are there."""
-        if self.transitions >= self._allowed:
+        if self.transitions >= self._allowed or len(self._kept) > QUEUE_LENGTH:
             return False
         if self._step is None:
             return True
@@ -163,6 +168,10 @@ class SimulatorCore:
             world=dict(fleet.world),
         )
         self._step, self._action, self._asked = step, None, now
+        self._kept.append(step)
+        if len(self._kept) > QUEUE_LENGTH + 1:  # a robot in real time, which goes on for as long as the learner is away
+            self._kept.popleft()
+            self.counters["forgotten"] += 1
         self.counters["steps"] += 1
         return [("policy", step), ("learner", step)]
 

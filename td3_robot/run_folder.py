@@ -47,6 +47,10 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def replay(self) -> Path:
+        return self.path / "replay"
+
+    @property
     def curve_file(self) -> Path:
         return self.path / "curve.png"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
+from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
@@ -41,8 +42,16 @@ class LearnerCore:
     at between updates. ``records`` collects metrics for whoever writes them; take them with :meth:`take_records`.
     """
 
-    def __init__(self, config: Config, *, spec: RobotSpec | None = None, provenance: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        *,
+        spec: RobotSpec | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        storage: Callable[[int, int], Storage] = Memory,
+    ) -> None:
         self.config = config
+        self._storage = storage
         self.provenance = dict(provenance or {})
         learner = config.learner
         self.limiter = RateLimiter(
@@ -236,6 +245,9 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions)
+        if self.replay.storage.durable:
+            note = Note(self.replay.total_added, self.env_steps, source.name, source.state())
+            self.replay.storage.commit(note)
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
             self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
@@ -270,11 +282,21 @@ class LearnerCore:
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]), self._storage)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         self.learning = learner.learning_starts == 0
         log.info("learning for robot %s in %s", spec.name, learner.precision)
+        self.recover()
+
+    def recover(self) -> None:
+        """Take up what the replay buffer's storage was told after the last checkpoint, or before there was one."""
+        notes = self.replay.storage.notes
+        if notes:
+            self.replay.recover()
+            self.env_steps = max(self.env_steps, *(note.env_steps for note in notes.values()))
+            self.sources.restore(self.sources.state() | {name: note.state for name, note in notes.items()})
+            log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def _update(self) -> None:
         self.td3.set_learning_rate(self.learning_rate)
@@ -301,7 +323,9 @@ class LearnerCore:
         evaluate = self.evaluations.due(self.env_steps)
         starts = not self.learning and self.env_steps >= self.limiter.start
         self.learning = self.learning or starts
-        if evaluate and self.evaluations.ask(self.env_steps):
+        if evaluate and not self.evaluations.ask(self.env_steps):
+            self.version += 1  # so that versions do not depend on how fast the evaluator is
+        elif evaluate:
             weights = self._weights(averaged=True)
             self.evaluations.pending[weights.version] = weights
             outputs += [(peer, weights) for peer in self._peers["evaluator"]]

@@ -12,6 +12,7 @@ from typing import Any
 from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, state
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.storage import File, Memory, Storage, announce
 from td3_robot.node import Node
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,20 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     Raises:
         BundleError: there are checkpoints and none is whole, or the newest does not fit the configuration.
+        ConfigError: the replay buffer does not fit.
     """
+
+    def room(capacity: int, width: int) -> Storage:
+        log.info(announce(node.config.learner, width, node.run.replay))
+        if node.config.learner.replay_storage == "file":
+            return File(node.run.replay, capacity, width, recovers=node.config.timing != "lockstep")
+        return Memory(capacity, width)
+
     saved = checkpoint.load_newest(node.run.checkpoints)
     if saved is None:
-        return LearnerCore(node.config, provenance=provenance)
+        return LearnerCore(node.config, provenance=provenance, storage=room)
     path, arrays, scalars = saved
-    core = state.restored(node.config, arrays, scalars, provenance)
+    core = state.restored(node.config, arrays, scalars, provenance, room)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 

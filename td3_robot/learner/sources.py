@@ -19,6 +19,8 @@ _WITHOUT_LIMIT = 2**63
 _STALLED = 5.0  # seconds without a Step after which what a source was granted is shared among the others
 _WORTH_A_MESSAGE = 0.25  # of the band: what has to come free before a source that has enough is told
 
+_ACKNOWLEDGE = 100  # Steps dealt with after which a source is told even if nothing else is to be said
+
 
 @dataclass
 class Source:
@@ -28,6 +30,7 @@ class Source:
         answered: sequence of the newest Step dealt with, plus one.
         seen, granted: transitions it has published by its own count, and may publish.
         heard: when its newest Step came, in seconds.
+        told: what it was last told of ``answered``.
         queue: in lock-step, Steps waiting for their round.
         client: of the process behind it, see Hello; 0 before it has joined.
         awaited: in lock-step, told to go back to its saved state, and not there yet.
@@ -42,13 +45,23 @@ class Source:
     seen: int = 0
     granted: int = 0
     heard: float = 0.0
+    told: int = 0
     queue: deque[Step] = field(default_factory=deque)
     client: int = 0
     awaited: bool = False
 
     @property
+    def unacknowledged(self) -> bool:
+        """Whether it keeps more Steps that were dealt with than it needs to."""
+        return self.answered - self.told >= _ACKNOWLEDGE
+
+    @property
     def outstanding(self) -> int:
         return max(0, self.granted - self.seen)
+
+    def state(self) -> dict[str, Any]:
+        """How far it got, as plain values."""
+        return {"answered": self.answered, "seen": self.seen, "assembler": self.assembler.state()}
 
     def stalled(self, now: float) -> bool:
         """Whether it may go on, and does not."""
@@ -68,7 +81,7 @@ class Sources:
         source.peer, source.robots, source.granted, source.heard = peer, hello.robots, 0, now
         source.queue.clear()
         if source.incarnation != hello.incarnation and not goes_on:
-            source.incarnation, source.answered, source.seen = hello.incarnation, 0, 0
+            source.incarnation, source.answered, source.seen, source.told = hello.incarnation, 0, 0, 0
         log.info("%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation)
         return source
 
@@ -97,10 +110,13 @@ class Sources:
         return total
 
     def grant(self, limiter: RateLimiter, env_steps: int, updates: int, now: float) -> list[Output]:
-        """Share what the replay ratio allows among the live ones, those with the least left first."""
+        """Share what the replay ratio allows among the live ones, those with the least left first.
+
+        Whoever gets nothing is told from time to time what was dealt with: until then it keeps its Steps.
+        """
         live = [source for source in self.live() if not source.stalled(now)]
         if limiter.ratio is None:  # everybody may run to the end
-            told = [source for source in live if source.granted < _WITHOUT_LIMIT]
+            told = [source for source in live if source.granted < _WITHOUT_LIMIT or source.unacknowledged]
             for source in told:
                 source.granted = _WITHOUT_LIMIT
             return throttles(told)
@@ -117,14 +133,11 @@ class Sources:
                 source.granted = max(source.granted, source.seen) + share
                 free -= share
                 given.append(source)
-        return throttles(given)
+        return throttles(given + [source for source in live if source.unacknowledged and source not in given])
 
     def state(self) -> dict[str, Any]:
         """How far each got, as plain JSON values."""
-        return {
-            name: {"answered": source.answered, "seen": source.seen, "assembler": source.assembler.state()}
-            for name, source in self._all.items()
-        }
+        return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Expect sources to go on from where :meth:`state` says; those that are connected stay so."""
@@ -147,7 +160,7 @@ def throttles(
     for source in sources:
         if source.peer:
             allowed = _WITHOUT_LIMIT if lockstep_version else source.granted
-            save = int(source.name in to_save)
+            save, source.told = int(source.name in to_save), source.answered
             throttle = Throttle(source.name, source.incarnation, source.answered, allowed, lockstep_version, save)
             outputs.append((source.peer, throttle))
     return outputs

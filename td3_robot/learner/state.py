@@ -6,7 +6,7 @@ are the weights that the policy server may be asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from td3_robot.bundle import sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.storage import Memory, Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
 
@@ -62,14 +63,18 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
 
 
 def restored(
-    config: Config, arrays: Arrays, scalars: Mapping[str, Any], provenance: Mapping[str, Any] | None = None
+    config: Config,
+    arrays: Arrays,
+    scalars: Mapping[str, Any],
+    provenance: Mapping[str, Any] | None = None,
+    storage: Callable[[int, int], Storage] = Memory,
 ) -> LearnerCore:
     """A learner that goes on where :func:`save` was called; sources join anew.
 
     Raises:
         BundleError: the state does not fit the configuration.
     """
-    core = LearnerCore(config, provenance=provenance)
+    core = LearnerCore(config, provenance=provenance, storage=storage)
     restore(core, arrays, scalars)
     if not core.lockstep:
         core.publish()
@@ -83,7 +88,11 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         BundleError: the state does not fit the configuration; the core is of no use then.
     """
     try:
-        core.begin(RobotSpec.from_description(scalars["spec"]))
+        spec = RobotSpec.from_description(scalars["spec"])
+        if core.spec is None:
+            core.begin(spec)
+        elif difference := core.spec.difference(spec):
+            raise BundleError(f"checkpoint of another robot: {difference}")
         core.td3.restore(_part(arrays, "td3."), scalars["td3"])
         core.replay.restore(_part(arrays, "replay."), scalars["replay"])
         core.env_steps = scalars["env_steps"]
@@ -100,6 +109,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         core.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
         core.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
         core.rounds.states = {name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()}
+        core.recover()
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
 

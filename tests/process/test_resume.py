@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from td3_robot.learner import checkpoint
+from td3_robot.transport import codec
 
-STEPS = 2400
+STEPS = 1600
 LOCKSTEP = ("learner.replay_ratio=0.5", "learner.publish_every=3", "learner.buffer_size=700", "checkpoint.every=400")
 """The buffer is full long before the end, so that its oldest rows must be the same ones, too."""
+FLEET = ("simulators=2", "robots=2", "learner.replay_storage=file")
+EVALUATED = ("evaluation.every=200", "evaluation.episodes=1")
 
 
 def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
@@ -22,7 +26,9 @@ def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
     _, arrays, scalars = found
-    del scalars["meter"]["wall_s"]
+    del scalars["meter"]["wall_s"], scalars["evaluations"]  # evaluations come in when they do
+    for version, *_ in scalars.pop("pending"):
+        del arrays[f"pending.{version}"]
     return arrays, scalars
 
 
@@ -50,10 +56,7 @@ def differences(run: Path, other: Path) -> list[str]:
 
 
 def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    import safetensors.numpy
-
-    from td3_robot.transport import codec
-
+    """What is not the same in the simulators' states of two checkpoints."""
     found: list[str] = []
     for name in arrays:
         if name.startswith("simulator."):
@@ -87,14 +90,14 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, .
     return make
 
 
-@pytest.mark.parametrize("fleet", [(), ("simulators=2", "robots=2")], ids=["one robot", "2 × 2 robots"])
+@pytest.mark.parametrize("fleet", [EVALUATED, FLEET], ids=["evaluated", "2 × 2 robots"])
 def test_interrupted_and_resumed_is_never_stopped(
     fleet: tuple[str, ...], straight: Any, train: Any, command: Any, tmp_path: Path
 ) -> None:
     """Invariant 4: twice interrupted anywhere, and once resumed just to be interrupted again at once."""
     overrides = (*LOCKSTEP, *fleet)
     run = train(STEPS, *overrides, options=("--lockstep",))
-    for steps in (700, 1500):
+    for steps in (600, 1100):
         run.wait_for_steps(steps)
         run.interrupt()
         assert run.finish() == 130, run.output()
@@ -107,16 +110,18 @@ def test_interrupted_and_resumed_is_never_stopped(
     assert newest(tmp_path / "run")[1]["env_steps"] >= reached
     run = command("train", "--resume", "run")
     assert run.finish() == 0, run.output()
-    assert "not restored" not in run.output()
     assert differences(straight(overrides), tmp_path / "run") == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    if fleet is EVALUATED:  # every one of them, the ones under way at a stop included
+        evaluated = {line["env_steps"] for line in lines if line["kind"] == "evaluation"}
+        assert evaluated >= set(range(200, STEPS, 200))
 
 
-@pytest.mark.parametrize("name", ["learner", "sim-0", "policy"])
-def test_killed_in_lock_step_is_never_killed(name: str, straight: Any, train: Any, tmp_path: Path) -> None:
-    """Two simulators of two robots; the third kill comes when the second has hardly been got over."""
-    overrides = (*LOCKSTEP, "simulators=2", "robots=2")
+def test_killed_in_lock_step_is_never_killed(straight: Any, train: Any, tmp_path: Path) -> None:
+    """Two simulators of two robots, and every kind of process; the last kill comes before the one before is mended."""
+    overrides = (*LOCKSTEP, *FLEET)
     run = train(STEPS, *overrides, options=("--lockstep",))
-    for steps in (600, 1300, 1400):
+    for steps, name in ((550, "learner"), (900, "sim-0"), (1000, "policy"), (1300, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
         run.children()[name].kill()
         run.wait_for(f"^{name} was killed by SIGKILL; starting it again$")
@@ -124,3 +129,30 @@ def test_killed_in_lock_step_is_never_killed(name: str, straight: Any, train: An
     assert differences(straight(overrides), tmp_path / "run") == []
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     assert final["learner"]["counters"]["missed"] == 0
+
+
+def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
+    """Free-running, with the buffer in a file: killed three times, once before there is any checkpoint."""
+    overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "checkpoint.every=3000", "robots=2")
+    run = train(6000, *overrides, "simulators=2", "learner.replay_ratio=0.1")
+    for steps in (800, 3500, 3600):
+        run.wait_for_steps(steps)
+        run.children()["learner"].kill()
+        run.wait_for("^learner was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    assert "0 Steps lost" in run.output()
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    learner, sims = final["learner"], [final[name] for name in ("sim-0", "sim-1")]
+    assert learner["counters"]["missed"] == learner["counters"]["gaps"] == learner["counters"].get("cut", 0) == 0
+    assert learner["counters"]["steps"] * 2 - learner["counters"]["begun"] == learner["counters"]["transitions"]
+    arrays, scalars = newest(tmp_path / "run")
+    assert scalars["replay"]["total_added"] == learner["figures"]["env_steps"] == learner["counters"]["transitions"]
+    # What the simulators made and the learner does not have is under way when it stops: a Step of each.
+    under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
+    assert 0 <= under_way <= 2 * 2 * 2
+    assert not any(name.startswith("replay.") for name in arrays)
+    rows = np.fromfile(tmp_path / "run" / "replay" / "rows.float32", np.float32).reshape(8000, -1)
+    whole = rows[: scalars["replay"]["total_added"]]
+    assert np.isfinite(whole).all()
+    assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
+    assert not rows[len(whole) :].any()
