@@ -163,6 +163,7 @@ class LearnerCore:
             "weights_version": float(self.version),
             "lead_min": self.meter.lead_min,
             "lead_max": self.meter.lead_max,
+            "target_reached": float(self._ended),
         }
 
     def counts(self) -> dict[str, int]:

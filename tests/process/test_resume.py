@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from td3_robot.bundle import Bundle
 from td3_robot.learner import checkpoint
 from td3_robot.transport import codec
 
@@ -156,3 +157,57 @@ def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> Non
     assert np.isfinite(whole).all()
     assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
     assert not rows[len(whole) :].any()
+
+
+def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:
+    run = train(3000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    config_file = tmp_path / "run" / "config.yaml"
+    before = config_file.read_text()
+    for arguments, words in (
+        (("walker2d",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
+        (("walker2d", "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
+        (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
+        (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
+        (("--steps", "100"), "learner.learning_starts is 500, not below total_steps 100"),
+    ):
+        refused = command("train", "--resume", "run", *arguments)
+        assert refused.finish() == 2
+        assert words in refused.lines[-1]
+        assert len(refused.lines) == 1, refused.output()
+    assert config_file.read_text() == before
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # by hand, and then forgotten
+    refused = command("train", "--resume", "run")
+    assert refused.finish() == 2
+    assert "learner.batch_size is 32 there, 48 now; if meant, say --set learner.batch_size=48" in refused.lines[-1]
+    again = command("train", "--resume", "run", "--steps", "1500", "--set", "learner.batch_size=48")
+    assert again.finish() == 0, again.output()
+    assert "changed: learner.batch_size: 32 → 48" in again.output()
+    assert "changed: total_steps: 3000 → 1500" in again.output()
+    assert "1,500/1,500 steps" in again.output()
+
+
+def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) -> None:
+    """Any evaluation reaches -1000 (of Walker2D, where falling at once earns about 15)."""
+    run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")
+    assert run.finish() == 0, run.output()
+    assert "an evaluation reached evaluation.target_return -1000" in run.output()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    assert [line["final"] for line in evaluations[-2:]] == [False, True]
+    assert evaluations[-1]["env_steps"] < 100_000
+    for name in ("policy", "best"):
+        assert Bundle.load(tmp_path / "run" / f"{name}.safetensors").spec.name == "Walker2D"
+
+
+def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any, tmp_path: Path) -> None:
+    """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB."""
+    for kind, needed in (("memory", 2 * 2_080_000_000_000_000), ("file", 2_080_000_000_000_000)):
+        sets = ("--set", "learner.buffer_size=10000000000000", "--set", f"learner.replay_storage={kind}")
+        run = command("train", "walker2d", "--out", "run", *sets)
+        assert run.finish() == 2
+        assert len(run.lines) == 1, run.output()
+        assert f"learner.buffer_size is 10000000000000: the replay buffer needs {needed:,} bytes of" in run.lines[0]
+        assert not (tmp_path / "run").exists()
