@@ -186,7 +186,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert again.finish() == 0, again.output()
     assert "changed: learner.batch_size: 32 → 48" in again.output()
     assert "changed: total_steps: 3000 → 1500" in again.output()
-    assert "1,500/1,500 steps" in again.output()
+    assert 1500 <= Bundle.load(tmp_path / "run" / "policy.safetensors").provenance["env_steps"] < 3000
 
 
 def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) -> None:
