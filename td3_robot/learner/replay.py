@@ -178,12 +178,16 @@ class ReplayBuffer:
             )
         if not self.storage.durable:
             self.storage.write(0, rows)
+        elif total_added > self.storage.committed:
+            raise BundleError(
+                f"replay buffer state is from {total_added} transitions; its file has {self.storage.committed} of them"
+            )
         self.total_added = total_added
         self._random = np.random.Generator(generator)
 
     def recover(self) -> None:
         """Take up the rows that a durable storage was given after the state that was restored."""
-        self.total_added = max([self.total_added, *(note.total_added for note in self.storage.notes.values())])
+        self.total_added = max(self.total_added, self.storage.committed)
 
     def _pack(
         self,

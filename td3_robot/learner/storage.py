@@ -42,6 +42,10 @@ class Storage(Protocol):
     durable: bool
     notes: dict[str, Note]
 
+    @property
+    def committed(self) -> int:
+        """Rows ever added, by the newest note; 0 without one."""
+
     def write(self, first: int, rows: Float32) -> None:
         """Put float32[M, width] at rows ``first`` to ``first + M``."""
 
@@ -57,6 +61,7 @@ class Memory:
     def __init__(self, capacity: int, width: int) -> None:
         self.rows: Float32 = np.zeros((capacity, width), np.float32)
         self.notes: dict[str, Note] = {}
+        self.committed = 0
 
     def write(self, first: int, rows: Float32) -> None:
         self.rows[first : first + len(rows)] = rows
@@ -109,6 +114,10 @@ class File:
             self._recover()
         if recovers:
             self._compact()
+
+    @property
+    def committed(self) -> int:
+        return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
         # Not through the map: a disk that is full after all is an error here, and a fatal signal there.

@@ -105,6 +105,9 @@ def test_in_memory_and_in_a_file_is_the_same_buffer(tmp_path: Path, rng: np.rand
         assert batches[0] == batches[1]
     arrays, scalars = buffers[1].state()
     assert arrays == {}
+    with pytest.raises(BundleError, match="from 131 transitions; its file has 0 of them"):
+        ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "b", *size)).restore(arrays, scalars)
+    buffers[1].storage.commit(note(131))
     again = ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "a", *size))
     again.restore(arrays, scalars)
     assert again.sample(16).reward.tolist() == buffers[0].sample(16).reward.tolist()
