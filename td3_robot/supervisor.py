@@ -80,7 +80,9 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         facts = self.run.read_run()
-        start = int(facts.get("starts", -1)) + 1
+        # A run in lock-step that was stopped before its first cut begins once more, and is the same run.
+        begun = self.config.timing != "lockstep" or any(self.run.checkpoints.iterdir())
+        start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))
         self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_socket_home()))
