@@ -29,7 +29,7 @@ ALLOWED = {
     "td3_robot/policy/core.py": {
         *("bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
     },
-    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "transport"},
+    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "topics", "transport"},
     "td3_robot/learner/td3.py": {"config", "errors", "learner"},
     "td3_robot/learner/networks.py": {"config", "errors", "learner"},
 }
