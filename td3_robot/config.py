@@ -43,8 +43,28 @@ class NetworkConfig(Section, frozen=True):
             )
 
 
+IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
+    ("algorithm", "ddpg"): {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
+    ("replay", "lap"): {"critic_loss": "huber"},
+}
+"""What a choice in ``learner`` means for other keys of it: their defaults, and the only values allowed beside it."""
+
+
 class LearnerConfig(Section, frozen=True):
-    """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
+    """TD3 (Fujimoto et al. 2018, algorithm 1), options around it, and how its updates are paced.
+
+    ``algorithm: ddpg`` is the update of Lillicrap et al. 2016, which has none of TD3's three additions; each of them
+    can be left out alone: ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+
+    Options, all off by default:
+
+    - ``n_step``: targets of up to n rewards, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ); fewer where an episode or
+      what was seen of it ends.
+    - ``critic_loss: huber``: δ²/2 up to an error |δ| of 1 and |δ| - 1/2 beyond, in place of δ².
+    - ``gradient_clip``: the largest Euclidean norm of the gradient of the actor, and of each critic.
+    - ``replay: lap``: loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020): transitions are drawn in
+      proportion to max(|δ|, 1)^``priority_exponent``; it stands on the Huber loss.
+    - ``normalise_observations``: networks see (observation - mean) / deviation, both of all observations so far.
 
     Noise standard deviations and clips are fractions of half the action range of each dimension. With
     ``policy_average`` above 0, what is evaluated and kept is not the actor of the moment but its moving average, which
@@ -54,6 +74,8 @@ class LearnerConfig(Section, frozen=True):
     to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
     """
 
+    algorithm: Literal["td3", "ddpg"] = "td3"
+    twin_critics: bool = True
     batch_size: Count = 256
     learning_rate: Positive = 3e-4
     learning_rate_end: Fraction = 1.0
@@ -65,6 +87,12 @@ class LearnerConfig(Section, frozen=True):
     policy_delay: Count = 2
     policy_average: Fraction = 0.0
     layer_norm: bool = False
+    n_step: Annotated[int, Meta(ge=1, le=100)] = 1
+    critic_loss: Literal["mse", "huber"] = "mse"
+    gradient_clip: Positive | None = None
+    replay: Literal["uniform", "lap"] = "uniform"
+    priority_exponent: Fraction = 0.4
+    normalise_observations: bool = False
     buffer_size: Count = 1_000_000
     learning_starts: Natural = 25_000
     replay_ratio: Positive | None = 1.0
@@ -72,6 +100,15 @@ class LearnerConfig(Section, frozen=True):
     publish_every: Count = 10
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
+
+    def __post_init__(self) -> None:
+        for (key, choice), implied in IMPLIED.items():
+            for other, needed in implied.items():
+                if getattr(self, key) == choice and getattr(self, other) != needed:
+                    raise ValueError(
+                        f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
+                        f"beside {choice!r} it must be {needed!r}"
+                    )
 
 
 class ExplorationConfig(Section, frozen=True):
@@ -144,6 +181,13 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"learner.batch_size is {learner.batch_size}, above learner.buffer_size {learner.buffer_size}"
             )
+        waiting = learner.n_step * self.robots * self.simulators
+        if learner.n_step > 1 and learner.learning_starts < waiting:
+            raise ValueError(
+                f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
+                f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
+                "there would be nothing to sample"
+            )
         if learner.replay_ratio is not None:
             # One round of all robots, and one update: with less, simulators and learner would wait for each other.
             needed = learner.replay_ratio * self.robots * self.simulators + 1
@@ -206,6 +250,10 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
     for override in overrides:
         _override(tree, override)
     _refuse_unknown(tree, Config, source)
+    learner = tree.get("learner", {})
+    for (key, choice), implied in IMPLIED.items():
+        if learner.get(key) == choice:
+            tree["learner"] = learner = {**implied, **learner}
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:

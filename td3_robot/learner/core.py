@@ -238,7 +238,7 @@ class LearnerCore:
                 action,
                 transitions.reward,
                 transitions.next_observation,
-                transitions.terminated,
+                np.where(transitions.terminated, np.float32(0), np.float32(self.config.learner.discount)),
             )
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:

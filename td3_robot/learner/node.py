@@ -114,7 +114,7 @@ def _best_return(node: Node) -> float:
 
 def _provenance(config: Config) -> dict[str, Any]:
     return {
-        "algorithm": "TD3",
+        "algorithm": config.learner.algorithm.upper(),
         "task": config.task,
         "seed": config.seed,
         "config": config.to_yaml(),

@@ -250,7 +250,7 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
         world.give(sim, world.make_step(sequence))
         assert (world.core.learning_rate == 0.001) == (sequence <= 30)
     assert world.core.learning_rate == pytest.approx(0.0007)
-    for adam in (world.core.td3._actor_adam, world.core.td3._critics_adam):
+    for adam in (world.core.td3.actor_adam, world.core.td3.critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
