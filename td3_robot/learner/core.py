@@ -17,6 +17,7 @@ from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.meter import Meter
+from td3_robot.learner.n_step import NStep
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
@@ -94,7 +95,12 @@ class LearnerCore:
     @property
     def update_due(self) -> bool:
         """Whether a call of :meth:`step` has work to do even without input."""
-        return not self.lockstep and not self.done and self.limiter.updates_due(self.env_steps, self.updates)
+        return not self.lockstep and not self.done and self._owed
+
+    @property
+    def _owed(self) -> bool:
+        """Whether there is an update to make, and something to sample: rows of n steps come late."""
+        return self.limiter.updates_due(self.env_steps, self.updates) and len(self.replay) > 0
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
@@ -220,26 +226,20 @@ class LearnerCore:
         source.answered, source.seen, source.heard = step.sequence + 1, step.transitions, now
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
-        self._store(transitions)
+        self._store(transitions, step)
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self._next_record:
             self._next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
-    def _store(self, transitions: Transitions) -> None:
+    def _store(self, transitions: Transitions, step: Step) -> None:
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
             # Robots that do not wait go on while the last updates are made; stored, they would ask for ever more.
             self.counters["beyond_total"] += len(transitions)
             return
         if len(transitions):
-            action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
-            self.replay.add(
-                transitions.observation,
-                action,
-                transitions.reward,
-                transitions.next_observation,
-                np.where(transitions.terminated, np.float32(0), np.float32(self.config.learner.discount)),
-            )
+            rows = self.n_step.add(step.source, transitions, step)
+            self.replay.add(*rows._replace(action=np.clip((rows.action - self._middle) / self._half, -1, 1)))
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
@@ -255,6 +255,7 @@ class LearnerCore:
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
         self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         self._learning = learner.learning_starts == 0
@@ -273,7 +274,7 @@ class LearnerCore:
             return outputs
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
-        while self.limiter.updates_due(self.env_steps, self.updates):
+        while self._owed:
             self._update()
         outputs += self._publish_if_due()
         return outputs if self.done else outputs + throttles(ready, self.version)
@@ -364,10 +365,13 @@ class LearnerCore:
         replay_arrays, replay = self.replay.state()
         arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
         arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
+        n_step_arrays, n_step = self.n_step.state()
+        arrays |= {f"n_step.{name}": array for name, array in n_step_arrays.items()}
         return arrays, {
             "spec": self.spec.describe(),
             "td3": td3,
             "replay": replay,
+            "n_step": n_step,
             "env_steps": self.env_steps,
             "version": self.version,
             "learning": self._learning,
@@ -392,6 +396,7 @@ class LearnerCore:
             core = cls(config, spec=RobotSpec.from_description(scalars["spec"]), provenance=provenance)
             core.td3.restore(_part(arrays, "td3."), scalars["td3"])
             core.replay.restore(_part(arrays, "replay."), scalars["replay"])
+            core.n_step.restore(_part(arrays, "n_step."), scalars["n_step"])
             core.env_steps = scalars["env_steps"]
             core.version = scalars["version"]
             core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")
