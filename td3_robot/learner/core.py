@@ -18,6 +18,7 @@ from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.n_step import NStep
+from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
@@ -254,7 +255,12 @@ class LearnerCore:
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        if learner.replay == "lap":
+            self.replay: ReplayBuffer = PrioritisedReplay(
+                learner.buffer_size, *sizes, int(seeds[1]), learner.priority_exponent
+            )
+        else:
+            self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
@@ -263,7 +269,7 @@ class LearnerCore:
 
     def _update(self) -> None:
         self.td3.set_learning_rate(self.learning_rate)
-        self.td3.update(self.replay.sample(self.config.learner.batch_size))
+        self.replay.learned(self.td3.update(self.replay.sample(self.config.learner.batch_size)))
 
     def _rounds(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""

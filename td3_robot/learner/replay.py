@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,14 +104,14 @@ class ReplayBuffer:
         self.total_added = start + len(rows)
 
     def sample(self, batch_size: int) -> Batch:
-        """``batch_size`` transitions, each drawn uniformly from all that are stored, in memory of their own.
+        """``batch_size`` transitions, drawn from all that are stored, with replacement, in memory of their own.
 
         Raises:
             ValueError: the buffer is empty.
         """
         if not self.total_added:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
-        chosen = self._random.integers(0, len(self), batch_size)
+        chosen = self._choose(batch_size)
         # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
         # matrix products add up, so that equal batches give equal bits.
         rows = torch.empty((batch_size, self._rows.shape[1]))
@@ -124,7 +124,10 @@ class ReplayBuffer:
             rows[:, self._discount],
         )
 
-    def state(self) -> tuple[dict[str, Float32], dict[str, Any]]:
+    def learned(self, errors: Sequence[Tensor]) -> None:
+        """Hear what errors the critics had on the newest sample, float32[B, 1] each; nothing to uniform sampling."""
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
 
         ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
@@ -174,6 +177,10 @@ class ReplayBuffer:
         self._rows[: len(rows)] = rows
         self.total_added = total_added
         self._random = np.random.Generator(generator)
+
+    def _choose(self, batch_size: int) -> NDArray[np.intp]:
+        """The rows to draw."""
+        return self._random.integers(0, len(self), batch_size)
 
     def _pack(
         self,

@@ -52,11 +52,11 @@ def batches(count: int, seed: int, size: int = B) -> list[Batch]:
     ]
 
 
-def noise_to_come(td3: TD3, size: int = B) -> torch.Tensor:
+def noise_to_come(td3: TD3, size: int = B, actions: int = A) -> torch.Tensor:
     """The standard normal numbers float32[B, A] that the next update will draw."""
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(td3.state()[0]["generator"]))
-    return torch.randn((size, A), generator=generator)
+    return torch.randn((size, actions), generator=generator)
 
 
 def nets_of(td3: TD3, role: str = "online") -> dict[str, Net]:
