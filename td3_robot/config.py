@@ -112,9 +112,24 @@ class LearnerConfig(Section, frozen=True):
 
 
 class ExplorationConfig(Section, frozen=True):
-    """Gaussian action noise; ``noise`` is its standard deviation in fractions of half the action range."""
+    """Action noise, after the uniform actions of the first ``learner.learning_starts`` steps.
 
-    noise: NonNegative = 0.1
+    ``noise`` is its standard deviation in fractions of half the action range; a range ``[low, high]`` is spread over
+    the robots of a source, so that some explore more than others. ``kind: ornstein_uhlenbeck`` adds up:
+    x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), from 0 at each reset (Lillicrap et al. 2016 with 0.15 and 0.2).
+    """
+
+    kind: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 loses a limit beside a tuple, and crashes
+    theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
+
+    def __post_init__(self) -> None:
+        low, high = self.noise if isinstance(self.noise, tuple) else (self.noise, self.noise)
+        if not 0 <= low <= high <= 1e12:
+            shown = list(self.noise) if isinstance(self.noise, tuple) else self.noise
+            raise ValueError(
+                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two, the lower one first"
+            )
 
 
 class EvaluationConfig(Section, frozen=True):

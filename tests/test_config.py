@@ -29,7 +29,9 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
 
 
 def test_resolved_configuration_reads_back_as_itself() -> None:
-    config = configuration.parse({}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5"])
+    config = configuration.parse(
+        {}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5", "exploration.noise=[0.1, 0.4]"]
+    )
     assert configuration.parse(yaml.safe_load(config.to_yaml())) == config
 
 
@@ -96,6 +98,13 @@ def test_overrides_go_in_as_typed_values() -> None:
             ["learner.n_step=3", "learner.learning_starts=23", "robots=8"],
             ["learner.learning_starts is 23", "n_step 3", "at least 24"],
         ),
+        ({}, ["exploration.noise=[0.4, 0.1]"], ["exploration.noise is [0.4, 0.1]", "the lower one first"]),
+        ({}, ["exploration.noise=-1"], ["exploration.noise is -1.0", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=[-1, 1]"], ["exploration.noise is [-1.0, 1.0]", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=.nan"], ["exploration.noise is nan", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=much"], ["exploration.noise is 'much'"]),
+        ({}, ["exploration.theta=0"], ["exploration.theta is 0", ">= 0.01"]),
+        ({}, ["exploration.kind=pink"], ["exploration.kind is 'pink'", "allowed: gaussian, ornstein_uhlenbeck"]),
         ({}, ["pacing.mode=slow"], ["pacing.mode is 'slow'"]),
         ({}, ["pacing.fallback=brake"], ["pacing.fallback is 'brake'"]),
         ({}, ["timing=lockstep", "pacing.mode=realtime"], ["pacing.mode is 'realtime'", "timing is 'lockstep'"]),

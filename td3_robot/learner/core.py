@@ -18,6 +18,7 @@ from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.n_step import NStep
+from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
@@ -133,12 +134,16 @@ class LearnerCore:
                 f"training diverged: the policy's weights are no longer finite after {self.updates} updates; "
                 "the last checkpoint is kept; try a lower learner.learning_rate"
             )
-        noise = self.config.exploration.noise
+        if self.normaliser:
+            tensors |= self.normaliser.tensors()
+        exploration = self.config.exploration
         return Bundle(
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
+            Exploration(exploration.kind, exploration.noise, exploration.theta)
+            if self._learning
+            else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
         )
 
@@ -239,6 +244,8 @@ class LearnerCore:
             self.counters["beyond_total"] += len(transitions)
             return
         if len(transitions):
+            if self.normaliser:
+                self.normaliser.add(transitions.observation)
             rows = self.n_step.add(step.source, transitions, step)
             self.replay.add(*rows._replace(action=np.clip((rows.action - self._middle) / self._half, -1, 1)))
             self.env_steps += len(transitions)
@@ -261,6 +268,7 @@ class LearnerCore:
             )
         else:
             self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
@@ -269,7 +277,8 @@ class LearnerCore:
 
     def _update(self) -> None:
         self.td3.set_learning_rate(self.learning_rate)
-        self.replay.learned(self.td3.update(self.replay.sample(self.config.learner.batch_size)))
+        batch = self.replay.sample(self.config.learner.batch_size)
+        self.replay.learned(self.td3.update(self.normaliser(batch) if self.normaliser else batch))
 
     def _rounds(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
@@ -373,11 +382,16 @@ class LearnerCore:
         arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
         n_step_arrays, n_step = self.n_step.state()
         arrays |= {f"n_step.{name}": array for name, array in n_step_arrays.items()}
+        normaliser: dict[str, Any] | None = None
+        if self.normaliser:
+            normaliser_arrays, normaliser = self.normaliser.state()
+            arrays |= {f"normaliser.{name}": array for name, array in normaliser_arrays.items()}
         return arrays, {
             "spec": self.spec.describe(),
             "td3": td3,
             "replay": replay,
             "n_step": n_step,
+            "normaliser": normaliser,
             "env_steps": self.env_steps,
             "version": self.version,
             "learning": self._learning,
@@ -403,6 +417,8 @@ class LearnerCore:
             core.td3.restore(_part(arrays, "td3."), scalars["td3"])
             core.replay.restore(_part(arrays, "replay."), scalars["replay"])
             core.n_step.restore(_part(arrays, "n_step."), scalars["n_step"])
+            if core.normaliser:
+                core.normaliser.restore(_part(arrays, "normaliser."), scalars["normaliser"])
             core.env_steps = scalars["env_steps"]
             core.version = scalars["version"]
             core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")

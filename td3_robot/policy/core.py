@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 
 _KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
 
-_KINDS = {"none": NoiseKind.NONE, "gaussian": NoiseKind.GAUSSIAN, "uniform": NoiseKind.UNIFORM}
+_KINDS = {
+    "none": NoiseKind.NONE,
+    "gaussian": NoiseKind.GAUSSIAN,
+    "uniform": NoiseKind.UNIFORM,
+    "ornstein_uhlenbeck": NoiseKind.ORNSTEIN_UHLENBECK,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +146,11 @@ class PolicyCore:
         if noise is None:
             robots, actions = step.action.shape
             noise = self._noise[peer] = Noise(self.seed, step.source, step.incarnation, robots, actions)
-        drawn = noise(kind, step.episode, step.episode_step)
+        exploration = policy.bundle.exploration
+        drawn = noise(kind, step.episode, step.episode_step, exploration.theta)
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)
         else:
-            action = actor(step.observation) + drawn * (np.float32(policy.bundle.exploration.scale) * actor.half)
+            action = actor(step.observation) + drawn * (noise.scales(exploration.scale) * actor.half)
         clipped: Float32 = np.clip(action, actor.low, actor.high, out=action)
         return clipped
