@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from td3_robot import records
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
+from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.n_step import NStep
 from td3_robot.learner.normaliser import Normaliser
@@ -25,6 +27,7 @@ from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.value_check import ValueCheck
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
@@ -58,10 +61,13 @@ class LearnerCore:
         self.version = 0
         self.best_return = float("-inf")
         self.best: bytes | None = None  # bundle to be written as the best one, until taken
+        self.good: bytes | None = None  # bundle of the newest moment at which training was known to be sound
         self.records: list[Record] = []
         self.sources = Sources()
         self.counters: Counter[str] = Counter()
         self.meter = Meter()
+        self.divergence = Divergence(learner.discount)
+        self.value_check = ValueCheck(learner.discount)
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
         self._sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
         self._to_evaluate: dict[int, Weights] = {}
@@ -69,6 +75,7 @@ class LearnerCore:
         self._next_record = _RECORD_EVERY
         self._learning = False
         self._published_at = 0
+        self._good_at = 0
         if spec:
             self._begin(spec)
             self._publish()
@@ -124,16 +131,14 @@ class LearnerCore:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
 
         Raises:
-            BundleError: no robot has been seen yet, or training has diverged.
+            BundleError: no robot has been seen yet.
+            DivergenceError: its weights are not finite.
         """
         if self.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
         tensors = self.td3.actor_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-            raise BundleError(
-                f"training diverged: the policy's weights are no longer finite after {self.updates} updates; "
-                "the last checkpoint is kept; try a lower learner.learning_rate"
-            )
+            raise self._diverged("the policy's weights are no longer finite")
         if self.normaliser:
             tensors |= self.normaliser.tensors()
         exploration = self.config.exploration
@@ -145,6 +150,23 @@ class LearnerCore:
             if self._learning
             else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
+        )
+
+    def check(self) -> None:
+        """Waits for the device: for where metrics are read or a checkpoint is made.
+
+        Raises:
+            DivergenceError: training has diverged.
+        """
+        if self.spec and (problem := self.divergence.problem(self.td3.metrics(clear=False))):
+            raise self._diverged(problem)
+
+    def _diverged(self, problem: str) -> DivergenceError:
+        kept = f"the policy of {self._good_at} steps and " if self.good else ""
+        return DivergenceError(
+            f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
+            "checkpoints from before; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
+            "learner.normalise_observations"
         )
 
     def final_bundle(self) -> Bundle:
@@ -244,10 +266,13 @@ class LearnerCore:
             self.counters["beyond_total"] += len(transitions)
             return
         if len(transitions):
+            action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
+            transitions = dataclasses.replace(transitions, action=action)
+            self.divergence.see(transitions.reward)
+            self.value_check.add(step.source, transitions, step)
             if self.normaliser:
                 self.normaliser.add(transitions.observation)
-            rows = self.n_step.add(step.source, transitions, step)
-            self.replay.add(*rows._replace(action=np.clip((rows.action - self._middle) / self._half, -1, 1)))
+            self.replay.add(*self.n_step.add(step.source, transitions, step))
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
@@ -335,6 +360,8 @@ class LearnerCore:
     # -- metrics -------------------------------------------------------------------------------------------------
 
     def _record(self, now: float) -> None:
+        self.check()
+        self.good, self._good_at = self.bundle(averaged=True).encode(), self.env_steps
         record: Record = {
             "kind": "train",
             "env_steps": self.env_steps,
@@ -344,7 +371,8 @@ class LearnerCore:
             "episodes": self.counters["episodes"],
             "steps_lost": self.sources.counters()["missed"],
         }
-        self.records.append(record | self.meter.figures(now) | self.td3.metrics())
+        record |= self.meter.figures(now) | self.meter.rates(self.env_steps, self.updates, now)
+        self.records.append(record | self.td3.metrics() | self.value_check.figures(self.td3, self.normaliser))
 
     def replay_ratio(self) -> float:
         """Updates made for each environment step since learning started; 0 before."""
@@ -373,9 +401,11 @@ class LearnerCore:
 
         Raises:
             BundleError: no robot has been seen yet.
+            DivergenceError: training has diverged; what is saved already is better.
         """
         if self.spec is None:
             raise BundleError("the learner has nothing to save yet: no simulator has joined")
+        self.check()
         td3_arrays, td3 = self.td3.state()
         replay_arrays, replay = self.replay.state()
         arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
@@ -392,6 +422,7 @@ class LearnerCore:
             "replay": replay,
             "n_step": n_step,
             "normaliser": normaliser,
+            "divergence": self.divergence.state(),
             "env_steps": self.env_steps,
             "version": self.version,
             "learning": self._learning,
@@ -419,6 +450,7 @@ class LearnerCore:
             core.n_step.restore(_part(arrays, "n_step."), scalars["n_step"])
             if core.normaliser:
                 core.normaliser.restore(_part(arrays, "normaliser."), scalars["normaliser"])
+            core.divergence.restore(scalars["divergence"])
             core.env_steps = scalars["env_steps"]
             core.version = scalars["version"]
             core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")

@@ -8,15 +8,16 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from td3_robot import files
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import checkpoint, compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
@@ -46,7 +47,7 @@ def _learn(node: Node) -> None:
     every = node.config.checkpoint.every
     next_checkpoint = core.env_steps + every if every else sys.maxsize
     rate = Rates()
-    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics:
+    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):
 
         def after() -> bool:
             nonlocal next_checkpoint
@@ -71,6 +72,17 @@ def _learn(node: Node) -> None:
             core.final_bundle().save(node.run.policy_file)
             for record in core.take_records():
                 metrics.write(record)
+
+
+@contextlib.contextmanager
+def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
+    """Write it as the run's policy if training diverges; checkpoints are then from before it, too."""
+    try:
+        yield
+    except DivergenceError:
+        if core.good:
+            files.write_atomically(node.run.policy_file, core.good)
+        raise
 
 
 def _core(node: Node) -> LearnerCore:

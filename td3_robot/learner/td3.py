@@ -150,17 +150,24 @@ class TD3:
         source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
         return {name: td3_state.array(tensor) for name, tensor in source.named.items()}
 
-    def metrics(self) -> dict[str, float]:
+    def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device, of float32[B, O] and float32[B, A]."""
+        s = observation.to(self._device)
+        a = self.actor.forward(s)[0].tanh_() if action is None else action.to(self._device)
+        return self.critics.forward(torch.cat((s, a), 1), 0)[0]
+
+    def metrics(self, *, clear: bool = True) -> dict[str, float]:
         """Means over the updates since the last call, and gauges of the newest update; 0 where there was none.
 
         Means: ``critic_loss``, the sum over the critics; ``q_mean``, the first critic's value of the batch, and
         ``q_target_mean``, the value it should have had; ``actor_loss``, over the updates that had one. Gauges:
         ``q_target_size``, the mean size of y; ``action_saturation``, the fraction of π(s) within 1 % of a limit;
         ``critic_gradient_norm`` (all critics) and ``actor_gradient_norm``, before clipping. Only here does the device's
-        work come back to Python.
+        work come back to Python. Without ``clear`` the means go on.
         """
         metrics = self.measured.means(self.updates) | self.measured.read_gauges()
-        self.measured.clear(self.updates)
+        if clear:
+            self.measured.clear(self.updates)
         return metrics
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
+from td3_robot.policy.actor import Actor
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Output, Peer, hello
 
@@ -196,8 +198,6 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     for sequence in range(25):
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
     arrays, scalars = world.core.state(world.time)
-    import json
-
     scalars = json.loads(json.dumps(scalars))  # as a file would hold them
     other = World(LearnerCore.restored(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
@@ -305,5 +305,121 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     before = world.core.version
     assert world.core.final_bundle().provenance["version"] == before + 1
     world.core.td3.actor.flat.fill_(float("nan"))
-    with pytest.raises(BundleError, match=r"training diverged: .* not|no longer finite"):
+    with pytest.raises(DivergenceError, match=r"training diverged: the policy's weights are no longer finite \("):
         world.core.bundle()
+    world.core.td3.critics.flat.fill_(float("nan"))
+    world.core.td3.update(world.core.replay.sample(4))
+    with pytest.raises(DivergenceError, match="critic_loss is nan"):
+        world.core.state(0.0)  # nothing of it goes into a checkpoint
+
+
+def run_to(world: World, sim: Peer, first: int, last: int) -> None:
+    """Steps of one robot that never ends, with rewards of 1; learning keeps up."""
+    for sequence in range(first, last):
+        step = world.make_step(sequence, reward=np.ones(1, np.float32), observation=np.zeros((1, 3), np.float32))
+        world.give(sim, step)
+        world.idle(2)
+
+
+def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
+    spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
+    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 10,001 are not."""
+    values = configuration.parse(
+        {
+            "total_steps": 4000,
+            "network": {"hidden": [4]},
+            "evaluation": {"every": 0},
+            "learner": {"learning_starts": 990, "batch_size": 4, "replay_ratio_band": 8, "buffer_size": 100},
+        }
+    )
+    world = World(LearnerCore(values), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    run_to(world, sim, 0, 1003)
+    [record] = [item for item in world.core.take_records() if item["kind"] == "train"]
+    assert record["q_target_size"] < 10
+    assert record["critic_gradient_norm"] > 0
+    good = world.core.good
+    assert good is not None
+    assert Bundle.decode(good).provenance["env_steps"] == 1000
+    world.core.td3.critics_target.named["critic1.1.bias"].fill_(30_000)
+    world.core.td3.critics_target.named["critic2.1.bias"].fill_(30_000)
+    message = (
+        r"training diverged: the critics' values have exploded: q_target_size is .*e\+04, above 1e\+04, which is 100 "
+        r"times .* rewards of 1 can add up to \(after 2000 steps .*kept: the policy of 1000 steps and the checkpoints"
+    )
+    with pytest.raises(DivergenceError, match=message):
+        run_to(world, sim, 1003, 2003)
+    assert world.core.good == good
+    with pytest.raises(DivergenceError):
+        world.core.state(world.time)
+
+
+OPTIONS = {
+    "n_step": 3,
+    "replay": "lap",
+    "critic_loss": "huber",
+    "gradient_clip": 1.0,
+    "normalise_observations": True,
+    "layer_norm": True,
+    "twin_critics": False,
+}
+
+
+def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Episodes of 7 steps: windows of n-step returns are under way when the state is taken, after 24 transitions."""
+
+    def step(sequence: int) -> Step:
+        episode, number = divmod(sequence, 8)
+        random = np.random.default_rng(sequence)
+        return make_step(
+            sequence,
+            phase=np.array([0 if number == 0 else 2 if number == 7 else 1], np.uint8),
+            episode=np.array([episode], np.uint64),
+            episode_step=np.array([number], np.uint32),
+            observation=random.normal(3, 5, (1, 3)).astype(np.float32),
+            reward=random.normal(0, 3, 1).astype(np.float32),
+        )
+
+    world = World(LearnerCore(config(**OPTIONS)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(29):
+        world.give(sim, step(sequence))
+        world.idle(2)
+    assert (world.core.env_steps, len(world.core.replay)) == (25, 23)  # of the last 4 steps 2 wait for more
+    arrays, scalars = world.core.state(world.time)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    scalars = json.loads(json.dumps(scalars))
+    other = World(LearnerCore.restored(config(**OPTIONS), dict(arrays), scalars), spec, make_step)
+    for item in (world, other):
+        item.join(sim)
+        for sequence in range(28, 50):
+            item.give(sim, step(sequence))
+            item.idle(2)
+    mine, theirs = world.core.state(0.0)[0], other.core.state(0.0)[0]
+    assert world.core.updates == other.core.updates > 25
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    tensors = world.core.bundle().tensors
+    assert tensors["observation.mean"].shape == (3,)
+    assert all(np.array_equal(tensors[name], tensor) for name, tensor in other.core.bundle().tensors.items())
+
+
+def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Through the bundle's bytes: the numpy actor acts as the learner's own actor does on the normalised batch."""
+    world = World(LearnerCore(config(normalise_observations=True)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(30):
+        world.give(sim, make_step(sequence, observation=np.array([[sequence, 1e3 - sequence, 2]], np.float32)))
+        world.idle()
+    core = world.core
+    batch = core.replay.sample(16)
+    assert core.normaliser
+    seen = core.td3.actor.forward(core.normaliser(batch).observation)[0].tanh().numpy()
+    actor = Actor(Bundle.decode(core.bundle().encode()))
+    np.testing.assert_allclose(actor(batch.observation.numpy()), seen * actor.half + actor.middle, atol=1e-6)
+    assert seen.std(0).max() > 1e-3
