@@ -14,6 +14,7 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, DivergenceError
+from td3_robot.learner import core as learner_core
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.actor import Actor
@@ -313,44 +314,36 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
         world.core.state(0.0)  # nothing of it goes into a checkpoint
 
 
-def run_to(world: World, sim: Peer, first: int, last: int) -> None:
-    """Steps of one robot that never ends, with rewards of 1; learning keeps up."""
-    for sequence in range(first, last):
-        step = world.make_step(sequence, reward=np.ones(1, np.float32), observation=np.zeros((1, 3), np.float32))
-        world.give(sim, step)
-        world.idle(2)
-
-
 def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
-    spec: RobotSpec, make_step: Callable[..., Step]
+    spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 10,001 are not."""
-    values = configuration.parse(
-        {
-            "total_steps": 4000,
-            "network": {"hidden": [4]},
-            "evaluation": {"every": 0},
-            "learner": {"learning_starts": 990, "batch_size": 4, "replay_ratio_band": 8, "buffer_size": 100},
-        }
-    )
-    world = World(LearnerCore(values), spec, make_step)
+    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 29,700 are not."""
+    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 20)
+    world = World(LearnerCore(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
-    run_to(world, sim, 0, 1003)
+
+    def run(first: int, last: int) -> None:
+        for sequence in range(first, last):
+            step = make_step(sequence, reward=np.ones(1, np.float32), observation=np.zeros((1, 3), np.float32))
+            world.give(sim, step)
+            world.idle(2)
+
+    run(0, 39)
     [record] = [item for item in world.core.take_records() if item["kind"] == "train"]
     assert record["q_target_size"] < 10
     assert record["critic_gradient_norm"] > 0
     good = world.core.good
     assert good is not None
-    assert Bundle.decode(good).provenance["env_steps"] == 1000
-    world.core.td3.critics_target.named["critic1.1.bias"].fill_(30_000)
-    world.core.td3.critics_target.named["critic2.1.bias"].fill_(30_000)
+    assert Bundle.decode(good).provenance["env_steps"] == 20
+    for name in ("critic1.1.bias", "critic2.1.bias"):
+        world.core.td3.critics_target.named[name].fill_(30_000)
     message = (
-        r"training diverged: the critics' values have exploded: q_target_size is .*e\+04, above 1e\+04, which is 100 "
-        r"times .* rewards of 1 can add up to \(after 2000 steps .*kept: the policy of 1000 steps and the checkpoints"
+        r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
+        r"100 times .* rewards of 1 can add up to \(after 40 steps .*kept: the policy of 20 steps and the checkpoints"
     )
     with pytest.raises(DivergenceError, match=message):
-        run_to(world, sim, 1003, 2003)
+        run(39, 43)
     assert world.core.good == good
     with pytest.raises(DivergenceError):
         world.core.state(world.time)

@@ -25,7 +25,7 @@ def check_of(stream: list[Step], discount: float) -> ValueCheck:
 
 
 def test_by_hand() -> None:
-    """γ = 1/2, rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and 1/8 of the value at the end is left. 1, 2: 2, nothing left."""
+    """γ = 1/2, rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and 1/8 of the value at the end is left. 1, 2: 2 and none."""
     check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
     first, second = check.episodes
     assert (first.discounted, first.left, first.observation.tolist(), first.last_observation.tolist()) == (
