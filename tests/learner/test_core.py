@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -347,6 +348,27 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
     assert world.core.good == good
     with pytest.raises(DivergenceError):
         world.core.state(world.time)
+
+
+def test_every_metric_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 10)
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
+    world.core._next_record = 10
+    world.join(sim)
+    for sequence in range(3):  # an episode of two steps, so that there are returns
+        world.give(sim, world.make_step(sequence, phase=np.array([(0, 1, 2)[sequence]], np.uint8)))
+    for sequence in range(3, 30):
+        number = np.array([sequence - 3], np.uint32)
+        begins = np.array([0 if sequence == 3 else 1], np.uint8)
+        step = world.make_step(sequence, phase=begins, episode=np.ones(1, np.uint64), episode_step=number)
+        world.give(sim, step)
+        world.idle()
+    [weights] = published(world.join(judge))
+    world.give(judge, Evaluation(weights.version, 20, 10, np.array([1.0]), np.array([5], np.uint32)))
+    keys = {key for record in world.core.take_records() for key in record}
+    assert {"return_expected_mean", "steps_per_s", "return_mean", "eval_length_mean"} <= keys
+    assert not {key for key in keys if f"`{key}`" not in document}
 
 
 OPTIONS = {
