@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -40,6 +40,14 @@ _WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
 
 Record = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
+
+
+class Part(Protocol):
+    """Something with a state of its own: named arrays, and scalars fit for JSON."""
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]: ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None: ...
 
 
 class LearnerCore:
@@ -396,6 +404,14 @@ class LearnerCore:
 
     # -- checkpoint ----------------------------------------------------------------------------------------------
 
+    def parts(self) -> dict[str, Part]:
+        """What learns, by the name under which its state is saved."""
+        parts: dict[str, Part] = {"td3": self.td3, "replay": self.replay, "n_step": self.n_step}
+        parts["divergence"] = self.divergence
+        if self.normaliser:
+            parts["normaliser"] = self.normaliser
+        return parts
+
     def state(self, now: float) -> tuple[Arrays, dict[str, Any]]:
         """Everything a restarted learner needs: named arrays, and plain JSON values.
 
@@ -406,23 +422,13 @@ class LearnerCore:
         if self.spec is None:
             raise BundleError("the learner has nothing to save yet: no simulator has joined")
         self.check()
-        td3_arrays, td3 = self.td3.state()
-        replay_arrays, replay = self.replay.state()
-        arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
-        arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
-        n_step_arrays, n_step = self.n_step.state()
-        arrays |= {f"n_step.{name}": array for name, array in n_step_arrays.items()}
-        normaliser: dict[str, Any] | None = None
-        if self.normaliser:
-            normaliser_arrays, normaliser = self.normaliser.state()
-            arrays |= {f"normaliser.{name}": array for name, array in normaliser_arrays.items()}
-        return arrays, {
+        arrays: Arrays = {}
+        scalars: dict[str, Any] = {}
+        for name, part in self.parts().items():
+            part_arrays, scalars[name] = part.state()
+            arrays |= {f"{name}.{key}": array for key, array in part_arrays.items()}
+        return arrays, scalars | {
             "spec": self.spec.describe(),
-            "td3": td3,
-            "replay": replay,
-            "n_step": n_step,
-            "normaliser": normaliser,
-            "divergence": self.divergence.state(),
             "env_steps": self.env_steps,
             "version": self.version,
             "learning": self._learning,
@@ -445,12 +451,8 @@ class LearnerCore:
         """
         try:
             core = cls(config, spec=RobotSpec.from_description(scalars["spec"]), provenance=provenance)
-            core.td3.restore(_part(arrays, "td3."), scalars["td3"])
-            core.replay.restore(_part(arrays, "replay."), scalars["replay"])
-            core.n_step.restore(_part(arrays, "n_step."), scalars["n_step"])
-            if core.normaliser:
-                core.normaliser.restore(_part(arrays, "normaliser."), scalars["normaliser"])
-            core.divergence.restore(scalars["divergence"])
+            for name, part in core.parts().items():
+                part.restore(_part(arrays, f"{name}."), scalars[name])
             core.env_steps = scalars["env_steps"]
             core.version = scalars["version"]
             core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from numpy.typing import NDArray
+
 from td3_robot.errors import BundleError
 from td3_robot.specs import Float32
 
@@ -52,18 +54,19 @@ class Divergence:
             )
         return None
 
-    def state(self) -> dict[str, Any]:
-        """What goes on over a restart, as plain JSON values."""
-        return {"greatest_reward": self.greatest_reward}
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What goes on over a restart: no arrays, and scalars fit for JSON."""
+        return {}, {"greatest_reward": self.greatest_reward}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
         """Go on from :meth:`state`.
 
         Raises:
             BundleError: it does not hold a reward.
         """
+        del arrays
         try:
-            greatest = float(state["greatest_reward"])
+            greatest = float(scalars["greatest_reward"])
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"state of the greatest reward: {type(error).__name__} {error}") from None
         if not 1 <= greatest < math.inf:

@@ -14,7 +14,7 @@ from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Float32, ReplayBuffer
 
 Float64 = NDArray[np.float64]
-Indices = NDArray[np.intp]
+Indices = NDArray[np.int64]
 
 _BRANCHES = 32  # of each node: of 4 to 128 the fastest to sample from at a million leaves
 _LARGEST_ERROR = 1e12  # so that sums stay finite while a diverging run finds out that it is one
@@ -78,7 +78,7 @@ class PrioritisedReplay(ReplayBuffer):
         self.exponent = exponent
         self._greatest = 1.0
         self._tree = SumTree(capacity)
-        self._drawn: Indices = np.zeros(0, np.intp)
+        self._drawn: Indices = np.zeros(0, np.int64)
 
     @staticmethod
     def bytes_needed(capacity: int, observation_size: int, action_size: int) -> int:
@@ -100,6 +100,12 @@ class PrioritisedReplay(ReplayBuffer):
         super().add(observation, action, reward, next_observation, discount)
         new = np.arange(max(before, self.total_added - self.capacity), self.total_added)
         self._tree.set(new % self.capacity, self._greatest)
+
+    def draw(self, batch_size: int) -> Indices:
+        if not self.total_added:
+            raise ValueError("the replay buffer is empty: there is nothing to sample")
+        self._drawn = np.minimum(self._tree.find(self._random.random(batch_size)), len(self) - 1)
+        return self._drawn
 
     def learned(self, errors: Sequence[Tensor]) -> None:
         size = np.max([error[:, 0].abs().cpu().numpy() for error in errors], 0).astype(np.float64)
@@ -127,10 +133,6 @@ class PrioritisedReplay(ReplayBuffer):
         self._greatest = greatest
         self._tree = SumTree(self.capacity)
         self._tree.set(np.arange(len(priorities)), priorities)
-
-    def _choose(self, batch_size: int) -> Indices:
-        self._drawn = np.minimum(self._tree.find(self._random.random(batch_size)), len(self) - 1)
-        return self._drawn
 
 
 def _padded(count: int) -> int:

@@ -109,9 +109,7 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer is empty.
         """
-        if not self.total_added:
-            raise ValueError("the replay buffer is empty: there is nothing to sample")
-        chosen = self._choose(batch_size)
+        chosen = self.draw(batch_size)
         # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
         # matrix products add up, so that equal batches give equal bits.
         rows = torch.empty((batch_size, self._rows.shape[1]))
@@ -123,6 +121,16 @@ class ReplayBuffer:
             rows[:, self._next_observation],
             rows[:, self._discount],
         )
+
+    def draw(self, batch_size: int) -> NDArray[np.int64]:
+        """Which rows the next batch has.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if not self.total_added:
+            raise ValueError("the replay buffer is empty: there is nothing to sample")
+        return self._random.integers(0, len(self), batch_size)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
         """Hear what errors the critics had on the newest sample, float32[B, 1] each; nothing to uniform sampling."""
@@ -177,10 +185,6 @@ class ReplayBuffer:
         self._rows[: len(rows)] = rows
         self.total_added = total_added
         self._random = np.random.Generator(generator)
-
-    def _choose(self, batch_size: int) -> NDArray[np.intp]:
-        """The rows to draw."""
-        return self._random.integers(0, len(self), batch_size)
 
     def _pack(
         self,

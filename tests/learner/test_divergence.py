@@ -43,7 +43,8 @@ def test_without_discount_only_numbers_that_are_none_count() -> None:
 def test_state() -> None:
     one, other = Divergence(0.9), Divergence(0.9)
     one.see(np.array([-3.5], np.float32))
-    other.restore(json.loads(json.dumps(one.state())))
+    arrays, scalars = one.state()
+    other.restore(arrays, json.loads(json.dumps(scalars)))
     assert other.bound == one.bound
 
 
@@ -52,4 +53,4 @@ def test_state() -> None:
 )
 def test_a_damaged_state_is_refused(state: Any) -> None:
     with pytest.raises(BundleError, match="greatest reward"):
-        Divergence(0.9).restore(state)
+        Divergence(0.9).restore({}, state)
