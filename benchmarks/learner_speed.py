@@ -44,7 +44,7 @@ def ours(kind: str, hidden: tuple[int, ...], threads: int) -> Callable[[int], No
     )
     td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0)
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
-    buffer.add(*transitions(), np.zeros(STORED, np.bool_))
+    buffer.add(*transitions(), np.full(STORED, 0.99, np.float32))
 
     def run(updates: int) -> None:
         for _ in range(updates):

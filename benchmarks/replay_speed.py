@@ -1,10 +1,11 @@
-"""What a replay buffer of a million transitions costs: an insert and a batch, in memory and in a file.
+"""What a replay buffer of a million transitions costs: an insert and a batch, in memory, in a file, and prioritised.
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
 Rows of the Walker2D sizes (22 observations, 6 actions), batches of 256 from a full buffer. An insert is one transition
-of one robot at a time, as a learner does it: with the file's journal record, and the state of the source in it. The two
-storages take turns, so that a change in the machine's load meets both; medians over the turns, in µs.
+of one robot at a time, as a learner does it: with the file's journal record, and the state of the source in it. For LAP
+also the new priorities of a batch. All take turns, so that a change in the machine's load meets each; medians over the
+turns, in µs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from td3_robot import machine
+from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source
 from td3_robot.learner.storage import File, Memory, Note
@@ -34,7 +37,7 @@ def one(rng: np.random.Generator, count: int) -> tuple[Any, ...]:
     """Arguments of ``ReplayBuffer.add``."""
     observation = rng.normal(size=(2, count, OBSERVATIONS)).astype(np.float32)
     action = rng.uniform(-1, 1, (count, ACTIONS)).astype(np.float32)
-    return observation[0], action, observation[1, :, 0], observation[1], np.zeros(count, np.bool_)
+    return observation[0], action, observation[1, :, 0], observation[1], np.ones(count, np.float32)
 
 
 def microseconds(run: Callable[[], object], seconds: float) -> float:
@@ -52,6 +55,7 @@ def measure(transitions: int, repetitions: int, seconds: float, folder: Path) ->
     buffers = {
         "memory": ReplayBuffer(transitions, OBSERVATIONS, ACTIONS, 0, Memory),
         "file": ReplayBuffer(transitions, OBSERVATIONS, ACTIONS, 0, lambda *size: File(folder, *size)),
+        "lap": PrioritisedReplay(transitions, OBSERVATIONS, ACTIONS, 0, 0.4),
     }
     for buffer in buffers.values():
         for _ in range(-(-transitions // _AT_ONCE)):
@@ -63,11 +67,22 @@ def measure(transitions: int, repetitions: int, seconds: float, folder: Path) ->
         if buffer.storage.durable:
             buffer.storage.commit(Note(buffer.total_added, buffer.total_added, source.name, source.state()))
 
-    taken: dict[str, list[float]] = {f"{name}.{what}": [] for name in buffers for what in ("insert", "sample")}
+    errors = [torch.from_numpy(rng.exponential(3, (BATCH, 1)).astype(np.float32))]
+
+    def learned(buffer: ReplayBuffer) -> None:
+        buffer.draw(BATCH)  # other transitions each time, whose priorities are in no cache; it is part of the figure
+        buffer.learned(errors)
+
+    work: dict[str, Callable[[ReplayBuffer], object]] = {
+        "insert": insert,
+        "sample": lambda buffer: buffer.sample(BATCH),
+        "draw and learned": learned,
+    }
+    taken: dict[str, list[float]] = {f"{name}.{what}": [] for name in buffers for what in work}
     for _ in range(repetitions):
         for name, buffer in buffers.items():
-            taken[f"{name}.insert"].append(microseconds(lambda buffer=buffer: insert(buffer), seconds))  # type: ignore[misc]
-            taken[f"{name}.sample"].append(microseconds(lambda buffer=buffer: buffer.sample(BATCH), seconds))  # type: ignore[misc]
+            for what, call in work.items():
+                taken[f"{name}.{what}"].append(microseconds(lambda call=call, buffer=buffer: call(buffer), seconds))  # type: ignore[misc]
     return {
         "transitions": transitions,
         "bytes": buffers["memory"].storage.rows.nbytes,
@@ -92,7 +107,7 @@ def main(arguments: list[str]) -> int:
         return 0
     print(f"{result['transitions']:,} transitions, {result['bytes'] / 1e6:.0f} MB; µs, median")
     for name, value in result["microseconds"].items():
-        print(f"{name:16} {value:8.1f}")
+        print(f"{name:24} {value:8.1f}")
     return 0
 
 

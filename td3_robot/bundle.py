@@ -1,7 +1,8 @@
 """A policy as one self-describing file, and the same bytes as a Weights payload.
 
 The format is safetensors: float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in layer order (ReLU
-between layers, tanh after the last), and under the metadata key ``td3_robot`` a JSON header with everything else.
+between layers, tanh after the last); where observations are normalised, ``observation.mean`` and ``observation.std``
+[in]; and under the metadata key ``td3_robot`` a JSON header with everything else.
 Reading one runs no code and accepts nothing that does not fit the header.
 """
 
@@ -13,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import safetensors.numpy
@@ -25,20 +26,58 @@ from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 
 FORMAT = 1
+OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
+OBSERVATION_CLIP = 10.0
+"""The greatest size of a normalised observation."""
 _KEY = "td3_robot"
 _NO_SAFETY = SafetyConfig()
 _MAX_HEADER = 1 << 22
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 
-ExplorationKind = Literal["none", "gaussian", "uniform"]
+ExplorationKind = Literal["none", "gaussian", "uniform", "ornstein_uhlenbeck"]
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What the policy server adds: nothing, N(0, scale·half range) per dimension, or U[low, high] instead."""
+    """What the policy server adds: nothing; N(0, scale·half range) per dimension; U[low, high] instead; or an
+    Ornstein-Uhlenbeck process x(t) = (1 - theta) x(t - 1) + N(0, scale·half range).
+
+    A scale that is a range is spread over the robots of a source.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
 
     kind: ExplorationKind = "none"
-    scale: float = 0.0
+    scale: float | tuple[float, float] = 0.0
+    theta: float = 0.15  # of "ornstein_uhlenbeck" alone
+
+    def __post_init__(self) -> None:
+        low, high = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
+        if self.kind not in get_args(ExplorationKind) or not 0 <= low <= high < float("inf"):
+            raise ValueError(f"{self} is not one of {', '.join(get_args(ExplorationKind))} with 0 <= scale")
+        if not 0.01 <= self.theta <= 1:
+            raise ValueError(f"exploration theta is {self.theta}; allowed: 0.01 to 1")
+
+    def describe(self) -> dict[str, Any]:
+        """As it stands in a bundle's header."""
+        scale = list(self.scale) if isinstance(self.scale, tuple) else self.scale
+        theta = {"theta": self.theta} if self.kind == "ornstein_uhlenbeck" else {}
+        return {"kind": self.kind, "scale": scale, **theta}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> Exploration:
+        """The inverse of :meth:`describe`.
+
+        Raises:
+            KeyError, TypeError, ValueError: a key is missing, or a value of another type or out of its range.
+        """
+        kind, scale = description["kind"], description["scale"]
+        if isinstance(scale, list):
+            low, high = scale
+            scale = float(low), float(high)
+        theta = {"theta": float(description["theta"])} if kind == "ornstein_uhlenbeck" else {}
+        return cls(kind, scale if isinstance(scale, tuple) else float(scale), **theta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +105,7 @@ class Bundle:
             "format": FORMAT,
             "spec": self.spec.describe(),
             "hidden": list(self.hidden),
-            "exploration": {"kind": self.exploration.kind, "scale": self.exploration.scale},
+            "exploration": self.exploration.describe(),
             "provenance": dict(self.provenance),
         }
         if settings := self.safety.settings():
@@ -91,7 +130,7 @@ class Bundle:
                 )
             spec = RobotSpec.from_description(header["spec"])
             hidden = tuple(int(width) for width in header["hidden"])
-            exploration = Exploration(header["exploration"]["kind"], float(header["exploration"]["scale"]))
+            exploration = Exploration.from_description(header["exploration"])
             provenance = dict(header["provenance"])
             settings = safety.parse(header.get("safety", {}))
             safety.joined(SafetyConfig(), settings, spec)
@@ -102,9 +141,13 @@ class Bundle:
             raise BundleError(
                 f"{source}: hidden is {hidden[:8]}; allowed: up to {_MAX_LAYERS} widths of 1 to {_MAX_WIDTH}"
             )
-        if exploration.kind not in ("none", "gaussian", "uniform") or not 0 <= exploration.scale < float("inf"):
-            raise BundleError(f"{source}: exploration {exploration} is not none, gaussian or uniform with scale >= 0")
-        _check_tensors(tensors, layer_shapes(spec, hidden), source)
+        shapes = layer_shapes(spec, hidden)
+        if OBSERVATION_MEAN in tensors or OBSERVATION_STD in tensors:
+            shapes |= dict.fromkeys((OBSERVATION_MEAN, OBSERVATION_STD), (spec.observation_size,))
+        _check_tensors(tensors, shapes, source)
+        if OBSERVATION_STD in tensors and not (tensors[OBSERVATION_STD] > 0).all():
+            lowest = tensors[OBSERVATION_STD].min()
+            raise BundleError(f"{source}: {OBSERVATION_STD} goes down to {lowest}; each must be above 0")
         return cls(spec, hidden, tensors, exploration, provenance, settings)
 
     def save(self, path: Path) -> None:

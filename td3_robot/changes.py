@@ -16,6 +16,12 @@ _MADE_OF = {
     "timing": "one cannot go on from the other's checkpoints",
     "network.hidden": "its networks have that shape",
     "learner.layer_norm": "its networks have that shape",
+    "learner.algorithm": "its networks are those of the other one",
+    "learner.twin_critics": "its networks are so many",
+    "learner.discount": "what its replay buffer holds was discounted with it",
+    "learner.n_step": "what its replay buffer holds was added up over so many steps",
+    "learner.replay": "its replay buffer is of that kind",
+    "learner.normalise_observations": "its networks have learned from observations like that",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",
 }

@@ -46,8 +46,28 @@ class NetworkConfig(Section, frozen=True):
             )
 
 
+IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
+    ("algorithm", "ddpg"): {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
+    ("replay", "lap"): {"critic_loss": "huber"},
+}
+"""What a choice in ``learner`` means for other keys of it: their defaults, and the only values allowed beside it."""
+
+
 class LearnerConfig(Section, frozen=True):
-    """TD3 (Fujimoto et al. 2018, algorithm 1) and how its updates are paced.
+    """TD3 (Fujimoto et al. 2018, algorithm 1), options around it, and how its updates are paced.
+
+    ``algorithm: ddpg`` is the update of Lillicrap et al. 2016, which has none of TD3's three additions; each of them
+    can be left out alone: ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+
+    Options, all off by default:
+
+    - ``n_step``: targets of up to n rewards, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ); fewer where an episode or
+      what was seen of it ends.
+    - ``critic_loss: huber``: δ²/2 up to an error |δ| of 1 and |δ| - 1/2 beyond, in place of δ².
+    - ``gradient_clip``: the largest Euclidean norm of the gradient of the actor, and of each critic.
+    - ``replay: lap``: loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020): transitions are drawn in
+      proportion to max(|δ|, 1)^``priority_exponent``; it stands on the Huber loss.
+    - ``normalise_observations``: networks see (observation - mean) / deviation, both of all observations so far.
 
     Noise standard deviations and clips are fractions of half the action range of each dimension. With
     ``policy_average`` above 0, what is evaluated and kept is not the actor of the moment but its moving average, which
@@ -59,6 +79,8 @@ class LearnerConfig(Section, frozen=True):
     it nevertheless, because the file runs ahead of them).
     """
 
+    algorithm: Literal["td3", "ddpg"] = "td3"
+    twin_critics: bool = True
     batch_size: Count = 256
     learning_rate: Positive = 3e-4
     learning_rate_end: Fraction = 1.0
@@ -70,6 +92,12 @@ class LearnerConfig(Section, frozen=True):
     policy_delay: Count = 2
     policy_average: Fraction = 0.0
     layer_norm: bool = False
+    n_step: Annotated[int, Meta(ge=1, le=100)] = 1
+    critic_loss: Literal["mse", "huber"] = "mse"
+    gradient_clip: Positive | None = None
+    replay: Literal["uniform", "lap"] = "uniform"
+    priority_exponent: Fraction = 0.4
+    normalise_observations: bool = False
     buffer_size: Count = 1_000_000
     replay_storage: Literal["memory", "file"] = "memory"
     learning_starts: Natural = 25_000
@@ -79,6 +107,15 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 
+    def __post_init__(self) -> None:
+        for (key, choice), implied in IMPLIED.items():
+            for other, needed in implied.items():
+                if getattr(self, key) == choice and getattr(self, other) != needed:
+                    raise ValueError(
+                        f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
+                        f"beside {choice!r} it must be {needed!r}"
+                    )
+
     def learning_rate_at(self, fraction: float) -> float:
         """The learning rate when this fraction of the run is made."""
         hold = self.learning_rate_falls_from
@@ -87,9 +124,24 @@ class LearnerConfig(Section, frozen=True):
 
 
 class ExplorationConfig(Section, frozen=True):
-    """Gaussian action noise; ``noise`` is its standard deviation in fractions of half the action range."""
+    """Action noise, after the uniform actions of the first ``learner.learning_starts`` steps.
 
-    noise: NonNegative = 0.1
+    ``noise`` is its standard deviation in fractions of half the action range; a range ``[low, high]`` is spread over
+    the robots of a source, so that some explore more than others. ``kind: ornstein_uhlenbeck`` adds up:
+    x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), from 0 at each reset (Lillicrap et al. 2016 with 0.15 and 0.2).
+    """
+
+    kind: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 loses a limit beside a tuple, and crashes
+    theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
+
+    def __post_init__(self) -> None:
+        low, high = self.noise if isinstance(self.noise, tuple) else (self.noise, self.noise)
+        if not 0 <= low <= high <= 1e12:
+            shown = list(self.noise) if isinstance(self.noise, tuple) else self.noise
+            raise ValueError(
+                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two, the lower one first"
+            )
 
 
 class EvaluationConfig(Section, frozen=True):
@@ -186,6 +238,13 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"learner.batch_size is {learner.batch_size}, above learner.buffer_size {learner.buffer_size}"
             )
+        waiting = learner.n_step * self.robots * self.simulators
+        if learner.n_step > 1 and learner.learning_starts < waiting:
+            raise ValueError(
+                f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
+                f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
+                "there would be nothing to sample"
+            )
         if learner.replay_ratio is not None:
             # One round of all robots, and one update: with less, simulators and learner would wait for each other.
             needed = learner.replay_ratio * self.robots * self.simulators + 1
@@ -196,6 +255,12 @@ class Config(Section, frozen=True):
                 )
         elif self.timing == "lockstep":
             raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
+            # Rows of n steps come later than their Steps: a killed learner would lack some, and make others twice.
+            raise ValueError(
+                f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; beside 'file' it must be 1, "
+                "or timing lockstep"
+            )
         if self.pacing.mode == "realtime" and self.timing == "lockstep":
             raise ValueError(
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
@@ -251,6 +316,10 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
     for override in overrides:
         _override(tree, override)
     _refuse_unknown(tree, Config, source)
+    learner = tree.get("learner", {})
+    for (key, choice), implied in IMPLIED.items():
+        if learner.get(key) == choice:
+            tree["learner"] = learner = {**implied, **learner}
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:

@@ -4,6 +4,7 @@ Td3RobotError                 a sentence a person can act on; exit code 2 unless
 ├── ConfigError               a configuration key, value or file is wrong
 ├── UsageError                a command was called wrongly
 ├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
+├── DivergenceError           training has diverged: going on would only spoil what was learned
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or may not be used
@@ -36,6 +37,10 @@ class UsageError(Td3RobotError):
 
 class BundleError(Td3RobotError):
     """A policy bundle, weights message or checkpoint is damaged, hostile or for another robot."""
+
+
+class DivergenceError(Td3RobotError):
+    """Training has diverged; the text says how that was seen and what is kept."""
 
 
 class ProtocolError(Td3RobotError):

@@ -39,6 +39,7 @@ class NoiseKind(IntEnum):
     NONE = 0
     GAUSSIAN = 1
     UNIFORM = 2  # the actor is not asked at all: warm-up
+    ORNSTEIN_UHLENBECK = 3
 
 
 class ActionOrigin(IntEnum):
@@ -187,7 +188,7 @@ class Step(Message):
     )
     answered: int = _wire("u64", "sequence of the Step whose Action was applied; own sequence where none was")
     weights_version: int = _wire("u64", "weights that computed the applied action; 0 where none did")
-    noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
+    noise_kind: int = _wire("u32", "exploration noise in the applied action, as in Action")
     noise_seed: int = _wire("u64", "seed of that noise; with source, incarnation, robot, episode, step it is all")
     needs_version: int = _wire("u64", "lock-step: the weights that must answer this Step; 0 is any")
     world: dict[str, Any] = _wire("map", "robots at FIRST whose world was drawn: index to map of name to number")
@@ -195,10 +196,10 @@ class Step(Message):
     def problem(self) -> str | None:
         if self.phase.max() > Phase.TRUNCATED:
             return f"phase {self.phase.max()} is not one of 0 to 3"
-        if self.noise_kind > NoiseKind.UNIFORM:
-            return f"noise_kind {self.noise_kind} is not one of 0 to 2"
-        if self.origin > ActionOrigin.SAFE:
-            return f"origin {self.origin} is not one of 0 to 4"
+        if self.noise_kind > max(NoiseKind):
+            return f"noise_kind {self.noise_kind} is not one of 0 to {max(NoiseKind)}"
+        if self.origin > max(ActionOrigin):
+            return f"origin {self.origin} is not one of 0 to {max(ActionOrigin)}"
         for name in ("observation", "reward", "action"):
             if not np.isfinite(getattr(self, name)).all():
                 return f"{name} is not finite"
@@ -232,12 +233,12 @@ class Action(Message):
     stamp: int = _wire("i64", "stamp of the Step answered, echoed", "ns")
     action: Float32 = _array("<f4", "NA", "what to apply, within the limits of the specification", "of channel")
     weights_version: int = _wire("u64", "weights that computed it; 0: none did, it is the safe action")
-    noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform")
+    noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck")
     noise_seed: int = _wire("u64", "seed of the noise; 0 where none")
 
     def problem(self) -> str | None:
-        if self.noise_kind > NoiseKind.UNIFORM:
-            return f"noise_kind {self.noise_kind} is not one of 0 to 2"
+        if self.noise_kind > max(NoiseKind):
+            return f"noise_kind {self.noise_kind} is not one of 0 to {max(NoiseKind)}"
         return None if np.isfinite(self.action).all() else "action is not finite"
 
 

@@ -195,6 +195,16 @@ def test_hidden_that_does_not_fit_the_tensors(make_bundle: Make, hidden: list[An
         {"kind": "gaussian", "scale": float("inf")},
         {"kind": "gaussian", "scale": 10**400},
         {"kind": "gaussian", "scale": "big"},
+        {"kind": "gaussian", "scale": [0.1]},
+        {"kind": "gaussian", "scale": [0.2, 0.1]},
+        {"kind": "gaussian", "scale": [-0.1, 0.1]},
+        {"kind": "gaussian", "scale": [0.1, "big"]},
+        {"kind": "gaussian", "scale": [0.1, float("nan")]},
+        {"kind": "ornstein_uhlenbeck", "scale": 0.1},
+        {"kind": "ornstein_uhlenbeck", "scale": 0.1, "theta": 0},
+        {"kind": "ornstein_uhlenbeck", "scale": 0.1, "theta": 2},
+        {"kind": "ornstein_uhlenbeck", "scale": 0.1, "theta": float("nan")},
+        {"kind": "ornstein_uhlenbeck", "scale": 0.1, "theta": "slow"},
         {"scale": 0.1},
     ],
 )
@@ -268,6 +278,40 @@ def test_missing_and_further_tensors(make_bundle: Make) -> None:
     assert "its tensors are" in reason(replace(original, tensors={}).encode())
 
 
+def normalised(bundle: Bundle) -> Bundle:
+    more = {
+        "observation.mean": np.array([1, -2, 0], np.float32),
+        "observation.std": np.array([0.5, 2, 1e-4], np.float32),
+    }
+    return replace(bundle, tensors={**bundle.tensors, **more})
+
+
+def test_normalisation_travels(make_bundle: Make) -> None:
+    original = normalised(make_bundle())
+    assert_same(Bundle.decode(original.encode()), original)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("observation.mean", None, "its tensors are"),
+        ("observation.std", None, "its tensors are"),
+        ("observation.mean", [1, 2], "observation.mean is float32[2], needed is float32[3]"),
+        ("observation.std", [1, 1, 1, 1], "observation.std is float32[4]"),
+        ("observation.mean", [1, np.nan, 1], "observation.mean holds values that are not finite"),
+        ("observation.std", [1, np.inf, 1], "observation.std holds values that are not finite"),
+        ("observation.std", [1, 0, 1], "observation.std goes down to 0.0; each must be above 0"),
+        ("observation.std", [1, -2, 1], "observation.std goes down to -2.0; each must be above 0"),
+    ],
+)
+def test_normalisation_that_cannot_be(make_bundle: Make, name: str, value: Any, text: str) -> None:
+    original = normalised(make_bundle())
+    tensors = {key: tensor for key, tensor in original.tensors.items() if key != name or value is not None}
+    if value is not None:
+        tensors[name] = np.array(value, np.float32)
+    assert text in reason(replace(original, tensors=tensors).encode())
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +362,19 @@ def test_load_names_the_file(tmp_path: Path) -> None:
 
 def test_hash() -> None:
     assert bundles.sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize(
+    "exploration",
+    [
+        Exploration("gaussian", (0.05, 0.4)),
+        Exploration("ornstein_uhlenbeck", 0.2, 0.3),
+        Exploration("ornstein_uhlenbeck", (0.1, 0.1)),
+    ],
+)
+def test_explorations_travel(make_bundle: Make, exploration: Exploration) -> None:
+    original = replace(make_bundle(), exploration=exploration)
+    assert_same(Bundle.decode(original.encode()), original)
 
 
 def test_exploration_defaults_to_none() -> None:

@@ -29,8 +29,25 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
 
 
 def test_resolved_configuration_reads_back_as_itself() -> None:
-    config = configuration.parse({}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5"])
+    config = configuration.parse(
+        {}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5", "exploration.noise=[0.1, 0.4]"]
+    )
     assert configuration.parse(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_ddpg_is_td3_without_its_three_additions() -> None:
+    """Said, they are the same; each can be left out alone; and the resolved file reads back."""
+    ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
+    assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
+    assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
+    for override in ("learner.twin_critics=false", "learner.target_noise=0", "learner.policy_delay=1"):
+        assert configuration.parse({}, [override]).learner.algorithm == "td3"
+        assert configuration.parse({}, ["learner.algorithm=ddpg", override]) == ddpg
+
+
+def test_lap_brings_its_loss() -> None:
+    assert configuration.parse({}, ["learner.replay=lap"]).learner.critic_loss == "huber"
+    assert configuration.parse({}, ["learner.critic_loss=huber"]).learner.replay == "uniform"
 
 
 def test_overrides_go_in_as_typed_values() -> None:
@@ -65,6 +82,29 @@ def test_overrides_go_in_as_typed_values() -> None:
         ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
         ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
         ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),
+        (
+            {},
+            ["learner.algorithm=ddpg", "learner.twin_critics=true"],
+            ["learner.algorithm is 'ddpg'", "learner.twin_critics is True", "must be False"],
+        ),
+        ({}, ["learner.algorithm=ddpg", "learner.policy_delay=2"], ["learner.policy_delay is 2", "must be 1"]),
+        ({}, ["learner.algorithm=ddpg", "learner.target_noise=0.2"], ["learner.target_noise is 0.2", "must be 0.0"]),
+        ({}, ["learner.algorithm=sac"], ["learner.algorithm is 'sac'", "allowed: td3, ddpg"]),
+        ({}, ["learner.replay=lap", "learner.critic_loss=mse"], ["learner.critic_loss is 'mse'", "must be 'huber'"]),
+        ({}, ["learner.gradient_clip=0"], ["learner.gradient_clip is 0"]),
+        ({}, ["learner.n_step=0"], ["learner.n_step is 0", ">= 1"]),
+        (
+            {},
+            ["learner.n_step=3", "learner.learning_starts=23", "robots=8"],
+            ["learner.learning_starts is 23", "n_step 3", "at least 24"],
+        ),
+        ({}, ["exploration.noise=[0.4, 0.1]"], ["exploration.noise is [0.4, 0.1]", "the lower one first"]),
+        ({}, ["exploration.noise=-1"], ["exploration.noise is -1.0", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=[-1, 1]"], ["exploration.noise is [-1.0, 1.0]", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=.nan"], ["exploration.noise is nan", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=much"], ["exploration.noise is 'much'"]),
+        ({}, ["exploration.theta=0"], ["exploration.theta is 0", ">= 0.01"]),
+        ({}, ["exploration.kind=pink"], ["exploration.kind is 'pink'", "allowed: gaussian, ornstein_uhlenbeck"]),
         ({}, ["pacing.mode=slow"], ["pacing.mode is 'slow'"]),
         ({}, ["pacing.fallback=brake"], ["pacing.fallback is 'brake'"]),
         ({}, ["timing=lockstep", "pacing.mode=realtime"], ["pacing.mode is 'realtime'", "timing is 'lockstep'"]),

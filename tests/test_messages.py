@@ -183,7 +183,12 @@ def test_codes_are_fixed() -> None:
         ("TERMINATED", 2),
         ("TRUNCATED", 3),
     ]
-    assert [(item.name, item.value) for item in NoiseKind] == [("NONE", 0), ("GAUSSIAN", 1), ("UNIFORM", 2)]
+    assert [(item.name, item.value) for item in NoiseKind] == [
+        ("NONE", 0),
+        ("GAUSSIAN", 1),
+        ("UNIFORM", 2),
+        ("ORNSTEIN_UHLENBECK", 3),
+    ]
     assert [(item.name, item.value) for item in ActionOrigin] == [
         ("NONE", 0),
         ("POLICY", 1),

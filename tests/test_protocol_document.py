@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,25 @@ def test_the_documents_noise_is_the_policy_servers(seed: int, source: str, incar
         assert theirs["uniform"](keys[robot], actions, episode, step) == uniform[robot].tolist()
         drawn = theirs["normal"](seed, source, incarnation, robots, robot, actions, episode, step)
         assert drawn.tolist() == normal[robot].tolist()
+        for theta in (0.15, 0.5, 1.0):
+            expected = noise(NoiseKind.ORNSTEIN_UHLENBECK, episodes, steps, theta)[robot]
+            drawn = theirs["ornstein_uhlenbeck"](
+                seed, source, incarnation, robots, robot, actions, episode, step, theta
+            )
+            assert drawn.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("hidden", [(), (8, 4)])
 def test_the_documents_policy_is_the_policy_servers(
-    make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...]
+    make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], normalised: bool
 ) -> None:
     """Section 6, read from the bytes by hand: header length, JSON, offsets, then the arithmetic."""
-    payload = make_bundle(3, hidden=hidden).encode()
+    bundle = make_bundle(3, hidden=hidden)
+    if normalised:
+        mean, std = rng.normal(size=3).astype("f4"), rng.uniform(0.01, 2, 3).astype("f4")
+        bundle = replace(bundle, tensors={**bundle.tensors, "observation.mean": mean, "observation.std": std})
+    payload = bundle.encode()
     length = int.from_bytes(payload[:8], "little")
     header = json.loads(payload[8 : 8 + length])
     ours = json.loads(header["__metadata__"]["td3_robot"])
@@ -120,6 +132,8 @@ def test_the_documents_policy_is_the_policy_servers(
 
     observation = rng.normal(size=3).astype(np.float32)
     x = observation
+    if normalised:
+        x = np.clip((observation - tensor("observation.mean")) / tensor("observation.std"), -10, 10)
     for k in range(len(hidden)):
         x = np.maximum(0, tensor(f"actor.{k}.weight") @ x + tensor(f"actor.{k}.bias"))
     u = np.tanh(tensor(f"actor.{len(hidden)}.weight") @ x + tensor(f"actor.{len(hidden)}.bias"))

@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from td3_robot import safety
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
-from td3_robot.learner import compute
+from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
-from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
 from td3_robot.learner.storage import Memory, Note, Storage
-from td3_robot.learner.td3 import TD3
+from td3_robot.learner.training import Training
 from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
@@ -61,6 +58,7 @@ class LearnerCore:
         self.spec: RobotSpec | None = None
         self.env_steps = 0
         self.version = 0
+        self.good: bytes | None = None  # bundle of the newest moment at which training was known to be sound
         self.records: list[Record] = []
         self.sources = Sources()
         self.rounds = Rounds(self.sources, config.simulators)
@@ -72,6 +70,7 @@ class LearnerCore:
         self.next_record = _RECORD_EVERY
         self.learning = False
         self.published_at = 0
+        self._good_at = 0
         self._ended = False  # before the steps are made, because the policy is good enough
         self._outbox: list[Output] = []
         if spec:
@@ -84,7 +83,7 @@ class LearnerCore:
 
     @property
     def updates(self) -> int:
-        return self.td3.updates if self.spec else 0
+        return self.training.td3.updates if self.spec else 0
 
     @property
     def learning_rate(self) -> float:
@@ -99,7 +98,12 @@ class LearnerCore:
     @property
     def update_due(self) -> bool:
         """Whether a call of :meth:`step` has work to do even without input."""
-        return not self.lockstep and not self.done and self.limiter.updates_due(self.env_steps, self.updates)
+        return not self.lockstep and not self.done and self._owed
+
+    @property
+    def _owed(self) -> bool:
+        """Whether there is an update to make, and something to sample: rows of n steps come late."""
+        return self.limiter.updates_due(self.env_steps, self.updates) and self.training.ready
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
@@ -113,7 +117,7 @@ class LearnerCore:
         else:
             self._ended = self.evaluations.reached
             if self.update_due:
-                self._update()
+                self.training.update(self.learning_rate)
             outputs += self._publish_if_due()
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
@@ -122,24 +126,39 @@ class LearnerCore:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
 
         Raises:
-            BundleError: no robot has been seen yet, or training has diverged.
+            BundleError: no robot has been seen yet.
+            DivergenceError: its weights are not finite.
         """
         if self.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
-        tensors = self.td3.actor_tensors(averaged=averaged)
+        tensors = self.training.policy_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-            raise BundleError(
-                f"training diverged: the policy's weights are no longer finite after {self.updates} updates; "
-                "the last checkpoint is kept; try a lower learner.learning_rate"
-            )
-        noise = self.config.exploration.noise
+            raise self._diverged("the policy's weights are no longer finite")
+        asked = self.config.exploration
         return Bundle(
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration("gaussian", noise) if self.learning else Exploration("uniform"),
+            Exploration(asked.kind, asked.noise, asked.theta) if self.learning else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
             self.config.safety,
+        )
+
+    def check(self) -> None:
+        """Waits for the device: for where metrics are read or a checkpoint is made.
+
+        Raises:
+            DivergenceError: training has diverged.
+        """
+        if self.spec and (problem := self.training.problem()):
+            raise self._diverged(problem)
+
+    def _diverged(self, problem: str) -> DivergenceError:
+        kept = f"the policy of {self._good_at} steps and " if self.good else ""
+        return DivergenceError(
+            f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
+            "checkpoints from before; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
+            "learner.normalise_observations"
         )
 
     def final_bundle(self) -> Bundle:
@@ -244,29 +263,22 @@ class LearnerCore:
         source.answered, source.seen, source.heard = step.sequence + 1, step.transitions, now
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
-        self._store(transitions)
-        if self.replay.storage.durable:
-            note = Note(self.replay.total_added, self.env_steps, source.name, source.state())
-            self.replay.storage.commit(note)
+        self._store(transitions, step)
+        replay = self.training.replay
+        if replay.storage.durable:
+            replay.storage.commit(Note(replay.total_added, self.env_steps, source.name, source.state()))
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
             self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
-    def _store(self, transitions: Transitions) -> None:
+    def _store(self, transitions: Transitions, step: Step) -> None:
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
             # Robots that do not wait go on while the last updates are made; stored, they would ask for ever more.
             self.counters["beyond_total"] += len(transitions)
             return
         if len(transitions):
-            action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
-            self.replay.add(
-                transitions.observation,
-                action,
-                transitions.reward,
-                transitions.next_observation,
-                transitions.terminated,
-            )
+            self.training.store(transitions, step)
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
@@ -278,30 +290,20 @@ class LearnerCore:
     def begin(self, spec: RobotSpec) -> None:
         """Know the robot, and begin to learn for it."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
+        self.training = Training(spec, self.config, self._storage)
         self.spec = spec
-        learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
-        seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
-        sizes = spec.observation_size, spec.action_size
-        self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]), self._storage)
-        self._half = (spec.action_high - spec.action_low) / np.float32(2)
-        self._middle = (spec.action_high + spec.action_low) / np.float32(2)
-        self.learning = learner.learning_starts == 0
-        log.info("learning for robot %s in %s", spec.name, learner.precision)
+        self.learning = self.config.learner.learning_starts == 0
         self.recover()
 
     def recover(self) -> None:
         """Take up what the replay buffer's storage was told after the last checkpoint, or before there was one."""
-        notes = self.replay.storage.notes
+        replay = self.training.replay
+        notes = replay.storage.notes
         if notes:
-            self.replay.recover()
+            replay.recover()
             self.env_steps = max(self.env_steps, *(note.env_steps for note in notes.values()))
             self.sources.restore(self.sources.state() | {name: note.state for name, note in notes.items()})
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
-
-    def _update(self) -> None:
-        self.td3.set_learning_rate(self.learning_rate)
-        self.td3.update(self.replay.sample(self.config.learner.batch_size))
 
     def _round(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
@@ -310,8 +312,8 @@ class LearnerCore:
             return []
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
-        while self.limiter.updates_due(self.env_steps, self.updates):
-            self._update()
+        while self._owed:
+            self.training.update(self.learning_rate)
         self._ended = self.evaluations.reached
         return self._publish_if_due() + self.rounds.end(self.version, done=self.done)
 
@@ -355,6 +357,8 @@ class LearnerCore:
     # -- metrics -------------------------------------------------------------------------------------------------
 
     def _record(self, now: float) -> None:
+        self.check()
+        self.good, self._good_at = self.bundle(averaged=True).encode(), self.env_steps
         record: Record = {
             "kind": "train",
             "env_steps": self.env_steps,
@@ -364,7 +368,8 @@ class LearnerCore:
             "episodes": self.counters["episodes"],
             "steps_lost": self.sources.counters()["missed"],
         }
-        self.records.append(record | self.meter.figures(now) | self.td3.metrics())
+        record |= self.meter.figures(now) | self.meter.rates(self.env_steps, self.updates, now)
+        self.records.append(record | self.training.metrics())
 
     def replay_ratio(self) -> float:
         """Updates made for each environment step since learning started; 0 before."""

@@ -1,4 +1,4 @@
-"""What a learner measures of its run as it goes: time, recent returns, age of weights, the replay ratio's lead."""
+"""What a learner measures of its run as it goes: time, speed, recent returns, age of weights, lead of the steps."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Meter:
         self._updates_at: dict[int, int] = {}
         self._wall_before = 0.0
         self._started: float | None = None
+        self._before: tuple[float, int, int] | None = None
 
     def start(self, now: float) -> None:
         """The clock runs from the first call on; ``now`` in seconds."""
@@ -50,6 +51,14 @@ class Meter:
     def lead(self, lead: float) -> None:
         """So many updates are owed."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
+
+    def rates(self, env_steps: int, updates: int, now: float) -> dict[str, float]:
+        """Steps and updates a second since the call before; nothing at the first."""
+        before, self._before = self._before, (now, env_steps, updates)
+        if before is None or now <= before[0]:
+            return {}
+        seconds = now - before[0]
+        return {"steps_per_s": (env_steps - before[1]) / seconds, "updates_per_s": (updates - before[2]) / seconds}
 
     def figures(self, now: float) -> dict[str, float]:
         """The gauges by name; ``return_mean`` once an episode was seen whole."""

@@ -116,6 +116,8 @@ class Network:
         self._low_gradient = self.gradient if same else torch.zeros_like(self._low_flat)
         self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads, len(sizes) - 1)
         self._gradients = _by_layer(layout.views(self.gradient, self._low_gradient), heads, len(sizes) - 1)
+        views = layout.views(self.gradient)
+        self._by_head = [[views[name] for name in views if name.startswith(f"{head}.")] for head in heads]
         self._fused = _fused_relu(self.flat.device, dtype)
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -175,6 +177,17 @@ class Network:
         if self._low_gradient is not self.gradient:
             self._hidden_gradient.copy_(self._low_gradient)
 
+    def clip(self, limit: float) -> Tensor:
+        """Scale each head's part of ``gradient`` down to a Euclidean norm of ``limit``; float32[], all its norm before.
+
+        Call :meth:`collect` first. No synchronisation with the device.
+        """
+        norms = [torch.stack(torch._foreach_norm(gradients)).norm() for gradients in self._by_head]
+        for gradients, norm in zip(self._by_head, norms, strict=True):
+            torch._foreach_mul_(gradients, (limit / norm).clamp_(max=1.0))
+        total: Tensor = torch.stack(norms).norm()
+        return total
+
     def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
         """float32[B, columns]: the loss's gradient to some of the inputs; parameters' gradients are not touched."""
         d = d_output
@@ -214,14 +227,19 @@ class Network:
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
+    Args:
+        clip: the largest norm of each head's gradient; None for no limit.
+
     Attributes:
         mean, square: float32[layout.size], the running moments m and v.
         count: float32[], the steps made.
     """
 
-    def __init__(self, network: Network, learning_rate: float) -> None:
+    def __init__(self, network: Network, learning_rate: float, clip: float | None = None) -> None:
         self.network = network
         self.learning_rate = learning_rate
+        self.clip = clip
+        self._clipped: Tensor | None = None
         self.mean = torch.zeros_like(network.flat)
         self.square = torch.zeros_like(network.flat)
         self.count = torch.zeros((), device=network.flat.device)
@@ -229,12 +247,19 @@ class Adam:
     def step(self) -> None:
         """Move the network along its gradient."""
         self.network.collect()
+        if self.clip is not None:
+            self._clipped = self.network.clip(self.clip)
         adam(
             [self.network.flat], [self.network.gradient], [self.mean], [self.square], [], [self.count],
             fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=self.learning_rate, weight_decay=0.0, eps=1e-8,
             maximize=False,
         )  # fmt: skip
         self.network.refresh()
+
+    def gradient_norm(self) -> Tensor:
+        """float32[]: the Euclidean norm of the newest step's gradient, before clipping."""
+        norm: Tensor = self.network.gradient.norm() if self._clipped is None else self._clipped
+        return norm
 
 
 def _relu_backward_(d: Tensor, output: Tensor) -> None:

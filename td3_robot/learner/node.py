@@ -7,16 +7,18 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from td3_robot import files
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
+from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.learner.saver import Saver, start
 from td3_robot.messages import Evaluation, SimulatorState, Step
@@ -45,7 +47,7 @@ def _learn(node: Node) -> None:
     evaluations.best_return = max(evaluations.best_return, _best_return(node))
     saver = Saver(node, core)
     rate = Rates()
-    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics:
+    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):
 
         def after() -> bool:
             for record in core.take_records():
@@ -68,6 +70,17 @@ def _learn(node: Node) -> None:
                 metrics.write(record)
 
 
+@contextlib.contextmanager
+def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
+    """Write it as the run's policy if training diverges; checkpoints are then from before it, too."""
+    try:
+        yield
+    except DivergenceError:
+        if core.good:
+            files.write_atomically(node.run.policy_file, core.good)
+        raise
+
+
 def _keep_best(node: Node, payload: bytes, mean: float) -> None:
     """Write the best policy so far, with the return that made it so."""
     bundle = Bundle.decode(payload)
@@ -83,7 +96,7 @@ def _best_return(node: Node) -> float:
 
 def _provenance(config: Config) -> dict[str, Any]:
     return {
-        "algorithm": "TD3",
+        "algorithm": config.learner.algorithm.upper(),
         "task": config.task,
         "seed": config.seed,
         "config": config.to_yaml(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,23 +22,24 @@ class Batch(NamedTuple):
     Attributes:
         observation: [B, O], in the units of the robot's channels.
         action: [B, A], normalised to [-1, 1].
-        reward: [B, 1].
+        reward: [B, 1], of one step, or the discounted sum of several.
         next_observation: [B, O].
-        not_terminated: [B, 1], 0 where the episode terminated and 1 elsewhere, truncations included.
+        discount: [B, 1], what the value of the next observation counts: γ to the power of the steps that lie between, 0
+            where the episode terminated.
     """
 
     observation: Tensor
     action: Tensor
     reward: Tensor
     next_observation: Tensor
-    not_terminated: Tensor
+    discount: Tensor
 
 
 class ReplayBuffer:
     """The last ``capacity`` transitions, drawn from uniformly and with replacement.
 
-    A transition is one row ``[observation | action | reward | not_terminated | next_observation]``: a random batch
-    then costs one gather of whole rows, a quarter of the time of five gathers from five arrays.
+    A transition is one row ``[observation | action | reward | discount | next_observation]``: a random batch then
+    costs one gather of whole rows, a quarter of the time of five gathers from five arrays.
 
     Args:
         capacity: how many transitions are kept, at least 1.
@@ -69,7 +70,7 @@ class ReplayBuffer:
         self._observation = slice(0, observation_size)
         self._action = slice(observation_size, end)
         self._reward = slice(end, end + 1)
-        self._not_terminated = slice(end + 1, end + 2)
+        self._discount = slice(end + 1, end + 2)
         self._next_observation = slice(end + 2, end + 2 + observation_size)
         self.storage = storage(capacity, row_size(observation_size, action_size))
         self._rows = self.storage.rows
@@ -85,7 +86,7 @@ class ReplayBuffer:
         action: Float32,
         reward: Float32,
         next_observation: Float32,
-        terminated: NDArray[np.bool_],
+        discount: Float32,
     ) -> None:
         """Store M transitions in order; the oldest make room.
 
@@ -93,12 +94,12 @@ class ReplayBuffer:
             observation, next_observation: float32[M, O].
             action: float32[M, A], normalised to [-1, 1].
             reward: float32[M].
-            terminated: bool[M]; False for an episode that was truncated.
+            discount: float32[M]; 0 where the episode terminated, not where it was truncated.
 
         Raises:
             ValueError: the shapes do not belong together.
         """
-        rows = self._pack(observation, action, reward, next_observation, terminated)
+        rows = self._pack(observation, action, reward, next_observation, discount)
         start = self.total_added + max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         first = start % self.capacity
@@ -108,14 +109,12 @@ class ReplayBuffer:
         self.total_added = start + len(rows)
 
     def sample(self, batch_size: int) -> Batch:
-        """``batch_size`` transitions, each drawn uniformly from all that are stored, in memory of their own.
+        """``batch_size`` transitions, drawn from all that are stored, with replacement, in memory of their own.
 
         Raises:
             ValueError: the buffer is empty.
         """
-        if not self.total_added:
-            raise ValueError("the replay buffer is empty: there is nothing to sample")
-        chosen = self._random.integers(0, len(self), batch_size)
+        chosen = self.draw(batch_size)
         # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
         # matrix products add up, so that equal batches give equal bits.
         rows = torch.empty((batch_size, self._rows.shape[1]))
@@ -125,10 +124,23 @@ class ReplayBuffer:
             rows[:, self._action],
             rows[:, self._reward],
             rows[:, self._next_observation],
-            rows[:, self._not_terminated],
+            rows[:, self._discount],
         )
 
-    def state(self) -> tuple[dict[str, Float32], dict[str, Any]]:
+    def draw(self, batch_size: int) -> NDArray[np.int64]:
+        """Which rows the next batch has.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if not self.total_added:
+            raise ValueError("the replay buffer is empty: there is nothing to sample")
+        return self._random.integers(0, len(self), batch_size)
+
+    def learned(self, errors: Sequence[Tensor]) -> None:
+        """Hear what errors the critics had on the newest sample, float32[B, 1] each; nothing to uniform sampling."""
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
 
         ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
@@ -195,7 +207,7 @@ class ReplayBuffer:
         action: Float32,
         reward: Float32,
         next_observation: Float32,
-        terminated: NDArray[np.bool_],
+        discount: Float32,
     ) -> Float32:
         count = len(observation)
         rows = np.empty((count, self._rows.shape[1]), np.float32)
@@ -203,7 +215,7 @@ class ReplayBuffer:
             ("observation", self._observation, observation),
             ("action", self._action, action),
             ("reward", self._reward, reward[:, None]),
-            ("not_terminated", self._not_terminated, ~terminated[:, None]),
+            ("discount", self._discount, discount[:, None]),
             ("next_observation", self._next_observation, next_observation),
         ):
             expected = (count, columns.stop - columns.start)

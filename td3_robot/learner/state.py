@@ -32,13 +32,16 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
 
     Raises:
         BundleError: no robot has been seen yet.
+        DivergenceError: training has diverged; what is saved already is better.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")
-    td3_arrays, td3 = core.td3.state()
-    replay_arrays, replay = core.replay.state()
-    arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
-    arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
+    core.check()
+    arrays: Arrays = {}
+    parts: dict[str, Any] = {}
+    for name, part in core.training.parts().items():
+        part_arrays, parts[name] = part.state()
+        arrays |= {f"{name}.{key}": array for key, array in part_arrays.items()}
     arrays |= {f"{_SIMULATOR}{name}": _array(payload) for name, payload in core.rounds.newest.items()}
     pending = list(core.evaluations.pending.values())
     sent = list(core.sent) if core.lockstep else []
@@ -46,8 +49,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     arrays |= {f"{_SENT}{item.version}": _array(item.payload) for item in sent}
     return arrays, {
         "spec": core.spec.describe(),
-        "td3": td3,
-        "replay": replay,
+        "parts": parts,
         "env_steps": core.env_steps,
         "version": core.version,
         "published_at": core.published_at,
@@ -93,8 +95,8 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             core.begin(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"checkpoint of another robot: {difference}")
-        core.td3.restore(_part(arrays, "td3."), scalars["td3"])
-        core.replay.restore(_part(arrays, "replay."), scalars["replay"])
+        for name, part in core.training.parts().items():
+            part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
         core.env_steps = scalars["env_steps"]
         core.version = scalars["version"]
         core.published_at = scalars["published_at"]

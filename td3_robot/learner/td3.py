@@ -1,8 +1,12 @@
-"""TD3: twin delayed deep deterministic policy gradient (Fujimoto, van Hoof and Meger 2018, algorithm 1)."""
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto, van Hoof and Meger 2018, algorithm 1).
+
+Without its three additions it is DDPG (Lillicrap et al. 2016, algorithm 1).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,26 +15,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.config import LearnerConfig
-from td3_robot.errors import BundleError
+from td3_robot.learner import td3_state
 from td3_robot.learner.compute import critic_thread
+from td3_robot.learner.losses import LOSSES
 from td3_robot.learner.networks import Adam, Network
 from td3_robot.learner.replay import Batch
+from td3_robot.learner.td3_metrics import TD3Metrics
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")
-METRICS = ("critic_loss", "q_mean", "q_target_mean", "actor_loss")
 
 
 class TD3:
-    """An actor and two critics, their targets and their optimisers.
+    """An actor and two critics (one without ``twin_critics``), their targets and their optimisers.
 
     Actions are normalised: -1 and 1 are the limits of each dimension.
 
     Args:
         observation_size, action_size: O and A.
         hidden: the sizes of the hidden layers, of actor and critics alike.
-        config: TD3's parameters, ``precision``, ``threads``, and ``layer_norm`` (in the critics only); no other key
-            plays a part.
+        config: TD3's parameters, ``precision``, ``threads``, ``critic_loss``, ``gradient_clip``, and ``layer_norm`` (in
+            the critics only); no other key plays a part. The discount comes with each transition.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
         device: where the networks live. Batches may lie elsewhere.
 
@@ -50,7 +55,7 @@ class TD3:
         self.config = config
         self.updates = 0
         self._device = torch.device(device)
-        self._random = torch.Generator(self._device).manual_seed(seed)
+        self.random = torch.Generator(self._device).manual_seed(seed)
         self._action_columns = slice(observation_size, observation_size + action_size)
 
         def actor() -> Network:
@@ -59,51 +64,58 @@ class TD3:
 
         def critics() -> Network:
             sizes = [observation_size + action_size, *hidden, 1]
-            names, dtype = ["critic1", "critic2"], DTYPES[config.precision]
+            names, dtype = ["critic1", "critic2"][: 1 + config.twin_critics], DTYPES[config.precision]
             return Network(names, sizes, layer_norm=config.layer_norm, dtype=dtype, device=device)
 
         self.actor, self.actor_target = actor(), actor()
         self.critics, self.critics_target = critics(), critics()
         for network, target in ((self.actor, self.actor_target), (self.critics, self.critics_target)):
-            network.initialise(self._random)
+            network.initialise(self.random)
             target.track(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
-        self._actor_adam = Adam(self.actor, config.learning_rate)
-        self._critics_adam = Adam(self.critics, config.learning_rate)
-        self._sums = torch.zeros(len(METRICS), device=self._device)
-        self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
-        self._second = critic_thread(config.threads) if self._device.type == "cpu" else None
+        self.actor_adam = Adam(self.actor, config.learning_rate, config.gradient_clip)
+        self.critics_adam = Adam(self.critics, config.learning_rate, config.gradient_clip)
+        self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay)
+        self._loss = LOSSES[config.critic_loss]
+        parallel = config.twin_critics and self._device.type == "cpu"
+        self._second = critic_thread(config.threads) if parallel else None
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""
-        self._actor_adam.learning_rate = self._critics_adam.learning_rate = rate
+        self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
 
-    def update(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> list[Tensor]:
         """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
 
         Args:
             batch: B transitions; see :class:`Batch` for shapes and ranges.
+
+        Returns:
+            The errors Q(s, a) - y that each critic had: float32[B, 1], on the device.
         """
         config = self.config
-        s, a, r, s2, not_terminated = (tensor.to(self._device) for tensor in batch)
+        s, a, r, s2, discount = (tensor.to(self._device) for tensor in batch)
 
         # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
-        noise = torch.randn(a.shape, generator=self._random, device=self._device).mul_(config.target_noise)
-        noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
-        a2 = self.actor_target.forward(s2)[0].tanh_().add_(noise).clamp_(-1.0, 1.0)
+        a2 = self.actor_target.forward(s2)[0].tanh_()
+        if config.target_noise:
+            noise = torch.randn(a.shape, generator=self.random, device=self._device).mul_(config.target_noise)
+            noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+            a2.add_(noise).clamp_(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
-        (next1, (q1, trace1)), (next2, (q2, trace2)) = self._each_critic(
-            lambda head: (self.critics_target.forward(s2a2, head)[0], self.critics.forward(sa, head))
+        each = self._each_critic(
+            lambda head: (self.critics_target.forward(s2a2, head)[0], *self.critics.forward(sa, head))
         )
-        y = r + config.discount * not_terminated * torch.minimum(next1, next2)
+        y = r + discount * reduce(torch.minimum, [next_q for next_q, _, _ in each])
 
-        # Critics: minimise the sum over both of the batch's mean (Q(s, a) - y)²
-        traces, errors = (trace1, trace2), (q1 - y, q2 - y)
-        self._each_critic(lambda head: self.critics.backward(traces[head], errors[head] * (2 / len(y))))
-        self._critics_adam.step()
+        # Critics: minimise the sum over both of the batch's mean loss of Q(s, a) - y
+        errors, traces = [q - y for _, q, _ in each], [trace for _, _, trace in each]
+        self._each_critic(lambda head: self.critics.backward(traces[head], self._loss.slope(errors[head]) / len(y)))
+        self.critics_adam.step()
         self.updates += 1
-        loss = (errors[0].square() + errors[1].square()).mean()
-        self._count(critic_loss=loss, q_mean=q1.mean(), q_target_mean=y.mean())
+        loss = reduce(torch.add, map(self._loss.value, errors)).mean()
+        self.measured.count(critic_loss=loss, q_mean=each[0][1].mean(), q_target_mean=y.mean())
+        self.measured.keep(targets=y)
 
         if self.updates % config.policy_delay == 0:
             # Delayed policy: minimise the batch's mean -Q1(s, π(s))
@@ -112,21 +124,23 @@ class TD3:
             q, trace = self.critics.forward(torch.cat((s, pi), 1), 0)
             d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(q)), self._action_columns)
             self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
-            self._actor_adam.step()
-            self._count(actor_loss=-q.mean())
+            self.actor_adam.step()
+            self.measured.count(actor_loss=-q.mean())
+            self.measured.keep(policy=pi)
 
             self.critics_target.track(self.critics, config.polyak)
             self.actor_target.track(self.actor, config.polyak)
             if config.policy_average:  # a plain mean at first, so that it does not drag the initial weights along
                 made = self.updates // config.policy_delay
                 self.actor_average.track(self.actor, max(config.policy_average, 1 / made))
+        return errors
 
-    def _each_critic(self, work: Callable[[int], Result]) -> tuple[Result, Result]:
-        """``work`` of critic 0 and of critic 1: with two threads at the same time, and always with the same result."""
+    def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
+        """``work`` of critic 0, 1: with two threads at the same time, and always with the same result."""
         if self._second is None:
-            return work(0), work(1)
+            return [work(head) for head in range(1 + self.config.twin_critics)]
         other = self._second.submit(work, 1)
-        return work(0), other.result()
+        return [work(0), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
         """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.
@@ -134,28 +148,31 @@ class TD3:
         Hidden layers are followed by ReLU, the last by tanh.
         """
         source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
-        return {name: _array(tensor) for name, tensor in source.named.items()}
+        return {name: td3_state.array(tensor) for name, tensor in source.named.items()}
 
-    def metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call; ``actor_loss`` over those that had one. 0 where there was none.
+    def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device, of float32[B, O] and float32[B, A]."""
+        s = observation.to(self._device)
+        a = self.actor.forward(s)[0].tanh_() if action is None else action.to(self._device)
+        return self.critics.forward(torch.cat((s, a), 1), 0)[0]
 
-        ``critic_loss`` is the sum of both critics' mean squared errors, ``q_mean`` the first critic's value of the
-        batch, ``q_target_mean`` the value it should have had. Only here does the device's work come back to Python.
+    def metrics(self, *, clear: bool = True) -> dict[str, float]:
+        """Means over the updates since the last call, and gauges of the newest update; 0 where there was none.
+
+        Means: ``critic_loss``, the sum over the critics; ``q_mean``, the first critic's value of the batch, and
+        ``q_target_mean``, the value it should have had; ``actor_loss``, over the updates that had one. Gauges:
+        ``q_target_size``, the mean size of y; ``action_saturation``, the fraction of π(s) within 1 % of a limit;
+        ``critic_gradient_norm`` (all critics) and ``actor_gradient_norm``, before clipping. Only here does the device's
+        work come back to Python. Without ``clear`` the means go on.
         """
-        updates = self.updates - self._sums_since
-        delay = self.config.policy_delay
-        actor_updates = self.updates // delay - self._sums_since // delay
-        counts = [max(1, actor_updates if name == "actor_loss" else updates) for name in METRICS]
-        means = {name: total / count for name, total, count in zip(METRICS, self._sums.tolist(), counts, strict=True)}
-        self._sums.zero_()
-        self._sums_since = self.updates
-        return means
+        metrics = self.measured.means(self.updates) | self.measured.read_gauges()
+        if clear:
+            self.measured.clear(self.updates)
+        return metrics
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of everything :meth:`restore` needs: float32 arrays (the generator's is uint8) and JSON scalars."""
-        arrays: dict[str, NDArray[Any]] = {name: _array(tensor) for name, tensor in self._tensors().items()}
-        arrays["generator"] = self._random.get_state().numpy().copy()
-        return arrays, {"updates": self.updates, "sums_since": self._sums_since}
+        return td3_state.state(self)
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
         """Become the TD3 whose :meth:`state` this is: updates go on bit for bit as if it had never stopped.
@@ -163,49 +180,4 @@ class TD3:
         Raises:
             BundleError: the state is incomplete, damaged or of other networks; nothing has changed then.
         """
-        tensors = self._tensors()
-        for name, tensor in tensors.items():
-            array = arrays.get(name)
-            if array is None or array.shape != tensor.shape or array.dtype != np.float32:
-                found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-                raise BundleError(f"TD3 state: {name!r} is {found}; float32{list(tensor.shape)} belongs there")
-        try:
-            updates, sums_since = int(scalars["updates"]), int(scalars["sums_since"])
-            self._random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise BundleError(f"TD3 state: {type(error).__name__} {error}") from None
-        for name, tensor in tensors.items():
-            tensor.copy_(torch.tensor(arrays[name]))
-        for network in (self.actor, self.actor_target, self.critics, self.critics_target):
-            network.refresh()
-        self.updates, self._sums_since = updates, sums_since
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Every float32 tensor of the state, by a name of the form ``ROLE/HEAD.LAYER.weight``."""
-        tensors = {"metrics": self._sums}
-        for network, target, optimiser in (
-            (self.actor, self.actor_target, self._actor_adam),
-            (self.critics, self.critics_target, self._critics_adam),
-        ):
-            for role, vector in (
-                ("online", network.flat),
-                ("target", target.flat),
-                ("adam_mean", optimiser.mean),
-                ("adam_square", optimiser.square),
-            ):
-                tensors |= {f"{role}/{name}": view for name, view in network.layout.views(vector).items()}
-        if self.config.policy_average:
-            average = self.actor.layout.views(self.actor_average.flat)
-            tensors |= {f"average/{name}": view for name, view in average.items()}
-        tensors["adam_count/actor"] = self._actor_adam.count
-        tensors["adam_count/critics"] = self._critics_adam.count
-        return tensors
-
-    def _count(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self._sums[METRICS.index(name)] += value
-
-
-def _array(tensor: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = tensor.detach().cpu().numpy().copy()
-    return array
+        td3_state.restore(self, arrays, scalars)

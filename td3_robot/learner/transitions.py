@@ -19,6 +19,7 @@ class Transitions:
     """M transitions, one row each.
 
     Attributes:
+        robot: int[M], the robot of each, ascending: its index in the arrays of the Step.
         observation, next_observation: float32[M, O].
         action: float32[M, A], the action really applied, in the unit of its channel.
         reward: float32[M].
@@ -26,6 +27,7 @@ class Transitions:
         ended: the returns (float) of the episodes that ended here and were seen whole.
     """
 
+    robot: NDArray[np.intp]
     observation: Float32
     action: Float32
     reward: Float32
@@ -89,6 +91,7 @@ class Assembler:
         self.counters["transitions"] += int(joined.sum())
         previous = last if last is not None and joined.any() else step
         return Transitions(
+            robot=np.flatnonzero(joined),
             observation=previous.observation[joined],
             action=step.action[joined],
             reward=step.reward[joined],

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from td3_robot.bundle import Bundle
+from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.specs import Float32
 
 
 class Actor:
-    """Deterministic policy network: ReLU layers, tanh, scaled to the action limits of the robot."""
+    """Deterministic policy network: observations normalised if the bundle says so, ReLU layers, tanh, scaled to the
+    action limits of the robot.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
         self._biases = [bundle.tensors[f"actor.{i}.bias"] for i in range(layers)]
+        self._mean = bundle.tensors.get(OBSERVATION_MEAN)
+        self._std = bundle.tensors.get(OBSERVATION_STD)
         low, high = bundle.spec.action_low, bundle.spec.action_high
         self.low, self.high = low, high
         self.half: Float32 = (high - low) / np.float32(2)
@@ -36,6 +40,8 @@ class Actor:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]
         x = observation
+        if self._mean is not None and self._std is not None:
+            x = np.clip((x - self._mean) / self._std, -OBSERVATION_CLIP, OBSERVATION_CLIP)
         last = len(self._weights) - 1
         for layer, out in enumerate(self._activations):
             np.matmul(x, self._weights[layer], out=out)

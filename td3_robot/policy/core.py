@@ -276,11 +276,12 @@ class PolicyCore:
             robots, actions = step.action.shape
             noise = Noise(self.seed, step.source, step.incarnation, robots, actions)
             self._noise[peer] = step.incarnation, noise
-        drawn = noise(kind, step.episode, step.episode_step)
+        exploration = policy.bundle.exploration
+        drawn = noise(kind, step.episode, step.episode_step, exploration.theta)
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)
         else:
-            action = actor(step.observation) + drawn * (np.float32(policy.bundle.exploration.scale) * actor.half)
+            action = actor(step.observation) + drawn * (noise.scales(exploration.scale) * actor.half)
         clipped: Float32 = np.clip(action, actor.low, actor.high, out=action)
         return clipped
 

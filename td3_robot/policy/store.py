@@ -13,7 +13,12 @@ from td3_robot.safety import SafetyConfig, joined
 
 _KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
 
-_KINDS = {"none": NoiseKind.NONE, "gaussian": NoiseKind.GAUSSIAN, "uniform": NoiseKind.UNIFORM}
+_KINDS = {
+    "none": NoiseKind.NONE,
+    "gaussian": NoiseKind.GAUSSIAN,
+    "uniform": NoiseKind.UNIFORM,
+    "ornstein_uhlenbeck": NoiseKind.ORNSTEIN_UHLENBECK,
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,8 +79,8 @@ class Adam:
 class ReferenceTD3:
     """Algorithm 1 of the paper, on normalised actions.
 
-    ``nets`` has ``actor``, ``critic1`` and ``critic2``; the targets start as copies. ``constants`` are the fields of
-    LearnerConfig.
+    ``nets`` has ``actor``, ``critic1`` and (not for DDPG) ``critic2``; the targets start as copies. ``constants`` are
+    the fields of LearnerConfig.
     """
 
     def __init__(self, nets: dict[str, Net], constants: Any) -> None:
@@ -88,30 +88,43 @@ class ReferenceTD3:
         self.targets = {name: [dict(layer) for layer in net] for name, net in nets.items()}
         self.adams = {name: Adam(net, constants.learning_rate) for name, net in nets.items()}
         self.constants = constants
+        self.critics = sorted(name for name in nets if name.startswith("critic"))
         self.updates = 0
+        self.norms: dict[str, float] = {}  # of each network's newest gradient, before it was clipped
         self.critic_loss = self.actor_loss = self.q_mean = self.q_target_mean = 0.0
 
-    def update(self, s: Array, a: Array, r: Array, s2: Array, terminated: Array, noise: Array) -> None:
-        """One step of lines 5 to 15; ``noise`` is standard normal [B, A], ``r`` and ``terminated`` are [B]."""
+    def update(self, s: Array, a: Array, r: Array, s2: Array, discount: Array, noise: Array) -> Array:
+        """One step of lines 5 to 15; ``noise`` is standard normal [B, A], ``r`` and ``discount`` are [B].
+
+        Returns each critic's errors before the step, [critics, B].
+        """
         c, count = self.constants, len(s)
         noise = np.clip(noise * c.target_noise, -c.target_noise_clip, c.target_noise_clip)
         a2 = np.clip(np.tanh(forward(self.targets["actor"], s2)[0]) + noise, -1, 1)
-        q_next = np.minimum(*(forward(self.targets[n], np.hstack((s2, a2)))[0][:, 0] for n in ("critic1", "critic2")))
-        y = np.array([r[i] if terminated[i] else r[i] + c.discount * q_next[i] for i in range(count)])
+        q_next = [forward(self.targets[name], np.hstack((s2, a2)))[0][:, 0] for name in self.critics]
+        y = np.array([r[i] + discount[i] * min(q[i] for q in q_next) for i in range(count)])
         self.critic_loss = 0.0
-        for name in ("critic1", "critic2"):
+        errors = []
+        for name in self.critics:
             q, memory = forward(self.nets[name], np.hstack((s, a)))
             error = q[:, 0] - y
-            self.critic_loss += np.mean(error**2)
+            errors.append(error)
+            if c.critic_loss == "mse":
+                # L = Σ_b (q_b - y_b)² / B, so dL/dq_b = 2 (q_b - y_b) / B; y is a constant
+                losses, slope = error**2, 2 * error
+            else:
+                # Huber 1964: e²/2 with the derivative e for |e| ≤ 1, |e| - 1/2 with the derivative ±1 beyond
+                losses = np.array([e * e / 2 if abs(e) <= 1 else abs(e) - 0.5 for e in error])
+                slope = np.array([e if abs(e) <= 1 else np.sign(e) for e in error])
+            self.critic_loss += np.mean(losses)
             if name == "critic1":
                 self.q_mean = float(q.mean())
-            # L = Σ_b (q_b - y_b)² / B, so dL/dq_b = 2 (q_b - y_b) / B; y is a constant
-            gradients, _ = backward(self.nets[name], memory, (2 * error / count)[:, None])
-            self.adams[name].step(self.nets[name], gradients)
+            gradients, _ = backward(self.nets[name], memory, (slope / count)[:, None])
+            self.step(name, gradients)
         self.q_target_mean = float(y.mean())
         self.updates += 1
         if self.updates % c.policy_delay:
-            return
+            return np.array(errors)
         output, actor_memory = forward(self.nets["actor"], s)
         pi = np.tanh(output)
         q, memory = forward(self.nets["critic1"], np.hstack((s, pi)))
@@ -119,8 +132,18 @@ class ReferenceTD3:
         # L = -Σ_b Q1(s_b, π_b) / B: dL/dq_b = -1/B, through the critic to the action, and d tanh(u)/du = 1 - tanh(u)²
         _, d_input = backward(self.nets["critic1"], memory, np.full((count, 1), -1 / count))
         gradients, _ = backward(self.nets["actor"], actor_memory, d_input[:, s.shape[1] :] * (1 - pi**2))
-        self.adams["actor"].step(self.nets["actor"], gradients)
+        self.step("actor", gradients)
         for name, target in self.targets.items():
             for layer, moving in zip(self.nets[name], target, strict=True):
                 for key in layer:
                     moving[key] = (1 - c.polyak) * moving[key] + c.polyak * layer[key]
+        return np.array(errors)
+
+    def step(self, name: str, gradients: Net) -> None:
+        """Adam, after the gradient of this network has been scaled to a norm of at most ``gradient_clip``."""
+        norm = np.sqrt(sum(float((value**2).sum()) for layer in gradients for value in layer.values()))
+        self.norms[name] = float(norm)
+        if self.constants.gradient_clip is not None and norm > self.constants.gradient_clip:
+            scale = self.constants.gradient_clip / norm
+            gradients = [{key: scale * value for key, value in layer.items()} for layer in gradients]
+        self.adams[name].step(self.nets[name], gradients)

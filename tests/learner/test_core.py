@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +15,12 @@ import pytest
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
-from td3_robot.errors import BundleError, ConfigError
+from td3_robot.errors import BundleError, ConfigError, DivergenceError
+from td3_robot.learner import core as learner_core
 from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
+from td3_robot.policy.actor import Actor
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Output, Peer, hello
@@ -148,7 +152,7 @@ def test_actions_are_stored_normalised(world: World) -> None:
     world.join(sim)
     world.give(sim, world.make_step(0))
     world.give(sim, world.make_step(1, action=np.array([[2, -0.25]], np.float32)))
-    assert world.core.replay.sample(1).action.tolist() == [[0.5, -0.5]]
+    assert world.core.training.replay.sample(1).action.tolist() == [[0.5, -0.5]]
 
 
 def test_a_step_in_another_name_is_not_taken(world: World) -> None:
@@ -200,8 +204,6 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     for sequence in range(25):
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
     arrays, scalars = state.save(world.core, world.time)
-    import json
-
     scalars = json.loads(json.dumps(scalars))  # as a file would hold them
     other = World(state.restored(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
@@ -254,7 +256,7 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
         world.give(sim, world.make_step(sequence))
         assert (world.core.learning_rate == 0.001) == (sequence <= 30)
     assert world.core.learning_rate == pytest.approx(0.0007)
-    for adam in (world.core.td3._actor_adam, world.core.td3._critics_adam):
+    for adam in (world.core.training.td3.actor_adam, world.core.training.td3.critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
@@ -305,12 +307,143 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     world.join(sim)
     for sequence in range(14):
         world.give(sim, world.make_step(sequence))
-    world.core.td3.update(world.core.replay.sample(4))
+    world.core.training.td3.update(world.core.training.replay.sample(4))
     before = world.core.version
     assert world.core.final_bundle().provenance["version"] == before + 1
-    world.core.td3.actor.flat.fill_(float("nan"))
-    with pytest.raises(BundleError, match=r"training diverged: .* not|no longer finite"):
+    world.core.training.td3.actor.flat.fill_(float("nan"))
+    with pytest.raises(DivergenceError, match=r"training diverged: the policy's weights are no longer finite \("):
         world.core.bundle()
+    world.core.training.td3.critics.flat.fill_(float("nan"))
+    world.core.training.td3.update(world.core.training.replay.sample(4))
+    with pytest.raises(DivergenceError, match="critic_loss is nan"):
+        state.save(world.core, 0.0)  # nothing of it goes into a checkpoint
+
+
+def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
+    spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 29,700 are not."""
+    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 20)
+    world = World(LearnerCore(config(publish_every=1000)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+
+    def run(first: int, last: int) -> None:
+        for sequence in range(first, last):
+            step = make_step(sequence, reward=np.ones(1, np.float32), observation=np.zeros((1, 3), np.float32))
+            world.give(sim, step)
+            world.idle(2)
+
+    run(0, 39)
+    [record] = [item for item in world.core.take_records() if item["kind"] == "train"]
+    assert record["q_target_size"] < 10
+    assert record["critic_gradient_norm"] > 0
+    good = world.core.good
+    assert good is not None
+    assert Bundle.decode(good).provenance["env_steps"] == 20
+    for name in ("critic1.1.bias", "critic2.1.bias"):
+        world.core.training.td3.critics_target.named[name].fill_(30_000)
+    message = (
+        r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
+        r"100 times .* rewards of 1 can add up to \(after 40 steps .*kept: the policy of 20 steps and the checkpoints"
+    )
+    with pytest.raises(DivergenceError, match=message):
+        run(39, 43)
+    assert world.core.good == good
+    with pytest.raises(DivergenceError):
+        state.save(world.core, world.time)
+
+
+def test_every_metric_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 10)
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
+    world.core.next_record = 10
+    world.join(sim)
+    for sequence in range(3):  # an episode of two steps, so that there are returns
+        world.give(sim, world.make_step(sequence, phase=np.array([(0, 1, 2)[sequence]], np.uint8)))
+    for sequence in range(3, 30):
+        number = np.array([sequence - 3], np.uint32)
+        begins = np.array([0 if sequence == 3 else 1], np.uint8)
+        step = world.make_step(sequence, phase=begins, episode=np.ones(1, np.uint64), episode_step=number)
+        world.give(sim, step)
+        world.idle()
+    [weights] = published(world.join(judge))
+    world.give(judge, Evaluation(weights.version, 20, 10, np.array([1.0]), np.array([5], np.uint32)))
+    keys = {key for record in world.core.take_records() for key in record}
+    assert {"return_expected_mean", "steps_per_s", "return_mean", "eval_length_mean"} <= keys
+    assert not {key for key in keys if f"`{key}`" not in document}
+
+
+OPTIONS = {
+    "n_step": 3,
+    "replay": "lap",
+    "critic_loss": "huber",
+    "gradient_clip": 1.0,
+    "normalise_observations": True,
+    "layer_norm": True,
+    "twin_critics": False,
+}
+
+
+def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Episodes of 7 steps: windows of n-step returns are under way when the state is taken, after 24 transitions."""
+
+    def step(sequence: int) -> Step:
+        episode, number = divmod(sequence, 8)
+        random = np.random.default_rng(sequence)
+        return make_step(
+            sequence,
+            phase=np.array([0 if number == 0 else 2 if number == 7 else 1], np.uint8),
+            episode=np.array([episode], np.uint64),
+            episode_step=np.array([number], np.uint32),
+            observation=random.normal(3, 5, (1, 3)).astype(np.float32),
+            reward=random.normal(0, 3, 1).astype(np.float32),
+        )
+
+    world = World(LearnerCore(config(**OPTIONS)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(29):
+        world.give(sim, step(sequence))
+        world.idle(2)
+    assert (world.core.env_steps, len(world.core.training.replay)) == (25, 23)  # of the last 4 steps 2 wait for more
+    arrays, scalars = state.save(world.core, world.time)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    scalars = json.loads(json.dumps(scalars))
+    other = World(state.restored(config(**OPTIONS), dict(arrays), scalars), spec, make_step)
+    for item in (world, other):
+        item.join(sim)
+        for sequence in range(28, 50):
+            item.give(sim, step(sequence))
+            item.idle(2)
+    mine, theirs = state.save(world.core, 0.0)[0], state.save(other.core, 0.0)[0]
+    assert world.core.updates == other.core.updates > 25
+    # Weights that an evaluator has yet to see are named by their version, of which a restored learner makes a new one.
+    named = {name for name in mine if not name.startswith("pending.")}
+    assert named == {name for name in theirs if not name.startswith("pending.")}
+    for name in named:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    tensors = world.core.bundle().tensors
+    assert tensors["observation.mean"].shape == (3,)
+    assert all(np.array_equal(tensors[name], tensor) for name, tensor in other.core.bundle().tensors.items())
+
+
+def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Through the bundle's bytes: the numpy actor acts as the learner's own actor does on the normalised batch."""
+    world = World(LearnerCore(config(normalise_observations=True)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(30):
+        world.give(sim, make_step(sequence, observation=np.array([[sequence, 1e3 - sequence, 2]], np.float32)))
+        world.idle()
+    core = world.core
+    batch = core.training.replay.sample(16)
+    assert core.training.normaliser
+    seen = core.training.td3.actor.forward(core.training.normaliser(batch).observation)[0].tanh().numpy()
+    actor = Actor(Bundle.decode(core.bundle().encode()))
+    np.testing.assert_allclose(actor(batch.observation.numpy()), seen * actor.half + actor.middle, atol=1e-6)
+    assert seen.std(0).max() > 1e-3
 
 
 def test_safety_settings_go_into_its_policies_or_are_refused_at_once(

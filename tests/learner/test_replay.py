@@ -20,21 +20,27 @@ O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
 
 def transitions(first: int, count: int) -> tuple[Any, ...]:
-    """Arguments of ``add``: every number of transition i is i with a distinct fraction; every third one terminates."""
+    """Arguments of ``add``: every number of transition i is i with a distinct fraction; every third has discount 0."""
     i = np.arange(first, first + count, dtype=np.float32)
     observation = i[:, None] + np.array([0.125, 0.25, 0.375], np.float32)
     action = i[:, None] + np.array([0.5, 0.625], np.float32)
-    return observation, action, i + np.float32(0.75), observation + np.float32(0.03125), i % 3 == 0
+    return (
+        observation,
+        action,
+        i + np.float32(0.75),
+        observation + np.float32(0.03125),
+        np.where(i % 3 == 0, 0, 0.5).astype(np.float32),
+    )
 
 
 def rows_of(batch: Batch) -> np.ndarray[Any, Any]:
-    """[B, O + A + 1 + O + 1]: observation, action, reward, next observation, not terminated."""
+    """[B, O + A + 1 + O + 1]: observation, action, reward, next observation, discount."""
     return np.hstack([tensor.numpy() for tensor in batch])
 
 
 def expected_row(i: int) -> list[float]:
     o = [i + 0.125, i + 0.25, i + 0.375]
-    return [*o, i + 0.5, i + 0.625, i + 0.75, *(x + 0.03125 for x in o), float(i % 3 != 0)]
+    return [*o, i + 0.5, i + 0.625, i + 0.75, *(x + 0.03125 for x in o), 0.5 * (i % 3 != 0)]
 
 
 @settings(deadline=None, max_examples=150)
@@ -123,7 +129,7 @@ def test_shapes_and_types_of_a_batch() -> None:
         "action": (7, A),
         "reward": (7, 1),
         "next_observation": (7, O),
-        "not_terminated": (7, 1),
+        "discount": (7, 1),
     }
     assert all(tensor.dtype == torch.float32 for tensor in batch)
     before = rows_of(batch).copy()

@@ -14,6 +14,7 @@ from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import TD3
+from td3_robot.learner.td3_metrics import GAUGES, MEANS
 from tests.learner.reference import Net, ReferenceTD3
 
 
@@ -30,7 +31,7 @@ O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the
 
 
 def batches(count: int, seed: int, size: int = B) -> list[Batch]:
-    """Random batches; about a quarter of the transitions terminate, the others go on or are truncated."""
+    """Random batches; a quarter or so of the transitions terminate, the others count the next value by 0.9 to 1."""
     print(f"batches from seed {seed}")
     random = np.random.default_rng(seed)
 
@@ -43,17 +44,19 @@ def batches(count: int, seed: int, size: int = B) -> list[Batch]:
             torch.from_numpy(random.uniform(-1, 1, (size, A)).astype(np.float32)),
             normal(size, 1),
             normal(size, O),
-            torch.from_numpy((random.random((size, 1)) > 0.25).astype(np.float32)),
+            torch.from_numpy(
+                (random.uniform(0.9, 1, (size, 1)) * (random.random((size, 1)) > 0.25)).astype(np.float32)
+            ),
         )
         for _ in range(count)
     ]
 
 
-def noise_to_come(td3: TD3, size: int = B) -> torch.Tensor:
+def noise_to_come(td3: TD3, size: int = B, actions: int = A) -> torch.Tensor:
     """The standard normal numbers float32[B, A] that the next update will draw."""
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(td3.state()[0]["generator"]))
-    return torch.randn((size, A), generator=generator)
+    return torch.randn((size, actions), generator=generator)
 
 
 def nets_of(td3: TD3, role: str = "online") -> dict[str, Net]:
@@ -80,7 +83,16 @@ CONFIGS = {
     "as published": LearnerConfig(learning_rate=1e-3),
     "layer norm": LearnerConfig(learning_rate=1e-3, layer_norm=True),
     "other constants": LearnerConfig(
-        learning_rate=3e-4, discount=0.9, polyak=0.1, target_noise=0.5, target_noise_clip=0.3, policy_delay=3
+        learning_rate=3e-4, polyak=0.1, target_noise=0.5, target_noise_clip=0.3, policy_delay=3
+    ),
+    "DDPG": LearnerConfig(algorithm="ddpg", twin_critics=False, target_noise=0.0, policy_delay=1, learning_rate=1e-3),
+    "one critic": LearnerConfig(twin_critics=False, learning_rate=1e-3),
+    "no smoothing": LearnerConfig(target_noise=0.0, learning_rate=1e-3),
+    "no delay": LearnerConfig(policy_delay=1, learning_rate=1e-3),
+    "Huber": LearnerConfig(critic_loss="huber", learning_rate=1e-3),
+    "clipped": LearnerConfig(gradient_clip=0.2, learning_rate=1e-3),
+    "all at once": LearnerConfig(
+        critic_loss="huber", gradient_clip=0.3, layer_norm=True, policy_delay=1, learning_rate=1e-3
     ),
 }
 
@@ -97,9 +109,10 @@ def test_equals_the_float64_reference(config: LearnerConfig, count: int) -> None
     losses = []
     for batch in batches(count, seed=12):
         noise = noise_to_come(td3).numpy().astype(np.float64)
-        td3.update(batch)
-        s, a, r, s2, on = (tensor.numpy().astype(np.float64) for tensor in batch)
-        reference.update(s, a, r[:, 0], s2, on[:, 0] == 0, noise)
+        errors = td3.update(batch)
+        s, a, r, s2, discount = (tensor.numpy().astype(np.float64) for tensor in batch)
+        expected_errors = reference.update(s, a, r[:, 0], s2, discount[:, 0], noise)
+        np.testing.assert_allclose(torch.cat(errors, 1).numpy().T, expected_errors, atol=1e-4)
         losses.append((reference.critic_loss, reference.q_mean, reference.q_target_mean))
     # A float32 has 24 bits: 6e-8 of the value. Adam divides a gradient by its own size, so a gradient with a relative
     # error of some 1e-6 moves a weight by learning_rate * 1e-6; only gradients near ε = 1e-8, where Adam's first step
@@ -115,6 +128,12 @@ def test_equals_the_float64_reference(config: LearnerConfig, count: int) -> None
     expected = dict(zip(("critic_loss", "q_mean", "q_target_mean"), np.mean(losses, 0), strict=True))
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    critics = [norm for name, norm in reference.norms.items() if name != "actor"]
+    assert metrics["critic_gradient_norm"] == pytest.approx(np.hypot.reduce(critics), rel=1e-4)
+    if config.gradient_clip and count > 1:
+        assert max(critics) > config.gradient_clip  # or nothing was tested
+    if count >= config.policy_delay:
+        assert metrics["actor_gradient_norm"] == pytest.approx(reference.norms["actor"], rel=1e-3)
     if count == config.policy_delay:
         assert metrics["actor_loss"] == pytest.approx(reference.actor_loss, rel=1e-5, abs=1e-5)
 
@@ -142,8 +161,8 @@ def test_a_termination_ignores_what_follows_and_a_truncation_does_not() -> None:
     elsewhere = batch._replace(next_observation=batch.next_observation + 1)
     for on, same in ((torch.zeros(B, 1), True), (torch.ones(B, 1), False)):
         a, b = (TD3(O, A, (24, 16), LearnerConfig(), seed=4) for _ in range(2))
-        a.update(batch._replace(not_terminated=on))
-        b.update(elsewhere._replace(not_terminated=on))
+        a.update(batch._replace(discount=on))
+        b.update(elsewhere._replace(discount=on))
         assert (distance(nets_of(a), nets_of(b)) == 0) is same
 
 
@@ -173,9 +192,10 @@ def test_equals_stable_baselines3(monkeypatch: pytest.MonkeyPatch) -> None:
             layer.bias.data.copy_(network.named[f"{head}.{i}.bias"])
 
     for batch in batches(20, seed=6):
+        batch = batch._replace(discount=0.99 * (batch.discount > 0).float())
         noise = noise_to_come(td3) * config.target_noise
         samples = ReplayBufferSamples(
-            batch.observation, batch.action, batch.next_observation, 1 - batch.not_terminated, batch.reward, None
+            batch.observation, batch.action, batch.next_observation, (batch.discount == 0).float(), batch.reward, None
         )
         td3.update(batch)
         with monkeypatch.context() as patch:
@@ -278,13 +298,45 @@ def test_actor_tensors_are_copies_in_layer_order() -> None:
 
 def test_metrics_are_means_since_the_last_call() -> None:
     td3 = TD3(O, A, (24, 16), LearnerConfig(policy_delay=2), seed=51)
-    assert td3.metrics() == dict.fromkeys(("critic_loss", "q_mean", "q_target_mean", "actor_loss"), 0.0)
+    assert td3.metrics() == dict.fromkeys((*MEANS, *GAUGES), 0.0)
     first, second = batches(2, seed=52)
     td3.update(first)
     assert td3.metrics()["actor_loss"] == 0.0
     td3.update(second)
-    assert td3.metrics()["actor_loss"] != 0.0
-    assert set(td3.metrics().values()) == {0.0}
+    metrics = td3.metrics()
+    assert metrics["actor_loss"] != 0.0
+    assert all(td3.metrics()[name] == 0.0 for name in MEANS)
+    assert all(td3.metrics()[name] == metrics[name] for name in GAUGES)  # of the newest update still
+
+
+def test_gauges_by_hand() -> None:
+    """All rewards 3 and nothing beyond: |y| = 3. An actor whose last bias is +9 in one of three dimensions: 1/3."""
+    td3 = TD3(O, A, (24, 16), LearnerConfig(policy_delay=1), seed=53)
+    td3.actor.named["actor.2.bias"][1] = 9.0  # tanh 9 = 0.99999997
+    td3.actor.refresh()
+    (batch,) = batches(1, seed=54)
+    td3.update(batch._replace(reward=torch.full((B, 1), -3.0), discount=torch.zeros(B, 1)))
+    metrics = td3.metrics()
+    assert metrics["q_target_size"] == 3.0
+    assert metrics["action_saturation"] == pytest.approx(1 / 3)
+
+
+def test_clipping_keeps_the_direction_and_bounds_the_norm() -> None:
+    """A first step of Adam hides a gradient's scale, its first moment is 0.1 g: |g| of each critic is 0.01 then."""
+    plain, clipped = (TD3(O, A, (24, 16), LearnerConfig(gradient_clip=clip), seed=55) for clip in (None, 0.01))
+    (batch,) = batches(1, seed=56)
+    for td3 in (plain, clipped):
+        td3.update(batch)
+    moments, free = nets_of(clipped, "adam_mean"), nets_of(plain, "adam_mean")
+    for name in ("critic1", "critic2"):
+        short, long = (
+            np.concatenate([v.ravel() for layer in m[name] for v in layer.values()]) for m in (moments, free)
+        )
+        assert np.linalg.norm(short) == pytest.approx(0.001, rel=1e-5)
+        np.testing.assert_allclose(short / np.linalg.norm(short), long / np.linalg.norm(long), atol=1e-6)
+    wide = TD3(O, A, (24, 16), LearnerConfig(gradient_clip=1e6), seed=55)
+    wide.update(batch)
+    assert distance(nets_of(wide), nets_of(plain)) == 0
 
 
 @pytest.mark.parametrize(
@@ -297,6 +349,7 @@ def test_metrics_are_means_since_the_last_call() -> None:
         ("generator", np.zeros(10, np.uint8)),
         ("updates", None),
         ("updates", "many"),
+        ("gauges", {"q_target_size": 1.0}),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(name: str, replacement: Any) -> None:
@@ -321,7 +374,7 @@ def test_the_averaged_policy_by_hand(seed: int) -> None:
     rng = np.random.default_rng(seed)
     observation, following = (rng.normal(size=(50, 3)).astype(np.float32) for _ in range(2))
     action = rng.uniform(-1, 1, (50, 2)).astype(np.float32)
-    buffer.add(observation, action, rng.normal(size=50).astype(np.float32), following, np.zeros(50, bool))
+    buffer.add(observation, action, rng.normal(size=50).astype(np.float32), following, np.full(50, 0.99, np.float32))
     assert np.array_equal(td3.actor_tensors(averaged=True)["actor.0.weight"], td3.actor_tensors()["actor.0.weight"])
     expected = np.zeros(0)
     for weight in (1.0, 0.5, 0.4, 0.4):
@@ -350,7 +403,13 @@ def test_two_threads_are_one_to_the_bit(seed: int) -> None:
         rng = np.random.default_rng(seed)
         observation, following = (rng.normal(size=(200, 3)).astype(np.float32) for _ in range(2))
         action = rng.uniform(-1, 1, (200, 2)).astype(np.float32)
-        buffer.add(observation, action, rng.normal(size=200).astype(np.float32), following, rng.random(200) < 0.1)
+        buffer.add(
+            observation,
+            action,
+            rng.normal(size=200).astype(np.float32),
+            following,
+            np.where(rng.random(200) < 0.1, 0, 0.99).astype(np.float32),
+        )
         for _ in range(50):
             td3.update(buffer.sample(32))
         results.append(td3.state()[0])

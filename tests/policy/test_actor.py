@@ -62,3 +62,23 @@ def test_result_is_the_callers(make_bundle: Callable[..., Bundle], rng: np.rando
     kept = first.copy()
     actor(rng.normal(size=(1, 3)).astype(np.float32))
     assert np.array_equal(first, kept)
+
+
+def test_normalised_by_hand() -> None:
+    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) is seen as (2, -2), and (2, 5) as (2, 10), the limit.
+
+    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2); with the limit h = 37 and tanh(18.5) = 1.
+    """
+    spec = RobotSpec(
+        "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 1.0),), 0.02
+    )
+    tensors = {
+        "actor.0.weight": np.array([[2, 3]], np.float32),
+        "actor.0.bias": np.array([3], np.float32),
+        "actor.1.weight": np.array([[0.5]], np.float32),
+        "actor.1.bias": np.array([0], np.float32),
+        "observation.mean": np.array([1, 0], np.float32),
+        "observation.std": np.array([0.5, 0.01], np.float32),
+    }
+    actor = Actor(Bundle(spec, (1,), tensors))
+    np.testing.assert_allclose(actor(np.array([[2, -0.02], [2, 5]], np.float32)), [[0.46211716], [1.0]], rtol=1e-6)

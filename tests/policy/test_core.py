@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.bundle import Bundle, sha256
-from td3_robot.messages import Action, Bye, Step, Weights
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.messages import Action, Bye, NoiseKind, Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.noise import Noise
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Peer, hello
 
@@ -154,3 +155,20 @@ def test_in_lockstep_versions_go_back_with_the_learner(make_bundle: Callable[...
     assert sorted(core.store.held) == [2, 3]
     core.load(4, make_bundle(seed=40))
     assert core.version == 4
+
+
+def test_each_robot_explores_by_its_own_scale_and_kind(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    """An actor of zeros acts in the middle, 1 and 0; half ranges are 2 and 0.5. Scales are small: no clipping."""
+    zeros = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
+    core = PolicyCore(seed=9)
+    exploration = Exploration("ornstein_uhlenbeck", (0.01, 0.03), 0.5)
+    core.step([weights(1, replace(make_bundle(), tensors=zeros, exploration=exploration))], 0.0)
+    [(_, action)] = core.step([(peer, make_step(70, robots=3))], 0.0)
+    assert isinstance(action, Action)
+    assert (action.noise_kind, action.noise_seed) == (3, 9)
+    noise = Noise(9, "sim-0", 0, 3, 2)
+    drawn = noise(NoiseKind.ORNSTEIN_UHLENBECK, np.zeros(3, np.uint64), np.full(3, 70, np.uint32), 0.5)
+    expected = drawn * noise.scales((0.01, 0.03)) * [2, 0.5] + [1, 0]
+    np.testing.assert_allclose(action.action, expected, rtol=1e-5)

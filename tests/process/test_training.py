@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import safetensors.numpy
 from sims.in_process import InProcess
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
+from td3_robot.learner import checkpoint
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -131,6 +133,46 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     assert final["env_steps"] >= 12_000
     # The band is kept over all of it: 0.2 · (12,000 - 500) updates, at most 64 fewer.
     assert 0 <= 0.2 * (final["env_steps"] - 500) - final["updates"] < 64
+
+
+def test_every_option_in_lockstep_over_processes_is_one_process(train: Any, tmp_path: Path) -> None:
+    """What the learner tells the policy server (normalisation, noise by robot and its kind) and what it keeps."""
+    overrides = (
+        "robots=3",
+        "simulators=2",
+        "learner.n_step=3",
+        "learner.replay=lap",
+        "learner.gradient_clip=1",
+        "learner.normalise_observations=true",
+        "learner.replay_ratio=0.5",
+        "exploration.kind=ornstein_uhlenbeck",
+        "exploration.noise=[0.05, 0.3]",
+    )
+    run = train(1000, *overrides, options=("--lockstep", "--seed", "3"))
+    assert run.finish() == 0, run.output()
+    alone = InProcess(configuration.load(tmp_path / "run" / "config.yaml"))
+    alone.run()
+    alone.close()
+    distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
+    expected = alone.learner.final_bundle()
+    assert distributed.provenance["updates"] == alone.learner.updates >= 240  # 0.5 · (1000 - 500)
+    assert "observation.std" in expected.tensors
+    for name, tensor in expected.tensors.items():
+        assert distributed.tensors[name].tobytes() == tensor.tobytes(), name
+
+
+def test_a_training_that_diverges_stops_and_keeps_what_was_good(train: Any, tmp_path: Path) -> None:
+    """A learning rate of 1e9 blows the networks up in a few updates; they begin after 1,500 steps."""
+    run = train(4000, "learner.learning_rate=1e9", "learner.learning_starts=1500", "checkpoint.every=700")
+    assert run.finish() == 2, run.output()
+    assert re.search(r"learner cannot run: training diverged: .*kept: the policy of 1000 steps", run.output())
+    policy = Bundle.load(tmp_path / "run" / "policy.safetensors")
+    assert policy.provenance["env_steps"] == 1000
+    saved = checkpoint.load_newest(tmp_path / "run" / "checkpoint")
+    assert saved is not None
+    _, arrays, scalars = saved
+    assert scalars["env_steps"] < 2100  # 700 and 1400, and not after the record at 2000
+    assert all(np.isfinite(array).all() for array in arrays.values())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""What the critics minimise: a loss of the error δ = Q(s, a) - y, and its slope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Loss(NamedTuple):
+    """A loss of each error, and its derivative; both float32[B, 1] to float32[B, 1]."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+def _huber(error: Tensor) -> Tensor:
+    """δ²/2 for |δ| ≤ 1, |δ| - 1/2 beyond: with c = min(|δ|, 1) both are c (|δ| - c/2)."""
+    size = error.abs()
+    quadratic = size.clamp(max=1.0)
+    return quadratic * (size - quadratic / 2)
+
+
+LOSSES = {
+    "mse": Loss(lambda error: error.square(), lambda error: 2 * error),
+    "huber": Loss(_huber, lambda error: error.clamp(-1.0, 1.0)),
+}

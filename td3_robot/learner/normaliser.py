@@ -1,0 +1,87 @@
+"""Running mean and deviation of the observations, with which networks see them all at one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
+from td3_robot.errors import BundleError
+from td3_robot.learner.replay import Batch
+from td3_robot.specs import Float32
+
+_SMALLEST = 1e-4  # deviation, in the unit of the channel: one that never moved must not be blown up when it does
+
+
+class Normaliser:
+    """Mean and deviation of all observations so far, per channel, updated group by group (Chan et al. 1979).
+
+    The replay buffer keeps raw observations: a batch is normalised as it is drawn, by what is known then.
+
+    Args:
+        observation_size: O.
+    """
+
+    def __init__(self, observation_size: int) -> None:
+        self.count = 0
+        self._mean = np.zeros(observation_size)
+        self._squares = np.zeros(observation_size)  # the sum of (x - mean)²
+        self._refresh()
+
+    def add(self, observations: Float32) -> None:
+        """Take in float32[M, O]."""
+        if not len(observations):
+            return
+        group = observations.astype(np.float64)
+        mean, total = group.mean(0), self.count + len(group)
+        shift = mean - self._mean
+        self._squares += np.square(group - mean).sum(0) + shift * shift * (self.count * len(group) / total)
+        self._mean += shift * (len(group) / total)
+        self.count = total
+        self._refresh()
+
+    def tensors(self) -> dict[str, Float32]:
+        """What a policy bundle carries of it: float32[O] each."""
+        return {OBSERVATION_MEAN: self._offset.numpy().copy(), OBSERVATION_STD: self._scale.numpy().copy()}
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch as the networks are to see it; the same arithmetic in float32 as the policy server's."""
+        offset, scale = (tensor.to(batch.observation.device) for tensor in (self._offset, self._scale))
+        return batch._replace(
+            observation=((batch.observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
+            next_observation=((batch.next_observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
+        )
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of everything :meth:`restore` needs: float64[O] arrays, and scalars fit for JSON."""
+        return {"mean": self._mean.copy(), "squares": self._squares.copy()}, {"count": self.count}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`.
+
+        Raises:
+            BundleError: the state is incomplete, damaged or of another robot; nothing has changed then.
+        """
+        try:
+            mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"state of the observations' mean: {type(error).__name__} {error}") from None
+        for array in (mean, squares):
+            if array.shape != self._mean.shape or array.dtype != np.float64 or not np.isfinite(array).all():
+                raise BundleError(
+                    f"state of the observations' mean: {array.dtype}{list(array.shape)}; finite "
+                    f"float64{list(self._mean.shape)} belong there"
+                )
+        if count < 0 or squares.min(initial=0) < 0:
+            raise BundleError(f"state of the observations' mean: count {count} or a variance is below 0")
+        self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
+        self._refresh()
+
+    def _refresh(self) -> None:
+        std = np.sqrt(self._squares / self.count) if self.count else np.ones_like(self._mean)
+        self._offset = torch.from_numpy(self._mean.astype(np.float32))
+        self._scale = torch.from_numpy(np.maximum(std, _SMALLEST).astype(np.float32))

@@ -1,0 +1,69 @@
+"""What TD3 says of its updates: means that add up on the device, and gauges of the newest update.
+
+Nothing here waits for the device until it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from td3_robot.learner.networks import Adam
+
+MEANS = ("critic_loss", "q_mean", "q_target_mean", "actor_loss")
+GAUGES = ("q_target_size", "action_saturation", "critic_gradient_norm", "actor_gradient_norm")
+_SATURATED = 0.99  # of half the action range
+
+
+class TD3Metrics:
+    """See :meth:`TD3.metrics` for what the names mean.
+
+    Attributes:
+        sums: float32[len(MEANS)], added up since the update ``since``.
+        gauges: as they were last computed.
+    """
+
+    def __init__(self, critics_adam: Adam, actor_adam: Adam, policy_delay: int) -> None:
+        self.sums = torch.zeros(len(MEANS), device=critics_adam.count.device)
+        self.since = 0
+        self.gauges = dict.fromkeys(GAUGES, 0.0)
+        self._adams = {"critic_gradient_norm": critics_adam, "actor_gradient_norm": actor_adam}
+        self._delay = policy_delay
+        self._newest: dict[str, Tensor] = {}
+
+    def count(self, **values: Tensor) -> None:
+        """Add to the sums of these names."""
+        for name, value in values.items():
+            self.sums[MEANS.index(name)] += value
+
+    def keep(self, **values: Tensor) -> None:
+        """Hold on to ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …]."""
+        self._newest |= values
+
+    def means(self, updates: int) -> dict[str, float]:
+        """Means of the updates since ``since`` up to ``updates``, 0 where there was none."""
+        actor_updates = updates // self._delay - self.since // self._delay
+        counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in MEANS]
+        return {name: total / count for name, total, count in zip(MEANS, self.sums.tolist(), counts, strict=True)}
+
+    def read_gauges(self) -> dict[str, float]:
+        """The gauges of the newest update; those that a restored TD3 has not made anew stay as they were saved."""
+        if "targets" in self._newest:
+            self.gauges["q_target_size"] = float(self._newest["targets"].abs().mean())
+            self.gauges["critic_gradient_norm"] = float(self._adams["critic_gradient_norm"].gradient_norm())
+        if "policy" in self._newest:
+            saturated = self._newest["policy"].abs() > _SATURATED
+            self.gauges["action_saturation"] = float(saturated.float().mean())
+            self.gauges["actor_gradient_norm"] = float(self._adams["actor_gradient_norm"].gradient_norm())
+        return dict(self.gauges)
+
+    def clear(self, updates: int) -> None:
+        """Begin new means after this update."""
+        self.sums.zero_()
+        self.since = updates
+
+    def restore(self, since: int, gauges: Mapping[str, float]) -> None:
+        """Go on from saved values; ``sums`` are restored by whoever saved them."""
+        self.since, self.gauges, self._newest = since, dict(gauges), {}

@@ -1,0 +1,109 @@
+"""What learns: the networks, the replay buffer, and what stands between them and the stream of transitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from td3_robot.config import Config
+from td3_robot.learner import compute
+from td3_robot.learner.divergence import Divergence
+from td3_robot.learner.n_step import NStep
+from td3_robot.learner.normaliser import Normaliser
+from td3_robot.learner.prioritised import PrioritisedReplay
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.storage import Storage
+from td3_robot.learner.td3 import TD3
+from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.value_check import ValueCheck
+from td3_robot.messages import Step
+from td3_robot.specs import Float32, RobotSpec
+
+log = logging.getLogger(__name__)
+
+
+class Part(Protocol):
+    """Something with a state of its own: named arrays, and scalars fit for JSON."""
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]: ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None: ...
+
+
+class Training:
+    """Transitions in, updates inside, a policy out.
+
+    Args:
+        spec: of the robot.
+        config: of the run; its ``network`` and ``learner`` are what counts, and its seed.
+        storage: makes room for the rows of the replay buffer.
+
+    Raises:
+        ConfigError: the precision is not for this processor, or the replay buffer does not fit.
+    """
+
+    def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
+        self.config = replace(config.learner, precision=compute.precision(config.learner.precision))
+        learner, sizes = self.config, (spec.observation_size, spec.action_size)
+        seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
+        self.td3 = TD3(*sizes, config.network.hidden, learner, seeds[0])
+        self.replay: ReplayBuffer
+        if learner.replay == "lap":
+            self.replay = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
+        else:
+            self.replay = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
+        self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
+        self.n_step = NStep(learner.n_step, learner.discount, *sizes)
+        self.divergence = Divergence(learner.discount)
+        self.value_check = ValueCheck(learner.discount)
+        self._half = (spec.action_high - spec.action_low) / np.float32(2)
+        self._middle = (spec.action_high + spec.action_low) / np.float32(2)
+        log.info("learning for robot %s in %s", spec.name, learner.precision)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to sample."""
+        return len(self.replay) > 0
+
+    def store(self, transitions: Transitions, step: Step) -> None:
+        """Take in the transitions, one at least, that a Step completed."""
+        action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
+        transitions = dataclasses.replace(transitions, action=action)
+        self.divergence.see(transitions.reward)
+        self.value_check.add(step.source, transitions, step)
+        if self.normaliser:
+            self.normaliser.add(transitions.observation)
+        self.replay.add(*self.n_step.add(step.source, transitions, step))
+
+    def update(self, learning_rate: float) -> None:
+        """One update, on a batch drawn from the replay buffer."""
+        self.td3.set_learning_rate(learning_rate)
+        batch = self.replay.sample(self.config.batch_size)
+        self.replay.learned(self.td3.update(self.normaliser(batch) if self.normaliser else batch))
+
+    def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
+        """A copy of what a policy bundle holds: of the actor, or of its average, with the normalisation if there is."""
+        tensors = self.td3.actor_tensors(averaged=averaged)
+        return tensors | self.normaliser.tensors() if self.normaliser else tensors
+
+    def problem(self) -> str | None:
+        """Why training is to be given up; None if it is sound. Waits for the device."""
+        return self.divergence.problem(self.td3.metrics(clear=False))
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call, see docs/metrics.md. Waits for the device."""
+        return self.td3.metrics() | self.value_check.figures(self.td3, self.normaliser)
+
+    def parts(self) -> dict[str, Part]:
+        """What a checkpoint holds, by the name under which its state is saved."""
+        parts: dict[str, Part] = {"td3": self.td3, "replay": self.replay, "n_step": self.n_step}
+        parts["divergence"] = self.divergence
+        if self.normaliser:
+            parts["normaliser"] = self.normaliser
+        return parts

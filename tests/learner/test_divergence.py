@@ -1,0 +1,56 @@
+"""When training counts as diverged."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.errors import BundleError
+from td3_robot.learner.divergence import Divergence
+
+SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
+
+
+def test_the_bound_by_hand() -> None:
+    """γ = 0.9 and rewards of up to 7: returns of up to 70, targets of up to 7000. At first rewards count as 1: 1000."""
+    divergence = Divergence(0.9)
+    assert divergence.bound == pytest.approx(1000)
+    divergence.see(np.array([0.5, -7.0, 2.0], np.float32))
+    divergence.see(np.zeros(0, np.float32))
+    assert divergence.bound == pytest.approx(7000)
+    assert divergence.problem({**SOUND, "q_target_size": 6999.0}) is None
+    problem = divergence.problem({**SOUND, "q_target_size": 7001.0})
+    assert problem is not None
+    assert "exploded: q_target_size is 7e+03, above 7e+03" in problem
+    assert "100 times the greatest return that rewards of 7 can add up to" in problem
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", list(SOUND))
+def test_numbers_that_are_none(name: str, value: float) -> None:
+    problem = Divergence(0.99).problem({**SOUND, name: value})
+    assert problem == f"{name} is {value}: networks hold numbers that are not finite"
+
+
+def test_without_discount_only_numbers_that_are_none_count() -> None:
+    assert Divergence(1.0).problem({**SOUND, "q_target_size": 1e30}) is None
+
+
+def test_state() -> None:
+    one, other = Divergence(0.9), Divergence(0.9)
+    one.see(np.array([-3.5], np.float32))
+    arrays, scalars = one.state()
+    other.restore(arrays, json.loads(json.dumps(scalars)))
+    assert other.bound == one.bound
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"greatest_reward": "much"}, {"greatest_reward": 0}, {"greatest_reward": math.inf}]
+)
+def test_a_damaged_state_is_refused(state: Any) -> None:
+    with pytest.raises(BundleError, match="greatest reward"):
+        Divergence(0.9).restore({}, state)

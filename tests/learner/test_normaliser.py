@@ -1,0 +1,103 @@
+"""Running mean and deviation: by hand, against numpy over any grouping, in torch as in the numpy actor, its state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td3_robot.bundle import OBSERVATION_CLIP
+from td3_robot.errors import BundleError
+from td3_robot.learner.normaliser import Normaliser
+from td3_robot.learner.replay import Batch
+
+
+def test_by_hand() -> None:
+    """1, 3 and 8: mean 4, variance (9 + 1 + 16) / 3. A channel that stands still gets the smallest deviation."""
+    normaliser = Normaliser(2)
+    assert {name: array.tolist() for name, array in normaliser.tensors().items()} == {
+        "observation.mean": [0, 0],
+        "observation.std": [1, 1],
+    }
+    normaliser.add(np.array([[1, 7]], np.float32))
+    normaliser.add(np.zeros((0, 2), np.float32))
+    normaliser.add(np.array([[3, 7], [8, 7]], np.float32))
+    tensors = normaliser.tensors()
+    assert tensors["observation.mean"].tolist() == [4, 7]
+    assert tensors["observation.std"].tolist() == [np.float32(np.sqrt(26 / 3)), np.float32(1e-4)]
+
+
+@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=10), seed=st.integers(0, 2**32 - 1))
+def test_equals_numpy_over_everything(sizes: list[int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    everything = (random.normal(size=(sum(sizes) + 1, 3)) * [1, 100, 0.01] + [1e4, 0, 5]).astype(np.float32)
+    normaliser = Normaliser(3)
+    normaliser.add(everything[:1])
+    start = 1
+    for size in sizes:
+        normaliser.add(everything[start : start + size])
+        start += size
+    tensors = normaliser.tensors()
+    exact = everything.astype(np.float64)
+    # float64 sums of up to 200 numbers near 1e4: 1e8 · 2e-16 · 200 of a variance of 1, then float32's 6e-8
+    np.testing.assert_allclose(tensors["observation.mean"], exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(tensors["observation.std"], np.maximum(exact.std(0), 1e-4), rtol=1e-4)
+
+
+def test_a_batch_is_normalised_as_the_policy_server_does_it(rng: np.random.Generator) -> None:
+    """To the bit: subtract, divide and clip in float32, in torch on rows of a batch and in numpy on an observation."""
+    normaliser = Normaliser(5)
+    normaliser.add((rng.normal(size=(100, 5)) * [1, 10, 0.1, 1e-6, 3] + [0, 5, -2, 1, 100]).astype(np.float32))
+    observations = (rng.normal(size=(4096, 5)) * 30).astype(np.float32)
+    block = torch.from_numpy(np.hstack([observations, observations[::-1]]))
+    column = torch.zeros(4096, 1)
+    batch = normaliser(Batch(block[:, :5], column, column, block[:, 5:], column))
+    mean, std = normaliser.tensors().values()
+    expected = np.clip((observations - mean) / std, -OBSERVATION_CLIP, OBSERVATION_CLIP)
+    assert expected.dtype == np.float32
+    assert batch.observation.numpy().tobytes() == expected.tobytes()
+    assert np.array_equal(batch.next_observation.numpy(), expected[::-1])
+    assert (np.abs(expected) < OBSERVATION_CLIP).any()
+    assert (np.abs(expected) == OBSERVATION_CLIP).any()
+    assert np.array_equal(block[:, :5].numpy(), observations)  # the caller's rows are as they were
+
+
+def test_goes_on_alike_after_a_restore(rng: np.random.Generator) -> None:
+    one, other = Normaliser(3), Normaliser(3)
+    one.add(rng.normal(size=(7, 3)).astype(np.float32))
+    arrays, scalars = one.state()
+    other.restore(arrays, json.loads(json.dumps(scalars)))
+    more = rng.normal(size=(4, 3)).astype(np.float32)
+    for item in (one, other):
+        item.add(more)
+    assert all(np.array_equal(one.tensors()[name], array) for name, array in other.tensors().items())
+    assert all(np.array_equal(one.state()[0][name], array) for name, array in other.state()[0].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mean", None),
+        ("mean", np.zeros(2)),
+        ("squares", np.zeros(3, np.float32)),
+        ("mean", np.array([0, np.nan, 0])),
+        ("squares", np.array([0, -1.0, 0])),
+        ("count", None),
+        ("count", -1),
+        ("count", "many"),
+    ],
+)
+def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
+    normaliser = Normaliser(3)
+    arrays, scalars = normaliser.state()
+    part: dict[str, Any] = arrays if name in arrays else scalars
+    part[name] = value
+    if value is None:
+        del part[name]
+    with pytest.raises(BundleError, match="observations' mean"):
+        normaliser.restore(arrays, scalars)

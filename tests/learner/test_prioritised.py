@@ -1,0 +1,158 @@
+"""LAP: the tree of sums against a running sum, priorities by hand and against the float64 reference, its state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td3_robot.config import LearnerConfig
+from td3_robot.errors import BundleError
+from td3_robot.learner.prioritised import PrioritisedReplay, SumTree
+from td3_robot.learner.td3 import TD3
+from tests.learner.reference import ReferenceTD3
+from tests.learner.test_replay import transitions
+from tests.learner.test_td3 import nets_of, noise_to_come
+
+O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
+
+
+def errors(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None]
+
+
+@given(
+    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=1200),
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000)), max_size=20),
+    parts=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20),
+)
+def test_finds_what_a_running_sum_finds(weights: list[int], changes: list[tuple[int, int]], parts: list[int]) -> None:
+    """Whole numbers add up without rounding: leaf k is found where sum(w[:k]) <= part < sum(w[:k + 1])."""
+    tree = SumTree(len(weights))
+    tree.set(np.arange(len(weights)), np.array(weights, np.float64))
+    for place, weight in changes:
+        weights[place % len(weights)] = weight
+        tree.set(np.array([place % len(weights)]), float(weight))
+    total = sum(weights)
+    if total:
+        wanted = [part % total for part in parts]
+        found = tree.find((np.array(wanted) + 0.5) / total)  # in the middle of each unit: exact but for rounding
+        assert found.tolist() == np.searchsorted(np.cumsum(weights), wanted, side="right").tolist()
+
+
+def test_priorities_by_hand() -> None:
+    """α = 1/2. New ones get the greatest so far, at first 1. |δ| of 0.3 and 4: 1 and 2; beside 9 and 1.5: 3 and 2."""
+    buffer = PrioritisedReplay(4, O, A, seed=1, exponent=0.5)
+    buffer.add(*transitions(0, 2))
+    assert buffer.priorities.tolist() == [1.0, 1.0]
+    buffer._drawn = np.array([0, 1])
+    buffer.learned([errors(0.3, -4.0)])
+    assert buffer.priorities.tolist() == [1.0, 2.0]
+    buffer.learned([errors(0.3, -4.0), errors(-9.0, 1.5)])
+    assert buffer.priorities.tolist() == [3.0, 2.0]
+    buffer.add(*transitions(2, 3))  # the third and the fourth, and one in place of the first: 3 is the greatest so far
+    assert buffer.priorities.tolist() == [3.0, 2.0, 3.0, 3.0]
+    buffer.learned([errors(float("nan"), float("inf"))])  # a run that diverges; it is found out elsewhere
+    assert buffer.priorities.tolist() == [1.0, 1e6, 3.0, 3.0]
+    assert torch.isfinite(buffer.sample(64).observation).all()
+
+
+def test_drawn_in_proportion() -> None:
+    """Priorities 1, 3, 2, 2 (a fixed seed): 8,000 draws, shares 1/8, 3/8, 1/4, 1/4 within four standard errors.
+
+    The standard error of a share p is sqrt(p (1 - p) / 8000), at most 0.0055.
+    """
+    buffer = PrioritisedReplay(4, O, A, seed=3, exponent=1.0)
+    buffer.add(*transitions(0, 4))
+    buffer._drawn = np.arange(4)
+    buffer.learned([errors(1.0, 3.0, 2.0, 2.0)])
+    drawn = buffer.sample(8000).observation[:, 0].numpy() - np.float32(0.125)
+    shares = np.bincount(drawn.astype(int), minlength=4) / 8000
+    np.testing.assert_allclose(shares, [0.125, 0.375, 0.25, 0.25], atol=0.022)
+
+
+def test_unfilled_rows_are_never_drawn() -> None:
+    buffer = PrioritisedReplay(1000, O, A, seed=4, exponent=0.4)
+    buffer.add(*transitions(1, 7))
+    assert buffer.sample(20_000).observation[:, 0].min() >= 1
+    buffer._tree.find = lambda fractions: np.full(len(fractions), 999)  # type: ignore[method-assign]
+    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # rounding: the last one
+
+
+def test_priorities_are_those_of_the_reference() -> None:
+    config = LearnerConfig(critic_loss="huber", replay="lap", learning_rate=1e-3)
+    td3 = TD3(O, A, (8,), config, seed=5)
+    reference = ReferenceTD3(nets_of(td3), config)
+    buffer = PrioritisedReplay(50, O, A, seed=6, exponent=0.4)
+    random = np.random.default_rng(7)
+    observation, following = (random.normal(size=(50, O)).astype(np.float32) for _ in range(2))
+    reward = (3 * random.normal(size=50)).astype(np.float32)
+    action = random.uniform(-1, 1, (50, A)).astype(np.float32)
+    buffer.add(observation, action, reward, following, np.full(50, 0.9, np.float32))
+    expected = np.ones(50)
+    for _ in range(5):
+        batch = buffer.sample(16)
+        noise = noise_to_come(td3, 16, A).numpy().astype(np.float64)
+        buffer.learned(td3.update(batch))
+        s, a, r, s2, discount = (tensor.numpy().astype(np.float64) for tensor in batch)
+        found = np.abs(reference.update(s, a, r[:, 0], s2, discount[:, 0], noise)).max(0)
+        expected[buffer._drawn] = np.maximum(found, 1) ** 0.4
+    assert expected.max() > 1.2
+    np.testing.assert_allclose(buffer.priorities, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("capacity", [5, 40, 1500])
+def test_goes_on_alike_after_a_restore(capacity: int) -> None:
+    buffer = PrioritisedReplay(capacity, O, A, seed=8, exponent=0.4)
+    random = np.random.default_rng(9)
+
+    def work(item: PrioritisedReplay, size: torch.Tensor) -> bytes:
+        batch = item.sample(16)
+        item.learned([size])
+        return bytes(np.hstack([tensor.numpy() for tensor in batch]).tobytes())
+
+    buffer.add(*transitions(0, 33))
+    for _ in range(10):
+        work(buffer, torch.from_numpy(random.exponential(3, (16, 1)).astype(np.float32)))
+    arrays, scalars = buffer.state()
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    resumed = PrioritisedReplay(capacity, O, A, seed=10, exponent=0.4)
+    resumed.add(*transitions(1000, capacity))  # must not shine through
+    resumed.restore(arrays, json.loads(json.dumps(scalars)))
+    for count in range(10):
+        size = torch.from_numpy(random.exponential(3, (16, 1)).astype(np.float32))
+        assert work(buffer, size) == work(resumed, size)
+        for item in (buffer, resumed):
+            item.add(*transitions(100 + count, 2))
+    assert buffer.priorities.tobytes() == resumed.priorities.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priorities", None),
+        ("priorities", np.ones(3)),
+        ("priorities", np.ones(4, np.float32)),
+        ("priorities", np.array([1, 1, np.nan, 1])),
+        ("priorities", np.array([1, 1, 0.0, 1])),
+        ("greatest_priority", None),
+        ("greatest_priority", float("inf")),
+        ("greatest_priority", "much"),
+    ],
+)
+def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
+    buffer = PrioritisedReplay(8, O, A, seed=1, exponent=0.4)
+    buffer.add(*transitions(0, 4))
+    arrays, scalars = buffer.state()
+    part: dict[str, Any] = arrays if name in arrays else scalars
+    if value is None:
+        del part[name]
+    else:
+        part[name] = value
+    with pytest.raises(BundleError, match="replay buffer state"):
+        buffer.restore(arrays, scalars)

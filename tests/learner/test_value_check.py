@@ -1,0 +1,76 @@
+"""What episodes brought beside what the critic expects: by hand, over gaps, and with a critic that is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot.config import LearnerConfig
+from td3_robot.learner.normaliser import Normaliser
+from td3_robot.learner.td3 import TD3
+from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.value_check import ValueCheck
+from td3_robot.messages import Step
+from tests.learner.test_transitions import history
+
+
+def check_of(stream: list[Step], discount: float) -> ValueCheck:
+    assembler, check = Assembler(), ValueCheck(discount)
+    for step in stream:
+        transitions = assembler.add(step)
+        if transitions is not None:
+            check.add("s", transitions, step)
+    return check
+
+
+def test_by_hand() -> None:
+    """γ = 1/2, rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and 1/8 of the value at the end is left. 1, 2: 2 and none."""
+    check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
+    first, second = check.episodes
+    assert (first.discounted, first.left, first.observation.tolist(), first.last_observation.tolist()) == (
+        2.75,
+        0.125,
+        [0, 0, 0, 0],
+        [0, 0, 0, 3],
+    )
+    assert (second.discounted, second.left, second.observation.tolist()) == (2.0, 0.0, [0, 0, 1, 0])
+
+
+def test_only_whole_episodes_count() -> None:
+    """Two robots with episodes of 4 and 6 steps; Step 2 is lost, and the source starts anew in between."""
+    stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
+    check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)], 0.5)
+    # Robot 0: episode 0 is cut by the gap, 1 is whole (Steps 5 to 9); robot 1: 0 is cut, 1 by the restart. Then both.
+    found = [tuple(map(int, episode.observation[:3])) for episode in check.episodes]
+    assert found == [(0, 0, 1), (1, 0, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_figures_of_a_known_critic(normalise: bool) -> None:
+    """A critic that always says 10: of one episode 10 - 10/8 = 8.75 where 2.75 came, of the other 10 where 2 came."""
+    td3 = TD3(4, 2, (8,), LearnerConfig(), seed=1)
+    td3.critics.flat.zero_()
+    td3.critics.named["critic1.1.bias"].fill_(10)
+    td3.critics.refresh()
+    check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
+    figures = check.figures(td3, Normaliser(4) if normalise else None)
+    assert figures == {"return_discounted_mean": pytest.approx(2.375), "return_expected_mean": pytest.approx(9.375)}
+    assert ValueCheck(0.5).figures(td3, None) == {}
+
+
+def test_the_critic_is_asked_with_the_action_and_then_with_the_policys() -> None:
+    """One hidden unit relu(s₀ + a₀) with weight 2: Q = 2 relu(s₀ + a₀). The policy says tanh(0.5 s₀)."""
+    td3 = TD3(1, 1, (1,), LearnerConfig(), seed=1)
+    for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
+        td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))
+    td3.critics.named["critic1.0.bias"].zero_()
+    td3.critics.named["critic1.1.bias"].zero_()
+    td3.actor.flat.zero_()
+    td3.actor.named["actor.0.weight"].fill_(1)
+    td3.actor.named["actor.1.weight"].fill_(0.5)
+    for network in (td3.critics, td3.actor):
+        network.refresh()
+    s, a = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [-1.0]])
+    np.testing.assert_allclose(td3.values(s, a), [[3.0], [2.0]], rtol=1e-6)
+    np.testing.assert_allclose(td3.values(s), [[2 * (1 + np.tanh(0.5))], [2 * (2 + np.tanh(1.0))]], rtol=1e-6)
