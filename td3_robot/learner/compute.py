@@ -12,8 +12,31 @@ from td3_robot.errors import ConfigError
 Precision = Literal["fp32", "bf16"]
 
 
-def bf16_is_fast() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware (AVX-512 BF16 or AMX); emulated, it is slower than fp32."""
+CPU = torch.device("cpu")
+
+
+def device(wanted: str) -> torch.device:
+    """The device to learn on: as wanted, or for ``auto`` a CUDA GPU where torch sees one and else the processor.
+
+    Raises:
+        ConfigError: cuda is wanted and torch sees no GPU.
+    """
+    seen = wanted != "cpu" and torch.cuda.is_available()
+    if wanted == "cuda" and not seen:
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise ConfigError(
+            f"learner.device is 'cuda': torch {torch.__version__} (built {built}) sees no GPU; allowed here: cpu, auto"
+        )
+    return torch.device("cuda") if seen else CPU
+
+
+def bf16_is_fast(device: torch.device = CPU) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; emulated, it is slower than fp32.
+
+    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere).
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))

@@ -2,7 +2,7 @@
 
 Autograd and ``torch.nn`` are left out on purpose. All parameters of a network (of both critics, say) lie in one
 vector, so that an Adam step, a Polyak step and a change of precision are one call each, and in bfloat16 every matrix
-product reads and writes the precision it is fastest in. ``benchmarks/learner_speed.py`` measures what that is worth.
+product reads and writes the precision it is fastest in. ``td3-robot bench learner`` measures what that is worth.
 """
 
 from __future__ import annotations
