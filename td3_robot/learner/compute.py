@@ -61,17 +61,18 @@ def precision(wanted: str) -> Precision:
 
 
 def use_threads(threads: int) -> None:
-    """Share out ``threads`` in this process: the two critics side by side, each with half of them.
+    """Share out ``threads`` in this process: two of them work for TD3 side by side, each with half of the threads.
 
-    Threads inside a matrix product meet at every operation, and on a machine whose cores are all busy each meeting
-    waits for the scheduler; two critics meet twice an update. Products of one thread also round alike everywhere.
+    Side by side are the two critics, and the two halves of a batch where there is one network. Threads inside a matrix
+    product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
+    these two meet seven times in two updates.
     """
     torch.set_num_threads(max(1, threads // 2))
 
 
-def critic_thread(threads: int) -> ThreadPoolExecutor | None:
-    """The thread for the second critic; None if there is to be one thread only."""
+def second_thread(threads: int) -> ThreadPoolExecutor | None:
+    """The second of the two, the caller being the first; None if there is to be one thread only."""
     if threads < 2:
         return None
     inner = torch.get_num_threads()
-    return ThreadPoolExecutor(1, "critic", initializer=torch.set_num_threads, initargs=(inner,))
+    return ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
-from td3_robot.learner.compute import critic_thread
+from td3_robot.learner.compute import second_thread
 from td3_robot.learner.networks import Adam, Network
 from td3_robot.learner.replay import Batch
 
@@ -72,7 +72,7 @@ class TD3:
         self._critics_adam = Adam(self.critics, config.learning_rate)
         self._sums = torch.zeros(len(METRICS), device=self._device)
         self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
-        self._second = critic_thread(config.threads) if self._device.type == "cpu" else None
+        self._second = second_thread(config.threads) if self._device.type == "cpu" else None
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""
@@ -90,7 +90,8 @@ class TD3:
         # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
         noise = torch.randn(a.shape, generator=self._random, device=self._device).mul_(config.target_noise)
         noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
-        a2 = self.actor_target.forward(s2)[0].tanh_().add_(noise).clamp_(-1.0, 1.0)
+        (a2,) = self._each_half(lambda _, s2: self.actor_target.forward(s2)[:1], s2)
+        a2.tanh_().add_(noise).clamp_(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
         (next1, (q1, trace1)), (next2, (q2, trace2)) = self._each_critic(
             lambda head: (self.critics_target.forward(s2a2, head)[0], self.critics.forward(sa, head))
@@ -107,11 +108,15 @@ class TD3:
 
         if self.updates % config.policy_delay == 0:
             # Delayed policy: minimise the batch's mean -Q1(s, π(s))
-            output, actor_trace = self.actor.forward(s)
-            pi = output.tanh_()
-            q, trace = self.critics.forward(torch.cat((s, pi), 1), 0)
-            d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(q)), self._action_columns)
-            self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
+            def improve(part: int, rows: Tensor) -> tuple[Tensor, ...]:
+                output, actor_trace = self.actor.forward(rows)
+                pi = output.tanh_()
+                q, trace = self.critics.forward(torch.cat((rows, pi), 1), 0)
+                d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(s)), self._action_columns)
+                self.actor.backward(actor_trace, d_pi * (1 - pi.square()), part)  # the derivative of tanh
+                return (q,)
+
+            (q,) = self._each_half(improve, s)
             self._actor_adam.step()
             self._count(actor_loss=-q.mean())
 
@@ -127,6 +132,17 @@ class TD3:
             return work(0), work(1)
         other = self._second.submit(work, 1)
         return work(0), other.result()
+
+    def _each_half(self, work: Callable[[int, Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
+        """``work(part, rows)`` of both halves of the rows, at the same time, and its outputs' rows put together again.
+
+        With one thread, of part 0 and all rows. A sum over the rows may round otherwise in halves than in one piece.
+        """
+        if self._second is None or len(rows) < 2:
+            return work(0, rows)
+        first, second = rows.chunk(2)
+        other = self._second.submit(work, 1, second)
+        return tuple(torch.cat(halves) for halves in zip(work(0, first), other.result(), strict=True))
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
         """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.

@@ -121,6 +121,25 @@ def test_a_trace_serves_twice() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_parts_of_a_gradient_add_up_once(dtype: torch.dtype) -> None:
+    network, generator = made(["one"], 12, layer_norm=True, dtype=dtype)
+    x, d = torch.randn((50, 7), generator=generator), torch.randn((50, 3), generator=generator)
+
+    def whole() -> torch.Tensor:
+        network.backward(network.forward(x)[1], d)
+        network.collect()
+        return network.gradient.clone()
+
+    expected = whole()
+    for part, rows in enumerate((slice(0, 20), slice(20, 50))):
+        network.backward(network.forward(x[rows])[1], d[rows], part)
+    network.collect()
+    limit = 1e-5 if dtype == torch.float32 else 0.02  # bfloat16 rounds each part by up to 2^-9
+    assert (network.gradient - expected).abs().max() < limit * expected.abs().max()
+    assert torch.equal(whole(), expected)  # nothing of the second part is left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adam_equals_torch_and_leaves_the_gaps_alone(dtype: torch.dtype) -> None:
     network, generator = made(["one", "two"], 6, dtype=dtype)
     theirs = {name: nn.Parameter(value.clone()) for name, value in network.named.items()}
