@@ -51,7 +51,9 @@ class LearnerConfig(Section, frozen=True):
     moves that fraction of the way at each policy update (Polyak and Juditsky 1992; Izmailov et al. 2018 for why it
     helps): exploring and learning go on with the actor itself. The learning rate
     is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
-    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
+    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. ``device`` auto is a CUDA GPU where torch sees
+    one; ``precision`` auto is bf16 on a processor that has it in hardware, and fp32 elsewhere. Random numbers are the
+    same on every device, so that a checkpoint goes on on another one.
     """
 
     batch_size: Count = 256
@@ -70,6 +72,7 @@ class LearnerConfig(Section, frozen=True):
     replay_ratio: Positive | None = 1.0
     replay_ratio_band: Positive = 64.0
     publish_every: Count = 10
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 

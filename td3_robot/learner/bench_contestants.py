@@ -13,7 +13,9 @@ import torch
 
 from td3_robot.config import LearnerConfig
 from td3_robot.learner import compute
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.graph import CapturedUpdate
+from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import DTYPES, TD3
 
 OBSERVATIONS, ACTIONS, BATCH, STORED = 22, 6, 256, 200_000  # Walker2D's sizes
@@ -45,12 +47,15 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
 
 def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> Run:
     td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
-    buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    on_gpu = device.type == "cuda"
+    buffer = DeviceReplay(host, device) if on_gpu else host
+    update: Callable[[Batch], None] = CapturedUpdate(td3) if on_gpu else td3.update
     buffer.add(*transitions(), np.zeros(STORED, np.bool_))
 
     def run(updates: int) -> None:
         for _ in range(updates):
-            td3.update(buffer.sample(BATCH))
+            update(buffer.sample(BATCH))
         td3.metrics()  # waits for the device
 
     return run

@@ -1,11 +1,13 @@
-"""How the learner uses the processor: the number format of its matrix products, and its threads."""
+"""How the learner uses the machine: the device, the number format of matrix products, and threads."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from td3_robot.errors import ConfigError
 
@@ -23,7 +25,7 @@ def device(wanted: str) -> torch.device:
     """
     seen = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not seen:
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         raise ConfigError(
             f"learner.device is 'cuda': torch {torch.__version__} (built {built}) sees no GPU; allowed here: cpu, auto"
         )
@@ -43,21 +45,31 @@ def bf16_is_fast(device: torch.device = CPU) -> bool:
     return any(check is not None and check() for check in checks)
 
 
-def precision(wanted: str) -> Precision:
-    """The precision to use: as wanted, or for ``auto`` the fastest that this processor has.
+def precision(wanted: str, device: torch.device = CPU) -> Precision:
+    """The precision to use: as wanted, or for ``auto`` the fastest that this processor has, and fp32 on a GPU.
 
     Raises:
-        ConfigError: bf16 is wanted on a processor that would only be slower with it.
+        ConfigError: bf16 is wanted on a device that would only be slower with it.
     """
     if wanted == "fp32":
         return "fp32"
-    fast = bf16_is_fast()
+    fast = bf16_is_fast(device)
     if wanted == "bf16" and not fast:
+        lacks = "GPU is older than Ampere" if device.type == "cuda" else "processor has neither AVX-512 BF16 nor AMX"
         raise ConfigError(
-            "learner.precision is 'bf16': this processor has neither AVX-512 BF16 nor AMX and would only emulate it; "
-            "allowed here: fp32, auto"
+            f"learner.precision is 'bf16': this {lacks} and would only emulate it; allowed here: fp32, auto"
         )
-    return "bf16" if fast else "fp32"
+    # On a GPU networks of this size wait for the launch of kernels, and bf16 launches more of them.
+    return "bf16" if fast and (wanted == "bf16" or device.type == "cpu") else "fp32"
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device, without waiting for the device; on the CPU a view of the array.
+
+    The copy in page-locked memory stays as long as the device needs it: torch's allocator sees to that.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def use_threads(threads: int) -> None:

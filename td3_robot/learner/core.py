@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.graph import CapturedUpdate
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
@@ -50,6 +52,8 @@ class LearnerCore:
         self.limiter = RateLimiter(
             learner.replay_ratio, learner.replay_ratio_band, learner.learning_starts, config.total_steps
         )
+        self._device = compute.device(learner.device)
+        self._precision = compute.precision(learner.precision, self._device)
         self.spec: RobotSpec | None = None
         self.env_steps = 0
         self.version = 0
@@ -250,19 +254,24 @@ class LearnerCore:
 
     def _begin(self, spec: RobotSpec) -> None:
         self.spec = spec
-        learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
+        device = self._device
+        learner = replace(self.config.learner, precision=self._precision)
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
-        self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]), device)
+        self.replay: ReplayBuffer | DeviceReplay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self._improve: Callable[[Batch], None] = self.td3.update
+        if device.type == "cuda":
+            self.replay = DeviceReplay(self.replay, device)
+            self._improve = CapturedUpdate(self.td3)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         self._learning = learner.learning_starts == 0
-        log.info("learning for robot %s in %s", spec.name, learner.precision)
+        log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
 
     def _update(self) -> None:
         self.td3.set_learning_rate(self.learning_rate)
-        self.td3.update(self.replay.sample(self.config.learner.batch_size))
+        self._improve(self.replay.sample(self.config.learner.batch_size))
 
     def _rounds(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""

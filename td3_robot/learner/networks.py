@@ -238,12 +238,15 @@ class Network:
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
+    Args:
+        learning_rate: a number, or float32[] on the network's device, which can be changed where the step is captured.
+
     Attributes:
         mean, square: float32[layout.size], the running moments m and v.
         count: float32[], the steps made.
     """
 
-    def __init__(self, network: Network, learning_rate: float) -> None:
+    def __init__(self, network: Network, learning_rate: float | Tensor) -> None:
         self.network = network
         self.learning_rate = learning_rate
         self.mean = torch.zeros_like(network.flat)
@@ -263,7 +266,9 @@ class Adam:
 
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
     """Zero the gradient ``d``, in place, where the ReLU's output is not positive."""
-    if d.dtype == torch.bfloat16:  # it is positive exactly when its bits, read as an integer, are: three times as fast
+    if (
+        d.dtype == torch.bfloat16 and d.device.type == "cpu"
+    ):  # it is positive exactly when its bits, read as an integer, are: three times as fast
         d, output = d.view(torch.int16), output.view(torch.int16)
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 

@@ -108,13 +108,25 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer is empty.
         """
-        if not self.total_added:
-            raise ValueError("the replay buffer is empty: there is nothing to sample")
-        chosen = self._random.integers(0, len(self), batch_size)
+        chosen = self.draw(batch_size)
         # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
         # matrix products add up, so that equal batches give equal bits.
         rows = torch.empty((batch_size, self._rows.shape[1]))
         np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
+        return self.batch(rows)
+
+    def draw(self, batch_size: int) -> NDArray[np.int64]:
+        """Which rows the next batch has.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if not self.total_added:
+            raise ValueError("the replay buffer is empty: there is nothing to sample")
+        return self._random.integers(0, len(self), batch_size)
+
+    def batch(self, rows: Tensor) -> Batch:
+        """The columns of rows float32[B, 2 O + A + 2], as views."""
         return Batch(
             rows[:, self._observation],
             rows[:, self._action],
@@ -122,6 +134,11 @@ class ReplayBuffer:
             rows[:, self._next_observation],
             rows[:, self._not_terminated],
         )
+
+    @property
+    def rows(self) -> Float32:
+        """float32[capacity, 2 O + A + 2]: the transition that was added n-th lies in row n modulo ``capacity``."""
+        return self._rows
 
     def state(self) -> tuple[dict[str, Float32], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
-from td3_robot.learner.compute import second_thread
+from td3_robot.learner import compute
 from td3_robot.learner.networks import Adam, Network
 from td3_robot.learner.replay import Batch
 
@@ -32,7 +32,8 @@ class TD3:
         config: TD3's parameters, ``precision``, ``threads``, and ``layer_norm`` (in the critics only); no other key
             plays a part.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
-        device: where the networks live. Batches may lie elsewhere.
+        device: where the networks live. Batches may lie elsewhere. All random numbers are drawn on the CPU: they are
+            the same for every device.
 
     Attributes:
         updates: critic updates made so far.
@@ -50,7 +51,7 @@ class TD3:
         self.config = config
         self.updates = 0
         self._device = torch.device(device)
-        self._random = torch.Generator(self._device).manual_seed(seed)
+        self._random = torch.Generator().manual_seed(seed)
         self._action_columns = slice(observation_size, observation_size + action_size)
 
         def actor() -> Network:
@@ -68,15 +69,20 @@ class TD3:
             network.initialise(self._random)
             target.track(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
-        self._actor_adam = Adam(self.actor, config.learning_rate)
-        self._critics_adam = Adam(self.critics, config.learning_rate)
+        rate: float | Tensor = config.learning_rate
+        if self._device.type == "cuda":  # a number would be fixed where the update is captured
+            rate = torch.tensor(rate, device=self._device)
+        self._actor_adam, self._critics_adam = Adam(self.actor, rate), Adam(self.critics, rate)
         self._sums = torch.zeros(len(METRICS), device=self._device)
         self._sums_since = 0  # the value of ``updates`` when the sums were last cleared
-        self._second = second_thread(config.threads) if self._device.type == "cpu" else None
+        self._second = compute.second_thread(config.threads) if self._device.type == "cpu" else None
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""
-        self._actor_adam.learning_rate = self._critics_adam.learning_rate = rate
+        if isinstance(self._critics_adam.learning_rate, Tensor):
+            self._critics_adam.learning_rate.fill_(rate)  # both optimisers'
+        else:
+            self._actor_adam.learning_rate = self._critics_adam.learning_rate = rate
 
     def update(self, batch: Batch) -> None:
         """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
@@ -84,12 +90,21 @@ class TD3:
         Args:
             batch: B transitions; see :class:`Batch` for shapes and ranges.
         """
+        self.improve(batch, self.draw_noise(len(batch.action)))
+
+    def draw_noise(self, batch_size: int) -> Tensor:
+        """The standard normal numbers float32[B, A] of the next update, on the device."""
+        columns = self._action_columns
+        noise = torch.randn((batch_size, columns.stop - columns.start), generator=self._random)
+        return compute.upload(noise.numpy(), self._device)
+
+    def improve(self, batch: Batch, noise: Tensor) -> None:
+        """:meth:`update` with these numbers from :meth:`draw_noise`. Waits for no device, and can be captured."""
         config = self.config
         s, a, r, s2, not_terminated = (tensor.to(self._device) for tensor in batch)
 
         # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
-        noise = torch.randn(a.shape, generator=self._random, device=self._device).mul_(config.target_noise)
-        noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+        noise = (noise * config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
         (a2,) = self._each_half(lambda _, s2: self.actor_target.forward(s2)[:1], s2)
         a2.tanh_().add_(noise).clamp_(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,6 @@ import torch
 from torch import nn
 
 from td3_robot.learner.networks import Adam, Layout, Network
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from threads, and lose much where other processes keep the cores busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SIZES = [7, 33, 20, 3]
 
