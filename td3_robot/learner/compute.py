@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from torch import Tensor
 from td3_robot.errors import ConfigError
 
 Precision = Literal["fp32", "bf16"]
+Result = TypeVar("Result")
 
 
 CPU = torch.device("cpu")
@@ -82,9 +84,23 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(max(1, threads // 2))
 
 
-def second_thread(threads: int) -> ThreadPoolExecutor | None:
-    """The second of the two, the caller being the first; None if there is to be one thread only."""
-    if threads < 2:
-        return None
-    inner = torch.get_num_threads()
-    return ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))
+class SecondThread:
+    """The second of the two, the caller being the first; what it does is outside of autograd."""
+
+    def __init__(self) -> None:
+        inner = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))
+
+    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Begin ``work(*arguments)``."""
+        return self._pool.submit(_without_autograd, work, *arguments)
+
+
+def second_thread(threads: int) -> SecondThread | None:
+    """The second thread; None if there is to be one thread only."""
+    return SecondThread() if threads >= 2 else None
+
+
+def _without_autograd(work: Callable[..., Result], *arguments: Any) -> Result:
+    with torch.inference_mode():  # a mode of the thread
+        return work(*arguments)
