@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from td3_robot import machine
-from td3_robot.errors import Td3RobotError, UsageError
+from td3_robot.errors import NodeError, Td3RobotError, UsageError
 from td3_robot.learner import compute
 from td3_robot.learner.bench_contestants import ACTIONS, BATCH, OBSERVATIONS, contestant, products
 from td3_robot.learner.profile import profile
@@ -133,18 +133,25 @@ def _take_turns(
         process.start()
         theirs.close()  # so that a worker's death ends the wait for it
         processes.append(process)
-        pipes[kind].recv()
+        _receive(pipes[kind], kind)
     turns: dict[str, list[Turn]] = {kind: [] for kind in pipes}
     names = list(pipes)
     for number in range(repetitions):
         for kind in names[number % len(names) :] + names[: number % len(names)]:
             pipes[kind].send(seconds)
-            turns[kind].append(pipes[kind].recv())
+            turns[kind].append(_receive(pipes[kind], kind))
     for pipe in pipes.values():
         pipe.send(None)
     for process in processes:
         process.join()
     return turns
+
+
+def _receive(pipe: Connection, kind: str) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise NodeError(f"the process of {kind!r} died; what it printed says why") from None
 
 
 def _rows(network: str, threads: int, turns: Mapping[str, Sequence[Turn]], gflop: float) -> list[dict[str, Any]]:

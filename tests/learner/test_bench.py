@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from td3_robot.cli import main as cli
-from td3_robot.errors import EXIT_USAGE
+from td3_robot.errors import EXIT_USAGE, NodeError
 from td3_robot.learner import bench, compute
 from td3_robot.learner.bench_contestants import products
 from td3_robot.learner.profile import kind_of
@@ -105,6 +105,14 @@ def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
     """4/2, 9/3 and 5/5; a machine that gets slower during a turn slows both."""
     assert bench.ratio([4, 9, 5], [2, 3, 5]) == 2
     assert bench.ratio([4, 9, 5], None) is None
+
+
+def test_a_contestant_that_dies_ends_the_wait(capfd: pytest.CaptureFixture[str]) -> None:
+    """It knows no device of that name: the process ends with a traceback, and the benchmark with a line."""
+    variant = {"hidden": (8,), "threads": 1, "device": "nowhere", "layer_norm": False}
+    with pytest.raises(NodeError, match="the process of 'fp32' died; what it printed says why"):
+        bench._take_turns(["fp32"], variant, 0.01, 1)
+    assert "nowhere" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
