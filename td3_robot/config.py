@@ -76,7 +76,9 @@ class LearnerConfig(Section, frozen=True):
     is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
     to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. With ``replay_storage: file`` the replay buffer
     is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
-    it nevertheless, because the file runs ahead of them).
+    it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
+    ``precision`` auto is bf16 on a processor that has it in hardware, and fp32 elsewhere. Random numbers are the same
+    on every device, so that a checkpoint goes on on another one.
     """
 
     algorithm: Literal["td3", "ddpg"] = "td3"
@@ -104,6 +106,7 @@ class LearnerConfig(Section, frozen=True):
     replay_ratio: Positive | None = 1.0
     replay_ratio_band: Positive = 64.0
     publish_every: Count = 10
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 

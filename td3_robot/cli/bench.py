@@ -10,6 +10,7 @@ from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "sim": ("sims.bench", "environment steps a second, beside the published robots; memory of a robot"),
+    "learner": ("td3_robot.learner.bench", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
 }
 """Benchmark: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what of."""
 
@@ -34,6 +35,7 @@ def usage() -> str:
         f"benchmarks:\n{rows}\n\n"
         "examples:\n"
         "  td3-robot bench sim\n"
-        "  td3-robot bench sim --json > sim.json\n\n"
+        "  td3-robot bench sim --json > sim.json\n"
+        "  td3-robot bench learner --profile\n\n"
         "td3-robot bench BENCHMARK --help says more."
     )

@@ -13,6 +13,7 @@ from td3_robot import safety
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, DivergenceError
+from td3_robot.learner import compute
 from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
@@ -52,6 +53,7 @@ class LearnerCore:
         self._storage = storage
         self.provenance = dict(provenance or {})
         learner = config.learner
+        compute.precision(learner.precision, compute.device(learner.device))  # or say now what this machine lacks
         self.limiter = RateLimiter(
             learner.replay_ratio, learner.replay_ratio_band, learner.learning_starts, config.total_steps
         )

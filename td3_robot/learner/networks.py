@@ -2,7 +2,7 @@
 
 Autograd and ``torch.nn`` are left out on purpose. All parameters of a network (of both critics, say) lie in one
 vector, so that an Adam step, a Polyak step and a change of precision are one call each, and in bfloat16 every matrix
-product reads and writes the precision it is fastest in. ``benchmarks/learner_speed.py`` measures what that is worth.
+product reads and writes the precision it is fastest in. ``td3-robot bench learner`` measures what that is worth.
 """
 
 from __future__ import annotations
@@ -77,6 +77,15 @@ class Trace:
     norms: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # LayerNorm's input, mean, 1/deviation
 
 
+class _Gradient:
+    """Gradients by head and layer: views of ``low`` for what products write in ``dtype``, of ``full`` for the rest."""
+
+    def __init__(self, layout: Layout, heads: Sequence[str], full: Tensor, low: Tensor) -> None:
+        self.full, self.low = full, low
+        self.layers = _by_layer(layout.views(full, low), heads)
+        self.used = False
+
+
 class Network:
     """One or more perceptrons ("heads") of one shape over one parameter vector.
 
@@ -105,6 +114,7 @@ class Network:
         device: str | torch.device = "cpu",
     ) -> None:
         self.dtype = dtype
+        self._heads = heads
         self.layout = layout = Layout(heads, sizes, layer_norm)
         self.flat = torch.zeros(layout.size, device=device)
         self.gradient = torch.zeros(layout.size, device=device)
@@ -114,8 +124,8 @@ class Network:
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
         self._low_gradient = self.gradient if same else torch.zeros_like(self._low_flat)
-        self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads, len(sizes) - 1)
-        self._gradients = _by_layer(layout.views(self.gradient, self._low_gradient), heads, len(sizes) - 1)
+        self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads)
+        self._parts = [_Gradient(layout, heads, self.gradient, self._low_gradient)]
         views = layout.views(self.gradient)
         self._by_head = [[views[name] for name in views if name.startswith(f"{head}.")] for head in heads]
         self._fused = _fused_relu(self.flat.device, dtype)
@@ -156,13 +166,14 @@ class Network:
         trace.inputs.append(x)
         return F.linear(x, last.weight, last.bias), trace
 
-    def backward(self, trace: Trace, d_output: Tensor) -> None:
+    def backward(self, trace: Trace, d_output: Tensor, part: int = 0) -> None:
         """Set the gradient of one head's parameters, from the loss's gradient float32[B, out] to its outputs.
 
-        Call :meth:`collect` when all heads are done.
+        Call :meth:`collect` when all heads are done. Threads that share the batch's rows out each name a ``part`` of
+        their own, 0 or 1; part 1 then covers every head.
         """
         d = d_output
-        layers, gradients = self._layers[trace.head], self._gradients[trace.head]
+        layers, gradients = self._layers[trace.head], self._part(part).layers[trace.head]
         for index in range(len(layers) - 1, -1, -1):
             gradient = gradients[index]
             if index < len(layers) - 1:
@@ -173,9 +184,22 @@ class Network:
                 d = d @ layers[index].weight
 
     def collect(self) -> None:
-        """Complete ``gradient``: bring what was computed in ``dtype`` to float32."""
+        """Complete ``gradient``: bring what was computed in ``dtype`` to float32, and add up the parts in order."""
         if self._low_gradient is not self.gradient:
             self._hidden_gradient.copy_(self._low_gradient)
+        for other in self._parts[1:]:
+            if other.used:
+                other.used = False
+                self._hidden_gradient.add_(other.low[: self.layout.low_size])
+                self.gradient[self.layout.low_size :].add_(other.full[self.layout.low_size :])
+
+    def _part(self, part: int) -> _Gradient:
+        if part and len(self._parts) == 1:
+            full = torch.zeros_like(self.gradient)
+            low = full if self._low_gradient is self.gradient else torch.zeros_like(self._low_gradient)
+            self._parts.append(_Gradient(self.layout, self._heads, full, low))
+        self._parts[part].used = True
+        return self._parts[part]
 
     def clip(self, limit: float) -> Tensor:
         """Scale each head's part of ``gradient`` down to a Euclidean norm of ``limit``; float32[], all its norm before.
@@ -228,6 +252,7 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
     Args:
+        learning_rate: a number, or float32[] on the network's device, which can be changed where the step is captured.
         clip: the largest norm of each head's gradient; None for no limit.
 
     Attributes:
@@ -235,7 +260,7 @@ class Adam:
         count: float32[], the steps made.
     """
 
-    def __init__(self, network: Network, learning_rate: float, clip: float | None = None) -> None:
+    def __init__(self, network: Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
         self.network = network
         self.learning_rate = learning_rate
         self.clip = clip
@@ -264,13 +289,15 @@ class Adam:
 
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
     """Zero the gradient ``d``, in place, where the ReLU's output is not positive."""
-    if d.dtype == torch.bfloat16:  # it is positive exactly when its bits, read as an integer, are: three times as fast
+    if (
+        d.dtype == torch.bfloat16 and d.device.type == "cpu"
+    ):  # it is positive exactly when its bits, read as an integer, are: three times as fast
         d, output = d.view(torch.int16), output.view(torch.int16)
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 
 
-def _by_layer(named: dict[str, Tensor], heads: Sequence[str], layers: int) -> list[list[Layer]]:
-    kinds = Layer._fields
+def _by_layer(named: dict[str, Tensor], heads: Sequence[str]) -> list[list[Layer]]:
+    kinds, layers = Layer._fields, 1 + max(int(name.split(".")[1]) for name in named)
     return [
         [
             Layer(*(named[f"{head}.{i}.{kind}"] for kind in kinds if f"{head}.{i}.{kind}" in named))

@@ -119,13 +119,7 @@ class ReplayBuffer:
         # matrix products add up, so that equal batches give equal bits.
         rows = torch.empty((batch_size, self._rows.shape[1]))
         np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
-        return Batch(
-            rows[:, self._observation],
-            rows[:, self._action],
-            rows[:, self._reward],
-            rows[:, self._next_observation],
-            rows[:, self._discount],
-        )
+        return self.batch(rows)
 
     def draw(self, batch_size: int) -> NDArray[np.int64]:
         """Which rows the next batch has.
@@ -137,8 +131,23 @@ class ReplayBuffer:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
         return self._random.integers(0, len(self), batch_size)
 
+    def batch(self, rows: Tensor) -> Batch:
+        """The columns of rows float32[B, 2 O + A + 2], as views."""
+        return Batch(
+            rows[:, self._observation],
+            rows[:, self._action],
+            rows[:, self._reward],
+            rows[:, self._next_observation],
+            rows[:, self._discount],
+        )
+
     def learned(self, errors: Sequence[Tensor]) -> None:
         """Hear what errors the critics had on the newest sample, float32[B, 1] each; nothing to uniform sampling."""
+
+    @property
+    def rows(self) -> Float32:
+        """float32[capacity, 2 O + A + 2]: the transition that was added n-th lies in row n modulo ``capacity``."""
+        return self._rows
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.

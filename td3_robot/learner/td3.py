@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.config import LearnerConfig
-from td3_robot.learner import td3_state
-from td3_robot.learner.compute import critic_thread
+from td3_robot.learner import compute, td3_state
 from td3_robot.learner.losses import LOSSES
 from td3_robot.learner.networks import Adam, Network
 from td3_robot.learner.replay import Batch
@@ -37,7 +36,8 @@ class TD3:
         config: TD3's parameters, ``precision``, ``threads``, ``critic_loss``, ``gradient_clip``, and ``layer_norm`` (in
             the critics only); no other key plays a part. The discount comes with each transition.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
-        device: where the networks live. Batches may lie elsewhere.
+        device: where the networks live. Batches may lie elsewhere. All random numbers are drawn on the CPU: they are
+            the same for every device.
 
     Attributes:
         updates: critic updates made so far.
@@ -55,7 +55,7 @@ class TD3:
         self.config = config
         self.updates = 0
         self._device = torch.device(device)
-        self.random = torch.Generator(self._device).manual_seed(seed)
+        self.random = torch.Generator().manual_seed(seed)
         self._action_columns = slice(observation_size, observation_size + action_size)
 
         def actor() -> Network:
@@ -73,16 +73,21 @@ class TD3:
             network.initialise(self.random)
             target.track(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
-        self.actor_adam = Adam(self.actor, config.learning_rate, config.gradient_clip)
-        self.critics_adam = Adam(self.critics, config.learning_rate, config.gradient_clip)
+        rate: float | Tensor = config.learning_rate
+        if self._device.type == "cuda":  # a number would be fixed where the update is captured
+            rate = torch.tensor(rate, device=self._device)
+        self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
+        self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
         self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay)
         self._loss = LOSSES[config.critic_loss]
-        parallel = config.twin_critics and self._device.type == "cpu"
-        self._second = critic_thread(config.threads) if parallel else None
+        self._second = compute.second_thread(config.threads) if self._device.type == "cpu" else None
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""
-        self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
+        if isinstance(self.critics_adam.learning_rate, Tensor):
+            self.critics_adam.learning_rate.fill_(rate)  # both optimisers'
+        else:
+            self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
 
     def update(self, batch: Batch) -> list[Tensor]:
         """Improve the critics, and every ``policy_delay``-th time the actor and all targets, by one step.
@@ -93,14 +98,25 @@ class TD3:
         Returns:
             The errors Q(s, a) - y that each critic had: float32[B, 1], on the device.
         """
+        return self.improve(batch, self.draw_noise(len(batch.action)))
+
+    def draw_noise(self, batch_size: int) -> Tensor:
+        """The standard normal numbers float32[B, A] of the next update, on the device."""
+        columns = self._action_columns
+        noise = torch.randn((batch_size, columns.stop - columns.start), generator=self.random)
+        return compute.upload(noise.numpy(), self._device)
+
+    @torch.inference_mode()  # the gradients are our own: without autograd's bookkeeping each operator costs less
+    def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
+        """:meth:`update` with these numbers from :meth:`draw_noise`. Waits for no device, and can be captured."""
         config = self.config
         s, a, r, s2, discount = (tensor.to(self._device) for tensor in batch)
 
         # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
-        a2 = self.actor_target.forward(s2)[0].tanh_()
+        (a2,) = self._each_half(lambda _, s2: self.actor_target.forward(s2)[:1], s2)
+        a2.tanh_()
         if config.target_noise:
-            noise = torch.randn(a.shape, generator=self.random, device=self._device).mul_(config.target_noise)
-            noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+            noise = (noise * config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
             a2.add_(noise).clamp_(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
         each = self._each_critic(
@@ -119,11 +135,15 @@ class TD3:
 
         if self.updates % config.policy_delay == 0:
             # Delayed policy: minimise the batch's mean -Q1(s, π(s))
-            output, actor_trace = self.actor.forward(s)
-            pi = output.tanh_()
-            q, trace = self.critics.forward(torch.cat((s, pi), 1), 0)
-            d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(q)), self._action_columns)
-            self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
+            def improve(part: int, rows: Tensor) -> tuple[Tensor, ...]:
+                output, actor_trace = self.actor.forward(rows)
+                pi = output.tanh_()
+                q, trace = self.critics.forward(torch.cat((rows, pi), 1), 0)
+                d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(s)), self._action_columns)
+                self.actor.backward(actor_trace, d_pi * (1 - pi.square()), part)  # the derivative of tanh
+                return q, pi
+
+            q, pi = self._each_half(improve, s)
             self.actor_adam.step()
             self.measured.count(actor_loss=-q.mean())
             self.measured.keep(policy=pi)
@@ -137,10 +157,21 @@ class TD3:
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
         """``work`` of critic 0, 1: with two threads at the same time, and always with the same result."""
-        if self._second is None:
+        if self._second is None or not self.config.twin_critics:
             return [work(head) for head in range(1 + self.config.twin_critics)]
         other = self._second.submit(work, 1)
         return [work(0), other.result()]
+
+    def _each_half(self, work: Callable[[int, Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
+        """``work(part, rows)`` of both halves of the rows, at the same time, and its outputs' rows put together again.
+
+        With one thread, of part 0 and all rows. A sum over the rows may round otherwise in halves than in one piece.
+        """
+        if self._second is None or len(rows) < 2:
+            return work(0, rows)
+        first, second = rows.chunk(2)
+        other = self._second.submit(work, 1, second)
+        return tuple(torch.cat(halves) for halves in zip(work(0, first), other.result(), strict=True))
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
         """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from torch import Tensor
 
 from td3_robot.config import Config
 from td3_robot.learner import compute
+from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
+from td3_robot.learner.graph import CapturedUpdate
 from td3_robot.learner.n_step import NStep
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.prioritised import PrioritisedReplay
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.storage import Storage
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
@@ -49,22 +52,28 @@ class Training:
     """
 
     def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
-        self.config = replace(config.learner, precision=compute.precision(config.learner.precision))
+        device = compute.device(config.learner.device)
+        self.config = replace(config.learner, precision=compute.precision(config.learner.precision, device))
         learner, sizes = self.config, (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
-        self.td3 = TD3(*sizes, config.network.hidden, learner, seeds[0])
-        self.replay: ReplayBuffer
+        self.td3 = TD3(*sizes, config.network.hidden, learner, seeds[0], device)
+        self.replay: ReplayBuffer | DeviceReplay
         if learner.replay == "lap":
             self.replay = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
         else:
             self.replay = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
+        self._improve: Callable[[Batch], Sequence[Tensor]] = self.td3.update
+        if device.type == "cuda":
+            self.replay = DeviceReplay(self.replay, device)
+            if learner.replay == "uniform":  # LAP wants to hear the errors of each update
+                self._improve = CapturedUpdate(self.td3)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self.divergence = Divergence(learner.discount)
         self.value_check = ValueCheck(learner.discount)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
-        log.info("learning for robot %s in %s", spec.name, learner.precision)
+        log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
 
     @property
     def ready(self) -> bool:
@@ -85,7 +94,7 @@ class Training:
         """One update, on a batch drawn from the replay buffer."""
         self.td3.set_learning_rate(learning_rate)
         batch = self.replay.sample(self.config.batch_size)
-        self.replay.learned(self.td3.update(self.normaliser(batch) if self.normaliser else batch))
+        self.replay.learned(self._improve(self.normaliser(batch) if self.normaliser else batch))
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
         """A copy of what a policy bundle holds: of the actor, or of its average, with the normalisation if there is."""

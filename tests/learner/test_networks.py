@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,6 @@ import torch
 from torch import nn
 
 from td3_robot.learner.networks import Adam, Layout, Network
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from threads, and lose much where other processes keep the cores busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SIZES = [7, 33, 20, 3]
 
@@ -118,6 +107,25 @@ def test_a_trace_serves_twice() -> None:
     first = network.gradient.clone()
     network.backward(trace, d)
     assert torch.equal(network.gradient, first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_parts_of_a_gradient_add_up_once(dtype: torch.dtype) -> None:
+    network, generator = made(["one"], 12, layer_norm=True, dtype=dtype)
+    x, d = torch.randn((50, 7), generator=generator), torch.randn((50, 3), generator=generator)
+
+    def whole() -> torch.Tensor:
+        network.backward(network.forward(x)[1], d)
+        network.collect()
+        return network.gradient.clone()
+
+    expected = whole()
+    for part, rows in enumerate((slice(0, 20), slice(20, 50))):
+        network.backward(network.forward(x[rows])[1], d[rows], part)
+    network.collect()
+    limit = 1e-5 if dtype == torch.float32 else 0.02  # bfloat16 rounds each part by up to 2^-9
+    assert (network.gradient - expected).abs().max() < limit * expected.abs().max()
+    assert torch.equal(whole(), expected)  # nothing of the second part is left
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,114 @@
+"""A replay buffer with a copy of its rows on the learner's device, so that a batch is gathered there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from td3_robot.errors import ConfigError
+from td3_robot.learner.compute import upload
+from td3_robot.learner.replay import Batch, ReplayBuffer
+from td3_robot.learner.storage import Storage
+from td3_robot.specs import Float32
+
+
+class DeviceReplay:
+    """What :class:`ReplayBuffer` does, with the same samples from the same seed, and batches on a device.
+
+    The buffer on the host stays: checkpoints and files are made of it, without a word with the device. Nothing here
+    waits for the device, except :meth:`restore`.
+
+    Args:
+        host: the buffer; from now on everything goes through this object.
+        device: where batches are wanted.
+
+    Raises:
+        ConfigError: the device has not the memory for all rows.
+    """
+
+    def __init__(self, host: ReplayBuffer, device: torch.device) -> None:
+        self.host = host
+        self._device = device
+        try:
+            self._rows = torch.zeros(host.rows.shape, device=device)
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                f"learner.buffer_size is {host.capacity}: {host.rows.nbytes / 1e9:.1f} GB do not fit into the memory "
+                f"of {device.type}; use a smaller one, or learner.device cpu"
+            ) from None
+        self._batch_rows = self._rows[:0]
+        self._batch = host.batch(self._batch_rows)
+        self._copy(0)
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    @property
+    def storage(self) -> Storage:
+        return self.host.storage
+
+    @property
+    def total_added(self) -> int:
+        return self.host.total_added
+
+    def add(
+        self,
+        observation: Float32,
+        action: Float32,
+        reward: Float32,
+        next_observation: Float32,
+        discount: Float32,
+    ) -> None:
+        """See :meth:`ReplayBuffer.add`."""
+        before = self.host.total_added
+        self.host.add(observation, action, reward, next_observation, discount)
+        self._copy(before)
+
+    def sample(self, batch_size: int) -> Batch:
+        """See :meth:`ReplayBuffer.sample`; on the device, and always in the same memory: the next call overwrites it.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        chosen = upload(self.host.draw(batch_size), self._device)
+        if len(self._batch_rows) != batch_size:
+            self._batch_rows = torch.empty((batch_size, self._rows.shape[1]), device=self._device)
+            self._batch = self.host.batch(self._batch_rows)
+        torch.index_select(self._rows, 0, chosen, out=self._batch_rows)
+        return self._batch
+
+    def learned(self, errors: Sequence[Tensor]) -> None:
+        """See :meth:`ReplayBuffer.learned`; with prioritised replay it waits for the device."""
+        self.host.learned(errors)
+
+    def recover(self) -> None:
+        """See :meth:`ReplayBuffer.recover`."""
+        self.host.recover()
+        self._copy(0)
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """See :meth:`ReplayBuffer.state`; the same as that of a buffer on the host."""
+        return self.host.state()
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """See :meth:`ReplayBuffer.restore`.
+
+        Raises:
+            BundleError: as there; nothing has changed then.
+        """
+        self.host.restore(arrays, scalars)
+        self._copy(0)
+
+    def _copy(self, since: int) -> None:
+        """Bring the rows of the transitions from number ``since`` on to the device."""
+        total, capacity = self.host.total_added, self.host.capacity
+        first = max(since, total - capacity)
+        while first < total:
+            start = first % capacity
+            count = min(total - first, capacity - start)
+            self._rows[start : start + count].copy_(upload(self.host.rows[start : start + count], self._device))
+            first += count

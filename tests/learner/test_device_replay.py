@@ -1,0 +1,79 @@
+"""A replay buffer on a device against the one on the host."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.replay import ReplayBuffer
+
+O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
+
+
+def transitions(random: np.random.Generator, count: int) -> tuple[Any, ...]:
+    def normal(*shape: int) -> Any:
+        return random.standard_normal((count, *shape)).astype(np.float32)
+
+    return normal(O), np.tanh(normal(A)), normal(), normal(O), random.random(count) < 0.2
+
+
+def same(device: DeviceReplay, host: ReplayBuffer) -> bool:
+    ours, theirs = device.sample(64), host.sample(64)
+    return all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_samples_are_those_of_the_host(seed: int, device: torch.device) -> None:
+    """Capacity 10: additions that fit, that run over the end, that fill it exactly, and that are longer than it."""
+    random = np.random.default_rng(seed)
+    host, on_device = ReplayBuffer(10, O, A, seed=1), DeviceReplay(ReplayBuffer(10, O, A, seed=1), device)
+    for count in (1, 4, 3, 7, 10, 25, 1, 0, 9):
+        new = transitions(random, count)
+        host.add(*new)
+        on_device.add(*new)
+        assert len(on_device) == len(host)
+        assert on_device.total_added == host.total_added
+        assert same(on_device, host)
+
+
+def test_a_batch_lies_on_the_device_and_in_the_same_memory_each_time(device: torch.device) -> None:
+    buffer = DeviceReplay(ReplayBuffer(10, O, A, seed=1), device)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(4)
+    buffer.add(*transitions(np.random.default_rng(0), 5))
+    first = buffer.sample(4)
+    assert buffer.sample(4) is first
+    assert all(tensor.device.type == device.type for tensor in first)
+    assert len(buffer.sample(6).reward) == 6
+
+
+def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
+    random = np.random.default_rng(2)
+    host = ReplayBuffer(10, O, A, seed=1)
+    host.add(*transitions(random, 13))
+    host.sample(5)
+    arrays, scalars = host.state()
+    on_device = DeviceReplay(ReplayBuffer(10, O, A, seed=9), device)
+    on_device.restore({"rows": arrays["rows"].copy()}, json.loads(json.dumps(scalars)))
+    assert same(on_device, host)
+    again = ReplayBuffer(10, O, A, seed=9)
+    again.restore(*on_device.state())
+    assert same(on_device, again)
+    with pytest.raises(BundleError):
+        on_device.restore({}, scalars)
+    host.sample(64)
+    assert same(on_device, host)
+
+
+def test_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(ConfigError, match=r"learner.buffer_size is 10: 0.0 GB do not fit into the memory of cpu; use"):
+        DeviceReplay(ReplayBuffer(10, O, A, seed=1), torch.device("cpu"))

@@ -1,0 +1,148 @@
+"""Captured updates: on a GPU, and on the CPU all but the capture itself, in whose place the work runs as it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot.config import LearnerConfig
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.graph import CapturedUpdate, Work, aside, difference
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.td3 import TD3
+
+O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
+
+
+class Recorder:
+    """In place of a graph: work is done when it is asked for, and each capture and launch is counted."""
+
+    def __init__(self) -> None:
+        self.captures = self.launches = 0
+
+    def __call__(self, work: Work) -> Work:
+        self.captures += 1
+
+        def launch() -> None:
+            self.launches += 1
+            work()
+
+        return launch
+
+
+def buffer(device: torch.device) -> DeviceReplay:
+    random = np.random.default_rng(1)
+    made = DeviceReplay(ReplayBuffer(100, O, A, seed=2), device)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal((100, *shape)).astype(np.float32)
+
+    made.add(normal(O), np.tanh(normal(A)), normal(), normal(O), random.random(100) < 0.2)
+    return made
+
+
+def trained(config: LearnerConfig, device: torch.device, updates: int, **how: Any) -> tuple[TD3, CapturedUpdate | None]:
+    """After ``updates`` with a falling learning rate: captured if ``how`` says so."""
+    td3, replay = TD3(O, A, (24, 16), config, 3, device), buffer(device)
+    captured = CapturedUpdate(td3, **how) if how else None
+    for number in range(updates):
+        td3.set_learning_rate(1e-3 / (1 + number))
+        (captured or td3.update)(replay.sample(B))
+    return td3, captured
+
+
+def alike(one: TD3, other: TD3, device: torch.device) -> bool:
+    assert one.state()[1] == other.state()[1]
+    pairs = [(array, other.state()[0][name]) for name, array in one.state()[0].items()]
+    if device.type == "cpu":
+        return all(a.tobytes() == b.tobytes() for a, b in pairs)
+    return all(np.allclose(a, b, rtol=1e-4, atol=2e-6) for a, b in pairs)
+
+
+def do(work: Work) -> None:
+    work()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LearnerConfig(),
+        LearnerConfig(policy_delay=3, layer_norm=True),
+        LearnerConfig(policy_delay=1),
+        LearnerConfig(policy_average=0.5),
+    ],
+    ids=["as published", "layer norm", "no delay", "average"],
+)
+def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.device) -> None:
+    """Two graphs (one without delay), each from its kind's first turn on: after one round, or 1/0.5 + 1 rounds."""
+    recorder = Recorder()
+    how: dict[str, Any] = {"capture": recorder, "warm_up": do} if device.type == "cpu" else {"warm_up": aside}
+    plain, _ = trained(config, device, 20)
+    td3, captured = trained(config, device, 20, **how)
+    assert captured is not None
+    assert captured.problem is None
+    assert alike(td3, plain, device)
+    assert np.allclose(list(td3.metrics().values()), list(plain.metrics().values()), rtol=1e-4, atol=1e-5)
+    if device.type == "cpu":
+        rounds = 1 if not config.policy_average else 3
+        assert recorder.captures == (1 if config.policy_delay == 1 else 2)
+        assert recorder.launches == 20 - rounds * config.policy_delay
+
+
+def test_a_failed_capture_is_said_once_and_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(work: Work) -> Work:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    cpu = torch.device("cpu")
+    plain, _ = trained(LearnerConfig(), cpu, 9)
+    with caplog.at_level(logging.WARNING):
+        td3, captured = trained(LearnerConfig(), cpu, 9, capture=fails, warm_up=do)
+    assert captured is not None
+    assert captured.problem == "operation not permitted when stream is capturing"
+    assert alike(td3, plain, cpu)
+    (message,) = caplog.messages
+    assert message.endswith("operation not permitted when stream is capturing")
+
+
+def test_a_graph_that_does_something_else_is_not_used() -> None:
+    """It forgets the work; or it does it twice."""
+    cpu = torch.device("cpu")
+    plain, _ = trained(LearnerConfig(), cpu, 9)
+    for capture in (lambda _: lambda: None, lambda work: lambda: (work(), work())):
+        td3, captured = trained(LearnerConfig(), cpu, 9, capture=capture, warm_up=do)
+        assert captured is not None
+        assert captured.problem is not None
+        assert "differs by" in captured.problem
+        assert alike(td3, plain, cpu)
+
+
+def test_another_batch_reaches_the_captured_memory() -> None:
+    """Batches of a buffer on the host are new tensors each time, and one of another size needs new graphs."""
+    results = []
+    recorder = Recorder()
+    for captured in (False, True):
+        td3 = TD3(O, A, (24, 16), LearnerConfig(), 3)
+        update = CapturedUpdate(td3, recorder, do) if captured else td3.update
+        host = buffer(torch.device("cpu")).host
+        for size in (B, B, B, B, B, B, 16, 16, 16):
+            update(host.sample(size))
+        results.append(td3)
+    assert alike(*results, torch.device("cpu"))
+    assert recorder.captures == 4
+
+
+def test_differences_by_hand() -> None:
+    """A change of 0.1 may be off by 0.001; what has not changed may be off by rounding alone, 2.4e-7 of the largest."""
+    before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
+    after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
+    near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
+    far = {"w": np.array([1.1, 2.0011], np.float32), "generator": np.ones(3, np.uint8)}
+    assert difference(before, after, near) is None
+    assert difference(before, after, far) == "w differs by 0.0011 from what it is without the graph"
+    assert difference(before, before, near) is not None
+    assert difference(before, after, {"w": np.array([np.nan, 2.0], np.float32)}) is not None
