@@ -107,11 +107,16 @@ class PacingConfig(Section, frozen=True):
 
 
 class EndpointsConfig(Section, frozen=True):
-    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
+    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
+
+    ``keys`` is the folder of this machine's keys (see ``td3-robot keys``). With it every ``tcp://`` link is encrypted
+    and lets in known keys alone; without it none may go beyond loopback.
+    """
 
     policy: str | None = None
     learner: str | None = None
     supervisor: str | None = None
+    keys: str | None = None
 
 
 class Config(Section, frozen=True):

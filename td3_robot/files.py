@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to the disk, rename over it.
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write beside the target (readable by nobody else until it is there), flush to the disk, rename over it.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old file is untouched and nothing is left over.
@@ -20,7 +20,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

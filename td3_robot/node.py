@@ -24,6 +24,7 @@ from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, Input, Output, Peer, ServerSession
 
 log = logging.getLogger(__name__)
@@ -220,6 +221,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
         run = RunFolder.open(arguments.run)
         node = Node(role, arguments.name, arguments.incarnation, run, run.config(), bus)
+        bus.keys = open_keys(node.config.endpoints.keys)
         _catch_signals(node)
         _follow_lifeline()
         if LIFELINE in os.environ:

@@ -19,9 +19,11 @@ from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
-from td3_robot.run_folder import LINKS, RunFolder
+from td3_robot.run_folder import RunFolder
 from td3_robot.supervisor import Supervisor
+from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
+from td3_robot.transport.keys import open_keys
 
 FINAL_EPISODES = 10
 
@@ -92,9 +94,10 @@ def _check(config: Config) -> None:
     for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
-            endpoints.check(endpoint, bind=True)
+            endpoints.check(endpoint, bind=True, keys=keys is not None)
     tasks = importlib.import_module("sims.tasks")
     tasks.spec(config.task)
 
