@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from td3_robot.arrays import finite
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, NoiseKind, Step, Weights
@@ -32,6 +33,7 @@ class Policy:
     bundle: Bundle
     actor: Actor
     noise_kind: NoiseKind
+    noise_scale: Float32  # [A]: standard deviation of Gaussian noise
 
 
 class PolicyCore:
@@ -69,7 +71,9 @@ class PolicyCore:
             raise BundleError(f"weights version {version} is not newer than {self.version}, which is served")
         if self.spec and (difference := self.spec.difference(bundle.spec)):
             raise BundleError(f"weights version {version} are for another robot: {difference}")
-        self.policies[version] = Policy(version, bundle, Actor(bundle), _KINDS[bundle.exploration.kind])
+        actor = Actor(bundle)
+        scale = np.float32(bundle.exploration.scale) * actor.half
+        self.policies[version] = Policy(version, bundle, actor, _KINDS[bundle.exploration.kind], scale)
         for old in sorted(self.policies)[:-_KEPT]:
             del self.policies[old]
 
@@ -119,7 +123,7 @@ class PolicyCore:
             return None
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
         action = self._act(peer, step, policy, kind)
-        if not np.isfinite(action).all():  # finite weights can still overflow
+        if not finite(action):  # finite weights can still overflow
             self.counters["not_finite"] += 1
             return None
         return Action(
@@ -145,6 +149,5 @@ class PolicyCore:
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)
         else:
-            action = actor(step.observation) + drawn * (np.float32(policy.bundle.exploration.scale) * actor.half)
-        clipped: Float32 = np.clip(action, actor.low, actor.high, out=action)
-        return clipped
+            action = actor(step.observation) + drawn * policy.noise_scale
+        return actor.clip(action)
