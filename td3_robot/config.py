@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from td3_robot import resources
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
+from td3_robot.realtime import RealtimeConfig
 from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
@@ -137,6 +138,7 @@ class Config(Section, frozen=True):
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
 
     def __post_init__(self) -> None:
         learner = self.learner

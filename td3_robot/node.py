@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from td3_robot import realtime
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, HandshakeError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
@@ -222,6 +223,8 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         run = RunFolder.open(arguments.run)
         node = Node(role, arguments.name, arguments.incarnation, run, run.config(), bus)
         bus.keys = open_keys(node.config.endpoints.keys)
+        if role == "policy":  # now, because the first socket makes threads, which inherit all of it
+            _ask_for_realtime(node.config)
         _catch_signals(node)
         _follow_lifeline()
         if LIFELINE in os.environ:
@@ -245,6 +248,14 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         bus.close("failed")
         return 1
+
+
+def _ask_for_realtime(config: Config) -> None:
+    outcome = realtime.apply(config.realtime)
+    if outcome.applied:
+        log.info("real time: %s", "; ".join(outcome.applied))
+    for reason in outcome.refused:
+        log.warning("real time, not granted: %s", reason)
 
 
 def _catch_signals(node: Node) -> None:

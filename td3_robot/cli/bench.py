@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
+    "policy": ("td3_robot.bench.policy", "time of the policy server for an action, its start and its memory"),
+    "link": ("td3_robot.bench.link", "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks"),
     "sim": ("sims.bench", "environment steps a second, beside the published robots; memory of a robot"),
 }
 """Benchmark: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what of."""
@@ -33,7 +35,8 @@ def usage() -> str:
         "usage: td3-robot bench BENCHMARK [--json] [ARGUMENTS]\n\n"
         f"benchmarks:\n{rows}\n\n"
         "examples:\n"
-        "  td3-robot bench sim\n"
+        "  td3-robot bench policy\n"
+        "  td3-robot bench link --seconds 10\n"
         "  td3-robot bench sim --json > sim.json\n\n"
         "td3-robot bench BENCHMARK --help says more."
     )
