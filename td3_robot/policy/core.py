@@ -33,7 +33,7 @@ class Policy:
     bundle: Bundle
     actor: Actor
     noise_kind: NoiseKind
-    noise_scale: Float32  # [A]: standard deviation of Gaussian noise
+    noise_scale: Float32  # [1, A]: standard deviation of Gaussian noise
 
 
 class PolicyCore:
@@ -149,5 +149,7 @@ class PolicyCore:
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)
         else:
-            action = actor(step.observation) + drawn * policy.noise_scale
+            action = actor.unclipped(step.observation)
+            drawn *= policy.noise_scale
+            action += drawn
         return actor.clip(action)

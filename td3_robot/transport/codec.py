@@ -68,11 +68,12 @@ def decode(name: str, payload: bytes, dims: Dims | None = None) -> Message:
     if not isinstance(content, dict) or content.keys() != plan.fields.keys():
         keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
         raise ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan.fields)}")
-    for key, wire in plan.scalars:
+    for key, low, high, wire in plan.integers:
         value = content[key]
-        if type(value) is int and wire.kind == "u64" and value >= 0:  # msgpack has none above; most fields are these
-            continue
-        _CHECKS[wire.kind](f"{name}.{key}", value, wire)
+        if type(value) is not int or not low <= value <= high:
+            _integer(f"{name}.{key}", value, wire)
+    for key, wire in plan.others:
+        _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
     if plan.arrays and not _take_arrays(content, plan.layout(dims)):
         known = dict(dims) if dims else {}
         for key, wire, dtype in plan.arrays:
@@ -95,7 +96,9 @@ class _Plan:
             name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
             for name, wire in wire_fields(message).items()
         }
-        self.scalars = [(name, wire) for name, (wire, dtype) in self.fields.items() if dtype is None]
+        scalars = [(name, wire) for name, (wire, dtype) in self.fields.items() if dtype is None]
+        self.integers = [(name, *_INTEGERS[wire.kind], wire) for name, wire in scalars if wire.kind in _INTEGERS]
+        self.others = [(name, wire) for name, wire in scalars if wire.kind not in _INTEGERS]
         self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
         self._sizes = sorted({size for _, wire, _ in self.arrays for size in wire.shape})
         self._layouts: dict[tuple[int | None, ...], Layout | None] = {}
@@ -188,9 +191,6 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
 
 
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
-    "u32": _integer,
-    "u64": _integer,
-    "i64": _integer,
     "text": _text,
     "bytes": _bytes,
     "map": _tree,
