@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import zmq
@@ -14,9 +15,9 @@ import zmq
 from td3_robot.bench import example
 from td3_robot.errors import NodeError
 from td3_robot.messages import Action
-from td3_robot.transport import codec, session
+from td3_robot.transport import codec, curve, session
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import AllowList
+from td3_robot.transport.keys import AllowList, KeyFolder
 from td3_robot.transport.session import ClientSession
 
 _PATIENCE = 30.0  # seconds
@@ -101,7 +102,7 @@ class Robot:
 class Echo:
     """A bare DEALER that sends as many bytes as a Step has and gets back as many as an Action has."""
 
-    def __init__(self, endpoint: str, robots: int) -> None:
+    def __init__(self, endpoint: str, robots: int, keys: str | None = None) -> None:
         rng = np.random.default_rng(0)
         step = codec.encode(example.step(500, robots, rng))
         zeros = np.zeros((robots, example.ACTIONS), np.float32)
@@ -110,6 +111,8 @@ class Echo:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if keys:
+            curve.as_client(self._socket, "policy", AllowList(KeyFolder(Path(keys))))
         self._socket.connect(endpoint)
 
     def round_trip(self) -> int:

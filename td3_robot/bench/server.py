@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from td3_robot import realtime
 from td3_robot.bench import example
@@ -22,7 +23,7 @@ from td3_robot.messages import Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import open_keys
+from td3_robot.transport.keys import KeyFolder, open_keys
 from td3_robot.transport.session import ServerSession
 
 _IDLE = 0.05  # seconds
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     realtime.apply(msgspec.json.decode(options.realtime, type=RealtimeConfig))
     if options.what == "echo":
-        _echo(options.endpoint)
+        _echo(options.endpoint, options.keys)
     bundle = Bundle.load(options.bundle) if options.bundle else example.bundle()
     core = PolicyCore(0)
     core.load(1, bundle)
@@ -53,11 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bus.send(to, action)
 
 
-def _echo(endpoint: str) -> None:
+def _echo(endpoint: str, keys: str | None) -> None:
     """What ZeroMQ itself costs in Python: a ROUTER that returns as many bytes as an Action has."""
-    import zmq
-
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        if keys:
+            router.curve_server = True
+            router.curve_secretkey = KeyFolder(Path(keys)).identity().secret.encode()
         router.bind(endpoint)
         print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
         while True:
