@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", help="folder of keys")
     parser.add_argument("--realtime", default="{}", help="RealtimeConfig as JSON")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     realtime.apply(msgspec.json.decode(options.realtime, type=RealtimeConfig))
     if options.what == "echo":
         _echo(options.endpoint, options.keys)
