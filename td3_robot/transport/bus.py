@@ -267,7 +267,7 @@ class Bus:
             # Only a message itself says with which key its connection was made: a client can choose the identity.
             first = socket.recv(_NOW, copy=False)
             key, frames = first.bytes, _frames(socket)
-            owner = str(first.get("User-Id"))
+            owner = curve.owner(first)
             if not (self.keys and self.keys.client(owner)):
                 self._tally.note("revoked", f"link {session.link}: a message under the key {owner}", now)
                 return []

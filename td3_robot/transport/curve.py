@@ -33,6 +33,14 @@ def as_client(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server(link).encode())
 
 
+def owner(frame: zmq.Frame) -> str:
+    """The public key under which a frame came, as the gatekeeper named it; empty if it came under none."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
+
+
 class Gatekeeper:
     """Answers libzmq's question about every client that has proved to hold a key."""
 

@@ -15,7 +15,8 @@ import zmq
 
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Action, Bye, Hello, Step, Welcome
-from td3_robot.transport import codec
+from td3_robot.transport import bus as bus_module
+from td3_robot.transport import codec, curve
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
 
@@ -273,6 +274,35 @@ def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make
     assert session.receive(peer.key, frames, 0.0, "another") == ([], [])
     inputs, _ = session.receive(peer.key, frames, 0.0, peer.owner)
     assert len(inputs) == 1
+
+
+def test_a_message_under_no_key_at_all(linked: Linked) -> None:
+    assert curve.owner(zmq.Frame(b"from nowhere")) == ""
+    server, _, _ = linked
+    assert server.keys
+    assert server.keys.client("") is None
+
+
+def test_half_open_connections_are_closed(
+    folders: Folders, make_locked: Make, make_server: Make, pump: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever connects and says nothing costs a file descriptor for a while (5 s), not for ever."""
+    monkeypatch.setattr(bus_module, "_DEAD", 200)  # ms
+    server = make_locked(folders[0])
+    with closing(socket.create_connection(_address(server.serve("tcp://127.0.0.1:*", make_server())))) as silent:
+        silent.setblocking(False)
+
+        def closed(_: Any) -> bool:
+            try:
+                while silent.recv(1000):
+                    pass  # the server's greeting
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                pass
+            return True
+
+        pump(closed, server)
 
 
 def test_socket_files_need_no_keys(
