@@ -60,9 +60,20 @@ class Link:
     @contextlib.contextmanager
     def policy(self) -> Iterator[str]:
         """A policy server; the endpoint that it serves."""
+        with self._serving("policy") as bound:
+            yield bound
+
+    @contextlib.contextmanager
+    def echo(self, robots: int) -> Iterator[Echo]:
+        """A bare echo of messages as long as those for so many robots."""
+        with self._serving("echo") as bound, contextlib.closing(Echo(bound, robots, self.keys)) as echo:
+            yield echo
+
+    @contextlib.contextmanager
+    def _serving(self, what: str) -> Iterator[str]:
         options = ["--realtime", msgspec.json.encode(self.realtime).decode()]
         options += ["--keys", self.keys] if self.keys else []
-        with serving("policy", self.endpoint("policy"), *options) as (_, bound):
+        with serving(what, self.endpoint(what), *options) as (_, bound):
             yield bound
 
     @contextlib.contextmanager
@@ -133,13 +144,7 @@ def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
     ours: list[int] = []
     bare: list[int] = []
     ratios: list[float] = []
-    secured = ["--keys", link.keys] if link.keys else []
-    with (
-        link.policy() as served,
-        serving("echo", link.endpoint("echo"), *secured) as (_, echoed),
-        link.robot(served, robots) as robot,
-        contextlib.closing(Echo(echoed, robots, link.keys)) as echo,
-    ):
+    with link.policy() as served, link.robot(served, robots) as robot, link.echo(robots) as echo:
         for number in range(-1, -(-trips // _BLOCK)):
             theirs = [echo.round_trip() for _ in range(_BLOCK)]
             own = [robot.round_trip() for _ in range(_BLOCK)]
