@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -147,15 +148,14 @@ def start(times: int) -> dict[str, Any]:
         bundle = Path(folder) / "policy.safetensors"
         example.bundle().save(bundle)
         for number in range(times):
-            endpoint = f"ipc://{folder}/{number}"
-            robot = Robot(endpoint, 1)  # before its server, which it finds as soon as that is there
             begin = time.perf_counter()
-            with serving("policy", endpoint, "--bundle", str(bundle)) as (process, _):
-                robot.round_trip()
-                seconds.append(time.perf_counter() - begin)
+            with serving("policy", f"ipc://{folder}/{number}", "--bundle", str(bundle)) as (process, endpoint):
+                # Not before: ZeroMQ would try again in growing intervals, and those would be measured.
+                with contextlib.closing(Robot(endpoint, 1)) as robot:
+                    robot.round_trip()
+                    seconds.append(time.perf_counter() - begin)
                 if (size := machine.resident_bytes(process)) is not None:
                     resident.append(size)
-                robot.close()
     return {"to_first_action_s": [round(value, 3) for value in seconds], "resident_bytes": max(resident, default=None)}
 
 
