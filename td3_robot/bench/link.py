@@ -243,7 +243,7 @@ def _text(report: dict[str, Any]) -> str:
     lines = [f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before"]
     lines += [f"real time: {what}" for what in report["realtime"]["applied"]]
     lines += [f"real time, not granted: {what}" for what in report["realtime"]["refused"]]
-    lines.append(f"{report['transport']}: {example.HEAD}"[-len(example.HEAD) - 8 :])
+    lines += [f"over {report['transport']}", example.HEAD]
     for robots, row in report.get("round_trip_us", {}).items():
         lines.append(example.row(f"{robots:>2} robots", row["policy"]) + f"   {row['p50_over_echo']} × echo")
         lines.append(example.row("   bare echo", row["echo"]))
