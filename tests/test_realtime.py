@@ -15,7 +15,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.realtime import RealtimeConfig, apply
 
 _ASK = """
-import gc, json, os, resource, sys
+import ctypes, gc, json, os, resource, sys  # before it may no longer read where Python is installed
 from td3_robot.realtime import RealtimeConfig, apply
 if sys.argv[2] == "unprivileged":
     resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
