@@ -145,34 +145,49 @@ def one_robot(task: str, steps: int, rounds: int) -> dict[str, Any]:
     seconds = take_turns(blocks, rounds)
     for env in (ours, wrapped, published):
         env.close()
-    ratios = {
-        f"{name}_over_published": statistics.median(
-            theirs / mine for mine, theirs in zip(seconds[name], seconds[PUBLISHED], strict=True)
-        )
-        for name in (OURS, WRAPPED)
-    }
+    ratios = {f"{name}_over_published": _ratio(seconds, name) for name in (OURS, WRAPPED)}
     return {name: speed(steps, times) for name, times in seconds.items()} | ratios
 
 
 def fleets(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Robot steps a second (resets count as steps) of processes with several robots each."""
-    made = {size: Fleet(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0) for size in FLEETS}
-    calls = {size: -(-steps // size) for size in FLEETS}
+    """Robot steps a second (resets count as steps) of processes with several robots each, ours and published ones."""
+    return {str(size): _fleet(task, size, -(-steps // size), rounds) for size in FLEETS}
 
-    def stepper(size: int) -> Block:
-        fleet = made[size]
-        actions = _actions(calls[size] * size, fleet.spec.action_size).reshape(calls[size], size, -1)
 
-        def step() -> None:
-            for action in actions:
-                fleet.step(action)
+def _fleet(task: str, size: int, calls: int, rounds: int) -> dict[str, Any]:
+    fleet = Fleet(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
+    published = [gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True) for _ in range(size)]
+    for number, env in enumerate(published):
+        env.reset(seed=number)
+    ended = [False] * size
+    actions = _actions(calls * size, fleet.spec.action_size).reshape(calls, size, -1)
 
-        return step
+    def step_ours() -> None:
+        for action in actions:
+            fleet.step(action)
 
-    seconds = take_turns({str(size): stepper(size) for size in FLEETS}, rounds)
-    for fleet in made.values():
-        fleet.close()
-    return {str(size): speed(calls[size] * size, seconds[str(size)]) for size in FLEETS}
+    def step_published() -> None:
+        for action in actions:
+            for number, env in enumerate(published):
+                if ended[number]:  # like our fleet: a step that resets a robot does nothing else with it
+                    env.reset()
+                    ended[number] = False
+                else:
+                    _, _, terminated, truncated, _ = env.step(action[number])
+                    ended[number] = terminated or truncated
+
+    seconds = take_turns({OURS: step_ours, PUBLISHED: step_published}, rounds)
+    fleet.close()
+    for env in published:
+        env.close()
+    ratio = _ratio(seconds, OURS)
+    return {name: speed(calls * size, times) for name, times in seconds.items()} | {f"{OURS}_over_published": ratio}
+
+
+def _ratio(seconds: dict[str, list[float]], name: str) -> float:
+    """How many times as fast as the published robots: the median over the rounds."""
+    pairs = zip(seconds[name], seconds[PUBLISHED], strict=True)
+    return statistics.median(theirs / mine for mine, theirs in pairs)
 
 
 def take_turns(blocks: dict[str, Block], rounds: int) -> dict[str, list[float]]:
@@ -215,9 +230,9 @@ def _text(report: dict[str, Any]) -> str:
         for name in (OURS, WRAPPED, PUBLISHED):
             ratio = rows.get(f"{name}_over_published", 1.0)
             lines.append(f"{task:9} {name:24} {_rate(rows[name])}  {ratio:5.2f} × published")
-        lines += [
-            f"{task:9} {size:>2} robots in a process   {_rate(row)}" for size, row in report["fleet"][task].items()
-        ]
+        for size, row in report["fleet"][task].items():
+            ratio = row[f"{OURS}_over_published"]
+            lines.append(f"{task:9} {size:>2} robots in a process   {_rate(row[OURS])}  {ratio:5.2f} × published")
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
             lines.append(

@@ -38,11 +38,20 @@ class Fleet:
         self.reward: Float32 = np.zeros(robots, np.float32)
         self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
+        self.problem = self.stop = ""  # physics knows neither
         self.not_finite = 0
         self._begun = False
 
     def __len__(self) -> int:
         return len(self._environments)
+
+    @property
+    def commanded(self) -> Float32:
+        """float32[N, A]: what was applied last."""
+        return self.action
+
+    def command(self, action: Float32) -> None:
+        """Nothing: what is applied in a period is settled when the period is simulated."""
 
     def step(self, action: Float32) -> int:
         """Step every robot that is in an episode, reset every other.

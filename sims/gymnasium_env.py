@@ -74,6 +74,8 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             show = self.render_mode == "human"
             self._robot = Locomotion(self._model, start, show, self._randomization)
         observation = self._robot.reset(seed)
+        if self.render_mode == "human":
+            self._robot.follow()
         self._next_frame = time.monotonic()
         return observation, dict(self._robot.world)
 
@@ -82,6 +84,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             raise RuntimeError(f"{self._model.name}: call reset() first")
         outcome = self._robot.step(action)
         if self.render_mode == "human":
+            self._robot.follow()
             self._wait_for_real_time()
         return *outcome, self._robot.reward_terms()
 

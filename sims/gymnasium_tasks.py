@@ -35,7 +35,8 @@ class GymnasiumTask(Repeatable):
     def __init__(self, task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> None:
         env = _make(task)
         try:
-            spec = _specification(task, env)
+            actions = self._action_channels(task, env)
+            spec = RobotSpec(task, _channels(task, "observation", env.observation_space), actions, _period(env))
         except ConfigError:
             env.close()
             raise
@@ -45,13 +46,21 @@ class GymnasiumTask(Repeatable):
         self._env = env.env if isinstance(env, TimeLimit) else env
         self._terms: dict[str, float] = {}
 
+    def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
+        """What the task's actions are made of."""
+        return _channels(task, "action", env.action_space)
+
+    def _command(self, action: Float32) -> Any:
+        """What the task takes for an action, float32[A]; the task may write into it."""
+        return action.copy()
+
     def _reset(self) -> Float32:
         self._env.unwrapped.np_random = self.random
         self._terms = {}
         return np.array(self._env.reset()[0], np.float32)
 
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
-        observation, reward, terminated, truncated, info = self._env.step(action.copy())  # some tasks write into it
+        observation, reward, terminated, truncated, info = self._env.step(self._command(action))
         terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
         self._terms = {key: float(value) for key, value in terms.items()} or {"reward": float(reward)}
         return np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated)
@@ -77,16 +86,17 @@ class GymnasiumTask(Repeatable):
 
 def _make(task: str) -> gymnasium.Env[Any, Any]:
     """The task, ready to draw if it can."""
-    if ":" in task.removeprefix(PREFIX):  # Gymnasium would import the module before it: a policy file could name any
+    name = task.partition(":")[2]
+    if ":" in name:  # Gymnasium would import the module before it: a policy file could name any
         raise ConfigError(f"task {task!r}: an ID with ':' names a module to import; only registered IDs are allowed")
     try:
         with warnings.catch_warnings():
             # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
             warnings.filterwarnings("ignore", "builtin type (Swig|swig)", DeprecationWarning)
-            env = gymnasium.make(task.removeprefix(PREFIX), disable_env_checker=True)
+            env = gymnasium.make(name, disable_env_checker=True)
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 env.close()
-                env = gymnasium.make(task.removeprefix(PREFIX), render_mode="rgb_array", disable_env_checker=True)
+                env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
             return env
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"task {task!r} needs a package that is not installed: {_one_line(error)}") from None
@@ -94,12 +104,6 @@ def _make(task: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
-
-
-def _specification(task: str, env: gymnasium.Env[Any, Any]) -> RobotSpec:
-    actions = _channels(task, "action", env.action_space)
-    observations = _channels(task, "observation", env.observation_space)
-    return RobotSpec(task, observations, actions, _period(env))
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:

@@ -158,6 +158,10 @@ class Locomotion(Repeatable):
     def reward_terms(self) -> dict[str, float]:
         return dict(self._terms)
 
+    def follow(self) -> None:
+        """Keep the robot in the middle of its window; for one made with ``show``."""
+        self._world.follow()
+
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         return self._world.render(width, height)
 

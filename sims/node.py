@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from sims import tasks
-from sims.core import SimulatorCore
 from sims.environment import Environment
 from sims.fleet import Fleet
-from sims.pacing import make_pacing
 from td3_robot import node as nodes
-from td3_robot.messages import Action, Throttle
+from td3_robot.driver.core import ACCEPTS, SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import make_pacing
 from td3_robot.node import Figures, Node
 
 
@@ -31,17 +33,24 @@ def _simulate(node: Node) -> None:
 
     fleet = Fleet(make, config.robots, config.seed, node.name, node.incarnation)
     pacing = make_pacing(config.pacing, fleet.spec)
-    core = SimulatorCore(fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing)
     node.patient = config.pacing.mode == "fast"
-    node.connect("policy", (Action,), spec=fleet.spec, robots=config.robots)
-    node.connect("learner", (Throttle,), spec=fleet.spec, robots=config.robots)
+    # At full speed nothing is due by a time: a simulator that is not to move stands still.
+    safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if node.patient else config.safety
+    guard = Guard(fleet.spec, node.name, safety)
+    core = SourceCore(
+        fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing, guard=guard
+    )
+    for link, accepts in ACCEPTS.items():
+        node.connect(link, accepts, spec=fleet.spec, robots=config.robots)
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **pacing.figures()}
-        return Figures(figures=figures, counters={**core.counters, "not_finite": core.fleet.not_finite})
+        return Figures(
+            detail=guard.lifecycle.trouble, figures=figures, counters={**core.counters, "not_finite": fleet.not_finite}
+        )
 
     try:
-        node.spin(core, busy=lambda: False, report=report, after=lambda: False, deadline=lambda: pacing.deadline)
+        node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     finally:
         fleet.close()
 

@@ -37,6 +37,9 @@ BASE = -1  # PyBullet's index of a body's root link
 ANY_LINK = -2
 TORSO = "torso"
 
+_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: from the robot's right, and above
+_windows: set[int] = set()  # clients that show one: PyBullet, asked for a second, gives the first again
+
 _DATA = Path(pybullet_data.getDataPath())
 _LOAD_FLAGS = (
     pybullet.URDF_USE_SELF_COLLISION
@@ -80,6 +83,11 @@ def _mean(values: list[float]) -> float:
     return total / len(values)
 
 
+def _disconnect(client: int) -> None:
+    _windows.discard(client)
+    pybullet.disconnect(client)
+
+
 class World:
     """One robot, one floor, one physics client.
 
@@ -87,16 +95,22 @@ class World:
         joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
 
     Raises:
-        ConfigError: ``show`` is asked for and there is no display.
+        ConfigError: ``show`` is asked for and there is no display, or a window already.
     """
 
     def __init__(self, model: RobotModel, show: bool = False) -> None:
         if show and sys.platform == "linux" and not os.environ.get("DISPLAY"):
             raise ConfigError("render mode 'human' needs a display, and DISPLAY is not set; 'rgb_array' needs none")
+        if show and _windows:
+            raise ConfigError("render mode 'human': PyBullet shows one window in a process, and one is open already")
         self.client: int = pybullet.connect(pybullet.GUI if show else pybullet.DIRECT)
         if self.client < 0:
             raise RuntimeError("PyBullet gave no physics client; it allows 1024 in one process")
-        self._end = weakref.finalize(self, pybullet.disconnect, self.client)
+        self._end = weakref.finalize(self, _disconnect, self.client)
+        if show:
+            _windows.add(self.client)
+            # Without its side panels, and without drawing the pictures in them, the window is all robot.
+            pybullet.configureDebugVisualizer(pybullet.COV_ENABLE_GUI, 0, physicsClientId=self.client)
         self._floor = self._build_floor()
         (self._robot,) = pybullet.loadMJCF(
             str(_DATA / "mjcf" / model.mjcf), flags=_LOAD_FLAGS, physicsClientId=self.client
@@ -222,10 +236,7 @@ class World:
         A planar robot is pushed ahead or back, whichever is nearer.
         """
         client, robot, torso = self.client, self._robot, self._torso
-        if torso == BASE:
-            position = pybullet.getBasePositionAndOrientation(robot, client)[0]
-        else:
-            position = pybullet.getLinkState(robot, torso, physicsClientId=client)[0]
+        position = self._torso_position()
         x, y = force * math.cos(side), force * math.sin(side)
         if self._planar:
             x, y = math.copysign(force, x), 0.0
@@ -285,18 +296,33 @@ class World:
 
     def render(self, width: int, height: int) -> NDArray[np.uint8]:
         """The robot from its right, the camera following its torso: uint8[height, width, 3]."""
-        if self._torso == BASE:
-            position = pybullet.getBasePositionAndOrientation(self._robot, physicsClientId=self.client)[0]
-        else:
-            position = pybullet.getLinkState(self._robot, self._torso, physicsClientId=self.client)[0]
         view = pybullet.computeViewMatrixFromYawPitchRoll(
-            cameraTargetPosition=position, distance=3.0, yaw=0.0, pitch=-30.0, roll=0.0, upAxisIndex=2
+            cameraTargetPosition=self._torso_position(), roll=0.0, upAxisIndex=2, **_CAMERA
         )
         lens = pybullet.computeProjectionMatrixFOV(fov=60.0, aspect=width / height, nearVal=0.1, farVal=100.0)
         pixels = pybullet.getCameraImage(
             width, height, view, lens, renderer=pybullet.ER_TINY_RENDERER, physicsClientId=self.client
         )[2]
         return np.asarray(pixels, np.uint8).reshape(height, width, 4)[:, :, :3].copy()
+
+    def follow(self) -> None:
+        """Turn the window's camera to the torso; call it after each step of a world that is shown."""
+        pybullet.resetDebugVisualizerCamera(
+            cameraDistance=_CAMERA["distance"],
+            cameraYaw=_CAMERA["yaw"],
+            cameraPitch=_CAMERA["pitch"],
+            cameraTargetPosition=self._torso_position(),
+            physicsClientId=self.client,
+        )
+
+    def _torso_position(self) -> tuple[float, float, float]:
+        """Where the torso's centre of mass is, in m."""
+        if self._torso == BASE:
+            position = pybullet.getBasePositionAndOrientation(self._robot, self.client)[0]
+        else:
+            position = pybullet.getLinkState(self._robot, self._torso, physicsClientId=self.client)[0]
+        x, y, z = position
+        return x, y, z
 
     def close(self) -> None:
         """End the physics client; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""Every task by name: the walking robots, and Gymnasium's continuous tasks as ``gymnasium:ID``."""
+"""Every task by name: the walking robots, and Gymnasium's as ``gymnasium:ID`` (discrete actions: ``discrete:ID``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 from sims.environment import Environment, Outcome
 from sims.robots import MODELS, specification
-from td3_robot.config import GYMNASIUM
+from td3_robot.config import DISCRETE, GYMNASIUM
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
@@ -27,7 +27,7 @@ def spec(task: str) -> RobotSpec:
     Raises:
         ConfigError: see :func:`make`.
     """
-    if task.startswith(GYMNASIUM):
+    if task.startswith((GYMNASIUM, DISCRETE)):
         environment = make(task)
         environment.close()
         return environment.spec
@@ -46,12 +46,16 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
         ConfigError: the task does not exist, needs a package that is not installed, is not a continuous one, or
             cannot be randomized so.
     """
-    if randomization and (problem := randomization.problem(task.startswith(GYMNASIUM))):
+    if randomization and (problem := randomization.problem(task.startswith((GYMNASIUM, DISCRETE)))):
         raise ConfigError(problem)
     if task.startswith(GYMNASIUM):
         from sims.gymnasium_tasks import GymnasiumTask
 
         return GymnasiumTask(task, seed, randomization)
+    if task.startswith(DISCRETE):
+        from sims.discrete_tasks import DiscreteTask
+
+        return DiscreteTask(task, seed, randomization)
     _refuse_unknown(task)
     from sims.locomotion import Locomotion
 

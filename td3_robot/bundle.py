@@ -19,12 +19,14 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from td3_robot import files
+from td3_robot import files, safety
 from td3_robot.errors import BundleError, ConfigError
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 
 FORMAT = 1
 _KEY = "td3_robot"
+_NO_SAFETY = SafetyConfig()
 _MAX_HEADER = 1 << 22
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 
@@ -48,6 +50,7 @@ class Bundle:
         hidden: widths of the hidden layers.
         tensors: float32, named and shaped as the module says.
         exploration: what to add while training.
+        safety: what the policy was made for, as in :class:`td3_robot.safety.SafetyConfig`; empty for nothing.
         provenance: where it comes from: version, updates, env_steps, configuration, commit, … as plain JSON values.
     """
 
@@ -56,6 +59,7 @@ class Bundle:
     tensors: Mapping[str, Float32]
     exploration: Exploration = Exploration()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    safety: SafetyConfig = _NO_SAFETY
 
     def encode(self) -> bytes:
         header = {
@@ -65,6 +69,8 @@ class Bundle:
             "exploration": {"kind": self.exploration.kind, "scale": self.exploration.scale},
             "provenance": dict(self.provenance),
         }
+        if settings := self.safety.settings():
+            header["safety"] = settings
         return safetensors.numpy.save(
             {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()},
             metadata={_KEY: json.dumps(header)},
@@ -87,6 +93,8 @@ class Bundle:
             hidden = tuple(int(width) for width in header["hidden"])
             exploration = Exploration(header["exploration"]["kind"], float(header["exploration"]["scale"]))
             provenance = dict(header["provenance"])
+            settings = safety.parse(header.get("safety", {}))
+            safety.joined(SafetyConfig(), settings, spec)
             tensors = safetensors.numpy.load(payload)
         except (KeyError, TypeError, ValueError, OverflowError, ConfigError, SafetensorError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
@@ -97,7 +105,7 @@ class Bundle:
         if exploration.kind not in ("none", "gaussian", "uniform") or not 0 <= exploration.scale < float("inf"):
             raise BundleError(f"{source}: exploration {exploration} is not none, gaussian or uniform with scale >= 0")
         _check_tensors(tensors, layer_shapes(spec, hidden), source)
-        return cls(spec, hidden, tensors, exploration, provenance)
+        return cls(spec, hidden, tensors, exploration, provenance, settings)
 
     def save(self, path: Path) -> None:
         """Write the file atomically.

@@ -22,6 +22,7 @@ from td3_robot import resources
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
 from td3_robot.realtime import RealtimeConfig
+from td3_robot.safety import SafetyConfig
 from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
@@ -29,6 +30,8 @@ MAX_WEIGHTS = 8_000_000
 """Between hidden layers: what still travels in one Weights message with the layers around them."""
 GYMNASIUM = "gymnasium:"
 """What the names of Gymnasium's tasks begin with."""
+DISCRETE = "discrete:"
+"""The same for those with discrete actions, which the on-policy baseline learns."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -74,6 +77,12 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
 
+    def learning_rate_at(self, fraction: float) -> float:
+        """The learning rate when this fraction of the run is made."""
+        hold = self.learning_rate_falls_from
+        fallen = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
+        return self.learning_rate * (1 - fallen * (1 - self.learning_rate_end))
+
 
 class ExplorationConfig(Section, frozen=True):
     """Gaussian action noise; ``noise`` is its standard deviation in fractions of half the action range."""
@@ -107,6 +116,25 @@ class PacingConfig(Section, frozen=True):
     fallback: Literal["hold", "zero"] = "hold"
 
 
+class A2CConfig(Section, frozen=True):
+    """The on-policy baseline (``launch: a2c``); learning rate, discount and network are those of the learner.
+
+    ``episodes`` ends the training, if ``total_steps`` does not before. ``entropy`` is the weight of the policy's
+    entropy in the loss; the gradients of actor and critic are clipped to the norm ``gradient_norm`` each.
+    """
+
+    episodes: Count = 500
+    entropy: NonNegative = 0.0
+    gradient_norm: Positive = 0.5
+
+
+class PolicyConfig(Section, frozen=True):
+    """Whether a policy server or driver goes to ``active`` by itself; whether a server refuses learners' weights."""
+
+    autostart: bool = True
+    frozen: bool = False
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
 
@@ -137,6 +165,9 @@ class Config(Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
+    a2c: A2CConfig = A2CConfig()
+    safety: SafetyConfig = SafetyConfig()
+    policy: PolicyConfig = PolicyConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
     realtime: RealtimeConfig = RealtimeConfig()
 
@@ -166,7 +197,10 @@ class Config(Section, frozen=True):
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
-        if problem := self.randomization.problem(self.task.startswith(GYMNASIUM)):
+        for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
+            if self.timing == "lockstep" and (value := getattr(self.safety, key)) is not None:
+                raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
+        if problem := self.randomization.problem(self.task.startswith((GYMNASIUM, DISCRETE))):
             raise ValueError(problem)
 
     def agreement(self) -> dict[str, str]:

@@ -52,6 +52,7 @@ class ActionOrigin(IntEnum):
     POLICY = 1  # an Action that answered the Step before
     HELD = 2  # none came in time: each robot's action before it, zero after a reset
     ZERO = 3  # none came in time: zero, or the limit nearest to it
+    SAFE = 4  # the safe action: the policy server said so, or the source is not active
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Hello(Message):
     MAX_BYTES: ClassVar[int] = 1 << 20
 
     protocol: int = _wire("u32", "PROTOCOL_VERSION of the sender")
-    role: str = _wire("text", "simulator, driver, policy, evaluator or node (a supervised process reporting status)")
+    role: str = _wire("text", "simulator, driver, policy, evaluator, operator or node (a supervised process's status)")
     name: str = _wire("text", "unique name of the sender; the source id for a simulator or driver")
     incarnation: int = _wire("u64", _INCARNATION)
     client: int = _wire("u64", "drawn at the start of the process, so that two with one name are told apart")
@@ -185,7 +186,9 @@ class Step(Message):
     observation: Float32 = _array("<f4", "NO", "observation channels in the order of the specification", "of channel")
     reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1")
     action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
-    origin: int = _wire("u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero")
+    origin: int = _wire(
+        "u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last held, 3 zero, 4 safe"
+    )
     answered: int = _wire("u64", "sequence of the Step whose Action was applied; own sequence where none was")
     weights_version: int = _wire("u64", "weights that computed the applied action; 0 where none did")
     noise_kind: int = _wire("u32", "exploration noise in the applied action: 0 none, 1 Gaussian, 2 uniform")
@@ -198,8 +201,8 @@ class Step(Message):
             return f"phase {self.phase.max()} is not one of 0 to 3"
         if self.noise_kind > NoiseKind.UNIFORM:
             return f"noise_kind {self.noise_kind} is not one of 0 to 2"
-        if self.origin > ActionOrigin.ZERO:
-            return f"origin {self.origin} is not one of 0 to 3"
+        if self.origin > ActionOrigin.SAFE:
+            return f"origin {self.origin} is not one of 0 to 4"
         for name in ("observation", "reward", "action"):
             if not finite(getattr(self, name)):
                 return f"{name} is not finite"
@@ -218,7 +221,11 @@ class Step(Message):
 
 @dataclass(frozen=True, eq=False)
 class Action(Message):
-    """The policy server's answer to one Step. Robots whose phase is terminal are about to be reset: ignore theirs."""
+    """The policy server's answer to one Step. Robots whose phase is terminal are about to be reset: ignore theirs.
+
+    With ``weights_version`` 0 no policy computed it: it is the safe action, because the server or its watch over this
+    source is not active. It replaces an Action for the same Step that came before it.
+    """
 
     NAME: ClassVar[str] = "action"
     MAX_BYTES: ClassVar[int] = 1 << 20
@@ -228,7 +235,7 @@ class Action(Message):
     answers: int = _wire("u64", "sequence of the Step answered")
     stamp: int = _wire("i64", "stamp of the Step answered, echoed", "ns")
     action: Float32 = _array("<f4", "NA", "what to apply, within the limits of the specification", "of channel")
-    weights_version: int = _wire("u64", "weights that computed it")
+    weights_version: int = _wire("u64", "weights that computed it; 0: none did, it is the safe action")
     noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform")
     noise_seed: int = _wire("u64", "seed of the noise; 0 where none")
 
@@ -302,6 +309,56 @@ class Status(Message):
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class Command(Message):
+    """What an operator wants a policy server or a robot to do; answered by one Reply with the same ``id``.
+
+    The server carries it out, or relays it to the robot that ``target`` names. Any client may send ``estop``.
+    """
+
+    NAME: ClassVar[str] = "command"
+    MAX_BYTES: ClassVar[int] = 1 << 26
+
+    id: int = _wire("u64", "drawn by the sender; the Reply repeats it")
+    target: str = _wire(
+        "text", "name of a robot; empty: the policy server, and for the first six verbs but state all robots too"
+    )
+    verb: str = _wire(
+        "text", "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze or shutdown"
+    )
+    reason: str = _wire("text", "why, for the log; may be empty", limit=2048)
+    version: int = _wire("u64", "load: what to number it; rollback: what to go back to; 0: the next, the one before")
+    sha256: str = _wire("text", "load: hexadecimal SHA-256 of payload; else empty")
+    payload: bytes = _wire("bytes", "load: a policy bundle; else empty", limit=MAX_PAYLOAD - (1 << 14))
+
+
+@dataclass(frozen=True, eq=False)
+class Reply(Message):
+    """What became of a Command."""
+
+    NAME: ClassVar[str] = "reply"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    id: int = _wire("u64", "of the Command")
+    node: str = _wire("text", "who carried it out: the policy server or a robot")
+    error: str = _wire("text", "why it was refused; empty: done", limit=2048)
+    state: str = _wire("text", "unconfigured, inactive, active, fault or finalized: the node's state now")
+    detail: dict[str, Any] = _wire("map", "more about the node, for people")
+
+
+@dataclass(frozen=True, eq=False)
+class StateChange(Message):
+    """A node, or a policy server's watch over one robot, has changed its state."""
+
+    NAME: ClassVar[str] = "lifecycle"
+
+    node: str = _wire("text", "whose state: policy server, robot, or both as server/robot for the watch over it")
+    previous: str = _wire("text", "state before")
+    state: str = _wire("text", "unconfigured, inactive, active, fault or finalized")
+    reason: str = _wire("text", "why, for a person", limit=2048)
+    stamp: int = _wire("i64", "the node's monotonic clock", "ns")
+
+
 MESSAGES: dict[str, type[Message]] = {
     message.NAME: message
     for message in (
@@ -316,6 +373,9 @@ MESSAGES: dict[str, type[Message]] = {
         Weights,
         Evaluation,
         Status,
+        Command,
+        Reply,
+        StateChange,
     )
 }
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from td3_robot import config as configuration
 from td3_robot import realtime
 from td3_robot.config import Config
-from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, HandshakeError, Td3RobotError, UsageError
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, ConfigError, HandshakeError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -63,12 +64,12 @@ class Figures:
 
 @dataclass
 class Node:
-    """One process of a run: its place in it, its links, and whether it was asked to stop."""
+    """One process: its place in a run, or that it is deployed without one; its links; whether it was asked to stop."""
 
     role: str
     name: str
     incarnation: int
-    run: RunFolder
+    folder: RunFolder | None  # None: deployed, with its configuration alone
     config: Config
     bus: Bus
     patient: bool = True  # False for a robot in real time, which waits for nobody's queue
@@ -80,26 +81,58 @@ class Node:
     _next_status: float = float("-inf")
     _next_look: float = float("-inf")
 
+    @property
+    def run(self) -> RunFolder:
+        """The run's folder, which a deployed node has not and never asks for."""
+        assert self.folder
+        return self.folder
+
+    def endpoint(self, link: str) -> str:
+        """Where a link is.
+
+        Raises:
+            ConfigError: deployed, and the configuration names none.
+            RunFolderError: the run is not being served, and the configuration names none.
+        """
+        if self.folder:
+            return self.folder.endpoint(link, self.config)
+        configured: str | None = getattr(self.config.endpoints, link)
+        if not configured:
+            raise ConfigError(f"endpoints.{link} is not set; allowed: ipc://PATH, tcp://HOST:PORT")
+        return configured
+
+    def agreement(self) -> dict[str, str]:
+        """What peers must hold alike: what a run is about; deployed, nothing but the robot's specification."""
+        return self.config.agreement() if self.folder else {}
+
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of this run for a link.
+        """Bind the endpoint of a link.
 
         Raises:
             EndpointError: busy, malformed or not allowed.
         """
-        server = ServerSession(link, self.name, accepts, self.config.agreement(), secrets.randbits(63), spec)
-        self.bus.serve(self.run.endpoint(link, self.config), server)
+        server = ServerSession(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
+        self.bus.serve(self.endpoint(link), server)
 
     def connect(
-        self, link: str, accepts: tuple[type[Message], ...], *, spec: RobotSpec | None = None, robots: int = 0
+        self,
+        link: str,
+        accepts: tuple[type[Message], ...],
+        *,
+        spec: RobotSpec | None = None,
+        robots: int = 0,
+        essential: bool = True,
     ) -> ClientSession:
-        """Connect to the server of a link in this run.
+        """Connect to the server of a link; one that is not ``essential`` may refuse us, and is asked again.
 
         Raises:
             EndpointError: malformed or not allowed.
         """
         sizes = {"N": robots, "O": spec.observation_size, "A": spec.action_size} if spec and robots else {}
-        client = ClientSession(link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes)
-        self.bus.connect(self.run.endpoint(link, self.config), client)
+        client = ClientSession(
+            link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes, essential=essential
+        )
+        self.bus.connect(self.endpoint(link), client)
         return client
 
     def hello(self, role: str, *, spec: RobotSpec | None = None, robots: int = 0, weights_version: int = 0) -> Hello:
@@ -112,7 +145,7 @@ class Node:
             robots=robots,
             weights_version=weights_version,
             spec=spec,
-            agreement=self.config.agreement(),
+            agreement=self.agreement(),
         )
 
     def spin(
@@ -167,12 +200,12 @@ class Node:
     def _abandoned(self) -> bool:
         """Whether we take part in a supervised run by hand, and that run has ended."""
         now = time.monotonic()
-        if self._supervised or self.config.endpoints.learner or now < self._next_look:
+        if not self.folder or self._supervised or self.config.endpoints.learner or now < self._next_look:
             return False
         self._next_look = now + _LOOK_PERIOD
-        if self.run.read_run().get("endpoints"):
+        if self.folder.read_run().get("endpoints"):
             return False
-        log.info("the run in %s has ended", self.run.path)
+        log.info("the run in %s has ended", self.folder.path)
         return True
 
     def _flush(self) -> None:
@@ -189,15 +222,24 @@ class Node:
             self._pending.popleft()
 
 
-def parser(role: str, name: str, description: str) -> argparse.ArgumentParser:
-    """The arguments every node takes."""
+def parser(
+    role: str, name: str, description: str, *, deployable: bool = False, epilog: str = ""
+) -> argparse.ArgumentParser:
+    """The arguments every node takes; one that is ``deployable`` takes a configuration in place of a run."""
     result = Parser(
         prog=f"td3-robot {role}",
         description=description,
-        epilog=f"example:\n  td3-robot {role} --run runs/walker2d",
+        epilog=epilog or f"example:\n  td3-robot {role} --run runs/walker2d",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("--run", type=Path, required=True, metavar="DIR", help="folder of the run to take part in")
+    result.add_argument(
+        "--run", type=Path, required=not deployable, metavar="DIR", help="folder of the run to take part in"
+    )
+    if deployable:
+        result.add_argument("--config", metavar="FILE", help="configuration to be deployed with, without a run")
+        result.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key of FILE"
+        )
     result.add_argument(
         "--name", default=name, help="name in the run, unique among its processes (default: %(default)s)"
     )
@@ -211,6 +253,24 @@ def parser(role: str, name: str, description: str) -> argparse.ArgumentParser:
     return result
 
 
+def place(arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
+    """The run that the arguments name and its configuration, or the configuration to be deployed with.
+
+    Raises:
+        UsageError: neither, or both.
+        RunFolderError, ConfigError: it cannot be had.
+    """
+    config = getattr(arguments, "config", None)
+    if (config is None) == (arguments.run is None):
+        raise UsageError("one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed")
+    if config is not None:
+        return None, configuration.load(config, arguments.overrides)
+    if getattr(arguments, "overrides", None):
+        raise UsageError("--set needs --config: a run's own configuration is fixed")
+    run = RunFolder.open(arguments.run)
+    return run, run.config()
+
+
 def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
     """Run a node's body with everything around it; the process's exit code."""
     logging.basicConfig(
@@ -220,17 +280,16 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     try:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
-        run = RunFolder.open(arguments.run)
-        node = Node(role, arguments.name, arguments.incarnation, run, run.config(), bus)
-        bus.keys = open_keys(node.config.endpoints.keys)
+        folder, config = place(arguments)
+        bus.keys = open_keys(config.endpoints.keys)
         if role == "policy":  # now, because the first socket makes threads, which inherit all of it
-            _ask_for_realtime(node.config)
+            _ask_for_realtime(config)
+        node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
         _catch_signals(node)
         _follow_lifeline()
         if LIFELINE in os.environ:
             accepted: tuple[type[Message], ...] = ()
-            endpoint = run.endpoint("supervisor", node.config)
-            bus.connect(endpoint, ClientSession("supervisor", node.hello("node"), accepted))
+            bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
         node.status(Figures("starting"), now=True)
         try:

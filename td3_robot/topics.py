@@ -63,4 +63,11 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Weights, "learner", "evaluator", "learner", "every evaluation.every steps", "never drop", False),
     Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", True),
     Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", True),
+    Topic(messages.Command, "operator", "policy server", "policy", "when a person acts", "never drop", True),
+    Topic(messages.Command, "policy server", "driver", "policy", "when relayed", "never drop", False),
+    Topic(messages.Command, "driver", "policy server", "policy", "at an emergency stop", "never drop", False),
+    Topic(messages.Reply, "policy server", "operator", "policy", "one for each Command", "never drop", True),
+    Topic(messages.Reply, "driver", "policy server", "policy", "one for each Command", "never drop", False),
+    Topic(messages.StateChange, "policy server", "operator", "policy", "at every change", "never drop", True),
+    Topic(messages.StateChange, "driver", "policy server", "policy", "at every change", "never drop", False),
 )

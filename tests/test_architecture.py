@@ -18,14 +18,20 @@ ALLOWED = {
     "td3_robot/messages.py": {"arrays", "specs"},
     "td3_robot/topics.py": {"messages"},
     "td3_robot/specs.py": {"errors"},
-    "td3_robot/config.py": {"errors", "randomization", "realtime", "resources", "sections"},
+    "td3_robot/config.py": {"errors", "randomization", "realtime", "resources", "safety", "sections"},
+    "td3_robot/safety.py": {"errors", "sections", "specs"},
+    "td3_robot/lifecycle.py": {"errors", "messages"},
+    "td3_robot/commands.py": {"errors", "lifecycle", "messages"},
     "td3_robot/randomization.py": {"sections"},
     "td3_robot/realtime.py": {"sections"},
     "td3_robot/sections.py": set(),
     "td3_robot/errors.py": set(),
-    "td3_robot/bundle.py": {"errors", "files", "specs"},
     "td3_robot/transport": {"errors", "files", "messages", "specs", "topics", "transport"},
-    "td3_robot/policy/core.py": {"arrays", "bundle", "errors", "messages", "policy", "specs", "transport"},
+    "td3_robot/bundle.py": {"errors", "files", "safety", "specs"},
+    "td3_robot/policy/core.py": {
+        *("arrays", "bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
+    },
+    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "transport"},
     "td3_robot/learner/td3.py": {"config", "errors", "learner"},
     "td3_robot/learner/networks.py": {"config", "errors", "learner"},
 }
@@ -52,6 +58,8 @@ def test_arrows(module: Path) -> None:
     if name.startswith("td3_robot/policy/"):
         assert not [item for item in names if item.startswith("td3_robot.learner")]
         assert "torch" not in roots
+    if name.startswith("td3_robot/driver/"):
+        assert not [item for item in names if item.startswith(("td3_robot.learner", "td3_robot.policy"))]
     if name.startswith("td3_robot/learner/"):
         assert not [item for item in names if item.startswith("td3_robot.policy")]
     for place, allowed in ALLOWED.items():
@@ -61,7 +69,13 @@ def test_arrows(module: Path) -> None:
 
 
 def test_cores_know_no_io() -> None:
-    for core in ("td3_robot/policy/core.py", "td3_robot/learner/core.py", "sims/core.py"):
+    for core in (
+        "td3_robot/policy/core.py",
+        "td3_robot/learner/core.py",
+        "td3_robot/driver/core.py",
+        "td3_robot/driver/guard.py",
+        "td3_robot/lifecycle.py",
+    ):
         roots = {item.split(".")[0] for item in imported(ROOT / core)}
         assert not roots & {"zmq", "socket", "time", "os", "pathlib", "subprocess", "threading"}, core
 
@@ -75,7 +89,8 @@ def test_packages_are_empty() -> None:
 
 def test_policy_server_imports_nothing_heavy() -> None:
     code = (
-        "import sys, td3_robot.policy.node, td3_robot.cli.main, td3_robot.cli.bench\n"
+        "import sys, td3_robot.policy.node, td3_robot.driver.node, td3_robot.cli.main, td3_robot.cli.bench\n"
+        "import td3_robot.cli.node\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

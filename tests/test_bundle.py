@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from td3_robot import bundle as bundles
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.errors import BundleError
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 
 Make = Callable[..., Bundle]
@@ -321,3 +322,36 @@ def test_hash() -> None:
 
 def test_exploration_defaults_to_none() -> None:
     assert Exploration() == Exploration("none", 0.0)
+
+
+def test_safety_settings_travel_along(make_bundle: Make) -> None:
+    settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0, safe_action="zero", observation_deadline_ms=100)
+    bundle = replace(make_bundle(), safety=settings)
+    assert Bundle.decode(bundle.encode()).safety == settings
+    assert b"safety" not in make_bundle().encode()  # nothing set: the bytes that there were before
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ([], "safety"),
+        ({"rate": -1.0}, "rate"),
+        ({"speed": 1.0}, "speed"),
+        ({"limits": {"up": [0.0, 1.0]}}, "no action 'up'"),
+        ({"limits": {"left": [-9.0, 1.0]}}, "inside the specification's"),
+        ({"safe_action": {"left": 9.0}}, "allowed: -1.0 to 3.0"),
+    ],
+)
+def test_safety_settings_that_do_not_fit(make_bundle: Make, settings: Any, words: str) -> None:
+    bundle = make_bundle()
+    header = {
+        "format": 1,
+        "spec": bundle.spec.describe(),
+        "hidden": list(bundle.hidden),
+        "exploration": {"kind": "none", "scale": 0.0},
+        "provenance": {},
+        "safety": settings,
+    }
+    payload = safetensors.numpy.save(dict(bundle.tensors), metadata={"td3_robot": json.dumps(header)})
+    with pytest.raises(BundleError, match=words):
+        Bundle.decode(payload)

@@ -184,7 +184,13 @@ def test_codes_are_fixed() -> None:
         ("TRUNCATED", 3),
     ]
     assert [(item.name, item.value) for item in NoiseKind] == [("NONE", 0), ("GAUSSIAN", 1), ("UNIFORM", 2)]
-    assert [(item.name, item.value) for item in ActionOrigin] == [("NONE", 0), ("POLICY", 1), ("HELD", 2), ("ZERO", 3)]
+    assert [(item.name, item.value) for item in ActionOrigin] == [
+        ("NONE", 0),
+        ("POLICY", 1),
+        ("HELD", 2),
+        ("ZERO", 3),
+        ("SAFE", 4),
+    ]
 
 
 @pytest.mark.parametrize("value", ["fast", None, True, [1], {"a": 1}])

@@ -153,6 +153,8 @@ def _show(options: argparse.Namespace) -> int:
         for index, channel in enumerate(channels):
             name, unit = _line(channel.name), _line(channel.unit)
             print(f"  {index:3} {name:<32} [{channel.low:g}, {channel.high:g}] {unit}")
+    for key, value in bundle.safety.settings().items():
+        print(f"safety       {_line(key)}: {_line(value)}")
     print("provenance")
     for key, value in bundle.provenance.items():
         print(f"  {_line(key):<12} {_line(value)}")
@@ -228,6 +230,7 @@ def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
         "parameters": sum(tensor.size for tensor in bundle.tensors.values()),
         "exploration": {"kind": bundle.exploration.kind, "scale": bundle.exploration.scale},
         "spec": bundle.spec.describe(),
+        "safety": bundle.safety.settings(),
         "provenance": dict(bundle.provenance),
     }
 

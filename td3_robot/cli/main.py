@@ -20,7 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
     "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
     "sim": ("sims.node", "run one more simulator for a training"),
-    "policy": ("td3_robot.policy.node", "run the policy server of a training by hand"),
+    "policy": ("td3_robot.policy.node", "serve a policy to a robot, or by hand in a training"),
+    "node": ("td3_robot.cli.node", "command a policy server and its robots: state, activate, estop, load, …"),
     "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),
 }
 """Command: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what for."""

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from td3_robot import records
+from td3_robot import records, safety
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
@@ -81,10 +81,7 @@ class LearnerCore:
     @property
     def learning_rate(self) -> float:
         """The learning rate at this point of the run."""
-        learner, hold = self.config.learner, self.config.learner.learning_rate_falls_from
-        beyond = self.env_steps / self.config.total_steps - hold
-        fallen = min(1.0, beyond / (1 - hold)) if beyond > 0 and hold < 1 else 0.0
-        return learner.learning_rate * (1 - fallen * (1 - learner.learning_rate_end))
+        return self.config.learner.learning_rate_at(self.env_steps / self.config.total_steps)
 
     @property
     def done(self) -> bool:
@@ -133,6 +130,7 @@ class LearnerCore:
             tensors,
             Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
+            self.config.safety,
         )
 
     def final_bundle(self) -> Bundle:
@@ -249,6 +247,7 @@ class LearnerCore:
     # -- learning ------------------------------------------------------------------------------------------------
 
     def _begin(self, spec: RobotSpec) -> None:
+        safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
         self.spec = spec
         learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)

@@ -1,141 +1,268 @@
-"""The policy server without I/O: Steps and Weights in, Actions out."""
+"""The policy server without I/O: Steps, Weights and Commands in, Actions and states out."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from td3_robot.arrays import finite
-from td3_robot.bundle import Bundle, sha256
-from td3_robot.errors import BundleError
-from td3_robot.messages import Action, Bye, NoiseKind, Step, Weights
-from td3_robot.policy.actor import Actor
+from td3_robot.bundle import Bundle
+from td3_robot.commands import TO_WATCH
+from td3_robot.errors import BundleError, LifecycleError
+from td3_robot.lifecycle import UNCONFIGURED, Lifecycle
+from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
+from td3_robot.policy.desk import Desk
 from td3_robot.policy.noise import Noise
+from td3_robot.policy.store import Policy, PolicyStore
+from td3_robot.policy.watch import Watch
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.transport.session import Input, Output, Peer
+from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
 log = logging.getLogger(__name__)
 
-_KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
-
-_KINDS = {"none": NoiseKind.NONE, "gaussian": NoiseKind.GAUSSIAN, "uniform": NoiseKind.UNIFORM}
-
-
-@dataclass(frozen=True, eq=False)
-class Policy:
-    """Weights ready to act: swapped as a whole, between two actions."""
-
-    version: int
-    bundle: Bundle
-    actor: Actor
-    noise_kind: NoiseKind
-    noise_scale: Float32  # [1, A]: standard deviation of Gaussian noise
+ACCEPTS: dict[str, tuple[type[Message], ...]] = {
+    **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, StateChange)),
+    "operator": (Command,),
+}
+"""What a policy server takes from clients of each role."""
 
 
 class PolicyCore:
-    """Answers every Step with the newest policy, or in lock-step with exactly the version the Step names.
+    """Answers every Step with the policy that serves, or in lock-step with exactly the version the Step names.
+
+    Only an active server lets a policy act. Otherwise, and while its watch over a source is in FAULT, it answers with
+    the safe action; before it is configured or has a policy, not at all.
 
     Args:
         seed: of the exploration noise.
         exploring: False serves the bare actor, whatever the weights ask for.
+        safety: the robot's settings; each policy's own are joined to them.
+        autostart: go to the state ``active`` at once.
+        frozen: refuse learners' weights.
+        name: of this server.
     """
 
-    def __init__(self, seed: int, *, exploring: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        exploring: bool = True,
+        safety: SafetyConfig | None = None,
+        autostart: bool = True,
+        frozen: bool = False,
+        name: str = "policy",
+    ) -> None:
         self.seed = seed
         self.exploring = exploring
-        self.policies: dict[int, Policy] = {}
+        self.frozen = frozen
+        self.store = PolicyStore(safety or SafetyConfig())
+        self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
-        self._parked: dict[Peer, Step] = {}
+        self._autostart = autostart
+        self._parked: dict[Peer, tuple[Step, float]] = {}
         self._noise: dict[Peer, Noise] = {}
+        self._watches: dict[str, Watch] = {}
+        moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
+        verbs = {
+            "state": lambda *_: None,
+            **dict.fromkeys(moves, self._move),
+            "load": self._load,
+            "rollback": self._roll_back,
+            "freeze": self._freeze,
+            "unfreeze": self._freeze,
+        }
+        self.desk = Desk(self.lifecycle, verbs, self._command_watch, self.detail)
 
     @property
     def version(self) -> int:
-        """Newest weights held; 0 for none."""
-        return max(self.policies, default=0)
+        """Newest weights there have been; 0 for none."""
+        return self.store.newest
 
     @property
     def spec(self) -> RobotSpec | None:
-        return self.policies[self.version].bundle.spec if self.policies else None
+        return self.store.serving.bundle.spec if self.store.serving else None
+
+    @property
+    def due(self) -> float | None:
+        """When a turn is needed even if nothing arrives, in seconds."""
+        return min((watch.due for watch in self._watches.values() if watch.due is not None), default=None)
 
     def load(self, version: int, bundle: Bundle) -> None:
-        """Serve this policy from the next action on.
+        """Serve this policy, which a person chose, from the next action on.
 
         Raises:
-            BundleError: it is not newer than the one served, or for another robot.
+            BundleError: see :meth:`PolicyStore.add`.
         """
-        if version <= self.version:
-            raise BundleError(f"weights version {version} is not newer than {self.version}, which is served")
-        if self.spec and (difference := self.spec.difference(bundle.spec)):
-            raise BundleError(f"weights version {version} are for another robot: {difference}")
-        actor = Actor(bundle)
-        scale = np.float32(bundle.exploration.scale) * actor.half
-        self.policies[version] = Policy(version, bundle, actor, _KINDS[bundle.exploration.kind], scale)
-        for old in sorted(self.policies)[:-_KEPT]:
-            del self.policies[old]
+        self.store.add(version, bundle, loaded=True)
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived and answer what can be answered; ``now`` is in seconds and only passed through."""
-        del now  # watchdogs will want it
+        """Take in what arrived and answer what can be answered; ``now`` is in seconds."""
+        if self._autostart and self.lifecycle.state == UNCONFIGURED:
+            self._autostart = False
+            self.lifecycle.command("configure", now, "autostart")
+            self.lifecycle.command("activate", now, "autostart")
+        # First of all: Steps that queued while this process stood still are not known to be fresh.
+        outputs = self._missing(now)
         fresh: dict[Peer, Step] = {}
+        changes: list[StateChange] = []
         for origin, message in inputs:
             if isinstance(message, Weights):
                 self._receive(message)
-            elif isinstance(origin, Peer) and isinstance(message, Step):
+            elif not isinstance(origin, Peer):
+                continue
+            elif isinstance(message, Step):
                 self.counters["steps"] += 1
                 if origin in fresh or origin in self._parked:
                     self.counters["skipped"] += 1
                     self._parked.pop(origin, None)
                 fresh[origin] = message
-            elif isinstance(origin, Peer) and isinstance(message, Bye):
-                for known in (fresh, self._parked, self._noise):
-                    known.pop(origin, None)
-        outputs: list[Output] = []
-        for peer, step in {**self._parked, **fresh}.items():
-            action = self._answer(peer, step)
+            elif isinstance(message, Command):
+                outputs += self.desk.command(origin, message, now)
+            elif isinstance(message, Reply):
+                outputs += self.desk.reply(origin, message)
+            elif isinstance(message, StateChange):
+                changes.append(message)
+            elif isinstance(message, Hello):
+                watch = self._watches.get(origin.name)
+                outputs += self.desk.join(origin, stopped=bool(watch and watch.lifecycle.stopped))
+            elif isinstance(message, Bye):
+                self._forget(origin, fresh)
+        for peer, (step, since) in {**self._parked, **{peer: (step, now) for peer, step in fresh.items()}}.items():
+            action = self._answer(peer, step, since, now)
             if action is None:
-                self._parked[peer] = step
+                self._parked[peer] = step, since
             else:
                 self._parked.pop(peer, None)
+                self.counters["actions"] += 1
                 outputs.append((peer, action))
-        self.counters["actions"] += len(outputs)
+        return outputs + self.desk.announce([*changes, *self._changes()])
+
+    def detail(self) -> dict[str, Any]:
+        """What a Reply says of this server: as plain JSON values."""
+        serving = self.store.serving
+        return {
+            "version": serving.version if serving else 0,
+            "newest": self.store.newest,
+            "held": sorted(self.store.held),
+            "frozen": self.frozen,
+            "robot": serving.bundle.spec.name if serving else "",
+            "reason": self.lifecycle.reason,
+            "sources": {
+                name: {"watch": watch.lifecycle.state, "reason": watch.lifecycle.reason}
+                for name, watch in self._watches.items()
+            },
+            "connected": sorted(self.desk.robots),
+            "counters": dict(self.counters),
+        }
+
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    def _move(self, command: Command, now: float) -> None:
+        self.lifecycle.command(command.verb, now, command.reason)
+
+    def _load(self, command: Command, now: float) -> None:
+        del now
+        try:
+            self.store.receive(command.version or self.store.newest + 1, command.sha256, command.payload, loaded=True)
+        except BundleError:
+            self.counters["weights_refused"] += 1
+            raise
+
+    def _roll_back(self, command: Command, now: float) -> None:
+        del now
+        policy = self.store.roll_back(command.version)
+        self.frozen = True  # or a learner's next weights would undo it
+        log.info("%s: back to weights version %d, frozen", self.lifecycle.node, policy.version)
+
+    def _freeze(self, command: Command, now: float) -> None:
+        del now
+        self.frozen = command.verb == "freeze"
+
+    def _command_watch(self, name: str, command: Command, now: float) -> str:
+        watch = self._watches.get(name)
+        try:
+            if watch and command.verb in TO_WATCH:
+                watch.command(command.verb, now, command.reason)
+        except LifecycleError as error:
+            return str(error)
+        return ""
+
+    def _changes(self) -> list[StateChange]:
+        return [
+            change
+            for lifecycle in (self.lifecycle, *(watch.lifecycle for watch in self._watches.values()))
+            for change in lifecycle.changes()
+        ]
+
+    # -- sources -------------------------------------------------------------------------------------------------
+
+    def _forget(self, peer: Peer, fresh: dict[Peer, Step]) -> None:
+        self.desk.leave(peer)
+        for known in (fresh, self._parked, self._noise):
+            known.pop(peer, None)
+        watch = self._watches.get(peer.name)
+        if watch and watch.lifecycle.active and peer.name not in self.desk.robots:
+            del self._watches[peer.name]  # one in FAULT stays there, or coming back would be a way out of it
+
+    def _missing(self, now: float) -> list[Output]:
+        """A safe action for every source whose observations have just been missing for too long."""
+        outputs: list[Output] = []
+        for name, watch in self._watches.items():
+            if watch.missing(now):
+                peer, policy = self.desk.robots.get(name), self.store.serving
+                if peer and policy and watch.newest:
+                    outputs.append((peer, self._safe(watch.newest, policy)))
         return outputs
 
     def _receive(self, weights: Weights) -> None:
+        if self.frozen:
+            self.counters["weights_frozen"] += 1
+            return
         try:
-            if sha256(weights.payload) != weights.sha256:
-                raise BundleError(f"weights version {weights.version}: the hash does not fit the payload")
-            self.load(weights.version, Bundle.decode(weights.payload, f"weights version {weights.version}"))
+            self.store.receive(weights.version, weights.sha256, weights.payload)
         except BundleError as error:
             self.counters["weights_refused"] += 1
             log.warning("refused: %s", error)
 
-    def _answer(self, peer: Peer, step: Step) -> Action | None:
-        policy = self.policies.get(step.needs_version or self.version)
-        if policy is None:
+    def _answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
+        """The Action for a Step that came at ``since``; None while there cannot be one."""
+        policy = self.store.held.get(step.needs_version) if step.needs_version else self.store.serving
+        if policy is None or self.lifecycle.state == UNCONFIGURED:
             return None
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
             self.counters["other_robot"] += 1  # it joined before any weights said which robot this is; it is leaving
             return None
+        envelope = policy.safety.envelope
+        if envelope.observation_deadline_s is not None and now - since > envelope.observation_deadline_s:
+            self.counters["stale"] += 1
+            return None
+        problem = None
+        if envelope.guarded:
+            watch = self._watches.get(peer.name)
+            if watch is None:
+                watch = self._watches[peer.name] = Watch(f"{self.lifecycle.node}/{peer.name}", now)
+            if since == now:
+                problem = watch.take(step, policy.safety, now)
+            elif not watch.lifecycle.active:
+                problem = watch.lifecycle.reason
+        if problem or not self.lifecycle.active:
+            return self._safe(step, policy)
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
         action = self._act(peer, step, policy, kind)
         if not finite(action):  # finite weights can still overflow
             self.counters["not_finite"] += 1
-            return None
-        return Action(
-            source=step.source,
-            incarnation=step.incarnation,
-            answers=step.sequence,
-            stamp=step.stamp,
-            action=action,
-            weights_version=policy.version,
-            noise_kind=int(kind),
-            noise_seed=self.seed if kind else 0,
-        )
+            return self._safe(step, policy) if envelope.guarded else None
+        if envelope.guarded:
+            action = policy.safety(action, step.action, step.phase)
+        return _action(step, action, policy.version, kind, self.seed if kind else 0)
+
+    def _safe(self, step: Step, policy: Policy) -> Action:
+        self.counters["safe_actions"] += 1
+        return _action(step, policy.safety.envelope.safe_action(step.action), 0, NoiseKind.NONE, 0)
 
     def _act(self, peer: Peer, step: Step, policy: Policy, kind: NoiseKind) -> Float32:
         actor = policy.actor
@@ -153,3 +280,16 @@ class PolicyCore:
             drawn *= policy.noise_scale
             action += drawn
         return actor.clip(action)
+
+
+def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: int) -> Action:
+    return Action(
+        source=step.source,
+        incarnation=step.incarnation,
+        answers=step.sequence,
+        stamp=step.stamp,
+        action=action,
+        weights_version=version,
+        noise_kind=int(kind),
+        noise_seed=seed,
+    )

@@ -232,12 +232,14 @@ class ClientSession:
         link: name of the server's endpoint.
         hello: what to introduce ourselves with.
         accepts: message types the server may send.
+        essential: whether a refusal is the end; otherwise it is logged, and the server asked again after a while.
     """
 
     link: str
     hello: Hello
     accepts: tuple[type[Message], ...]
     dims: Mapping[str, int] = field(default_factory=dict)
+    essential: bool = True
     tally: Tally = field(default_factory=Tally)
     state: Literal["connecting", "welcome", "refused"] = "connecting"
     refusal: Refused | None = None
@@ -251,6 +253,8 @@ class ClientSession:
         if now - self._asked < HELLO_PERIOD:
             return []
         silent = max(now - self._sent, now - self._heard) >= HEARTBEAT_PERIOD
+        if not self.essential and self.state == "refused" and now - self._asked >= LOG_PERIOD:
+            self.state = "connecting"
         if self.state == "connecting":
             message: Message = self.hello
         elif self.state == "welcome" and silent:
@@ -283,6 +287,8 @@ class ClientSession:
                     self.state, self._asked = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message
+                if not self.essential:
+                    self.tally.note("refusals", f"link {self.link}: {message.reason}", now)
             return []
         if isinstance(message, Heartbeat):
             return []
@@ -306,7 +312,7 @@ class ClientSession:
         Raises:
             HandshakeError: with the link, and what differs.
         """
-        if self.refusal:
+        if self.refusal and self.essential:
             raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
 
 

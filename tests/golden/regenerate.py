@@ -23,11 +23,14 @@ from td3_robot.messages import (
     PROTOCOL_VERSION,
     Action,
     Bye,
+    Command,
     Evaluation,
     Heartbeat,
     Hello,
     Message,
     Refused,
+    Reply,
+    StateChange,
     Status,
     Step,
     Throttle,
@@ -91,6 +94,9 @@ def samples() -> list[Message]:
         Weights(3, 590, 596, sha256(payload), payload),
         Evaluation(3, 596, 590, np.array([1523.25, -0.5]), np.array([1000, 17], u4)),
         Status("learner", "ready", "", {"updates_per_s": 131.5, "wall_s": 60.0}, {"gaps": 0, "lost": 2}),
+        Command(2**62 + 1, "leg-7", "load", "slips on ice", 5, sha256(payload), payload),
+        Reply(2**62 + 1, "leg-7", "an emergency stop is in force", "fault", {"weights_version": 3, "frozen": True}),
+        StateChange("policy/leg-7", "active", "fault", "no observation for 100 ms", 1_234_567_890_124),
     ]
 
 

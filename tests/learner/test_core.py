@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Output, Peer, hello
 
@@ -307,3 +309,17 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     world.core.td3.actor.flat.fill_(float("nan"))
     with pytest.raises(BundleError, match=r"training diverged: .* not|no longer finite"):
         world.core.bundle()
+
+
+def test_safety_settings_go_into_its_policies_or_are_refused_at_once(
+    spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
+    settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)
+    core = LearnerCore(msgspec.structs.replace(config(), safety=settings))
+    world = World(core, spec, make_step)
+    world.join(world.peer("simulator", "sim-0", robots=1))
+    assert core.bundle(averaged=False).safety == settings
+    wrong = LearnerCore(msgspec.structs.replace(config(), safety=SafetyConfig(rate={"up": 5.0})))
+    world = World(wrong, spec, make_step)
+    with pytest.raises(ConfigError, match="robot 'Toy' has no action 'up'"):
+        world.join(world.peer("simulator", "sim-0", robots=1))

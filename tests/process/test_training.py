@@ -99,6 +99,21 @@ def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, tmp_
     assert last["learner"]["counters"]["missed"] == 0
 
 
+def test_an_emergency_stop_halts_a_training_until_it_is_activated_again(
+    train: Any, command: Any, tmp_path: Path
+) -> None:
+    run = train(2000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    for verb in ("estop", "reset", "activate"):
+        asked = command("node", verb, "--run", "run")
+        assert asked.finish() == 0, asked.output()
+    assert run.finish() == 0, run.output()
+    log = (tmp_path / "run" / "logs" / "sim-0.log").read_text()
+    states = ["sim-0: active -> fault: emergency", "sim-0: fault -> inactive", "sim-0: inactive -> active: activate"]
+    assert sorted(states, key=log.index) == states
+    assert "0 Steps lost" in run.output()
+
+
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
     # One checkpoint before the learner's turn, at 6,000 steps, and long enough before that there is something to lose.
     run = train(12_000, "checkpoint.every=4000", "learner.replay_ratio=0.2")

@@ -30,7 +30,10 @@ def test_the_report_names_machine_contestants_fleets_and_memory(capsys: pytest.C
         assert rows.keys() == {"td3_robot", "td3_robot_gymnasium", "pybullet_envs_gymnasium"} | ratios
         assert all(rows[name] > 0 for name in ratios)
         assert report["fleet"][task].keys() == {"1", "4", "16"}
-        for row in [*(rows[name] for name in rows.keys() - ratios), *report["fleet"][task].values()]:
+        fleets = report["fleet"][task].values()
+        assert all(row["td3_robot_over_published"] > 0 for row in fleets)
+        contestants = [row[name] for row in fleets for name in ("td3_robot", "pybullet_envs_gymnasium")]
+        for row in [*(rows[name] for name in rows.keys() - ratios), *contestants]:
             assert 0 < row["lowest"] <= row["steps_per_s"] <= row["highest"]
         used = report["memory"][task]
         assert used["resets"] == 3

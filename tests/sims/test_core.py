@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sims.core import SimulatorCore
 from sims.fleet import Fleet
-from td3_robot.messages import Action, Message, Phase, Step, Throttle, Welcome
+from td3_robot.driver.core import SourceCore
+from td3_robot.messages import Action, Message, Phase, StateChange, Step, Throttle, Welcome
 from td3_robot.transport.session import Output
 
 
 @pytest.fixture
-def make_core(scripted: Callable[..., Any]) -> Callable[..., SimulatorCore]:
-    def make(*, lockstep: bool = False) -> SimulatorCore:
+def make_core(scripted: Callable[..., Any]) -> Callable[..., SourceCore]:
+    def make(*, lockstep: bool = False) -> SourceCore:
         environment = scripted([(3, True, False)])
-        return SimulatorCore(Fleet(lambda _: environment, 1, 0, "sim-0", 2), "sim-0", 2, lockstep=lockstep)
+        return SourceCore(Fleet(lambda _: environment, 1, 0, "sim-0", 2), "sim-0", 2, lockstep=lockstep)
 
     return make
 
@@ -39,7 +39,7 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
     return [message for to, message in outputs if to == link and isinstance(message, Step)]
 
 
-def test_an_episode(make_core: Callable[..., SimulatorCore]) -> None:
+def test_an_episode(make_core: Callable[..., SourceCore]) -> None:
     """Three steps and the end; every Step goes to both servers and names the action it is the result of."""
     core = make_core()
     assert core.step([], 0.0) == []  # no leave yet
@@ -63,7 +63,7 @@ def test_an_episode(make_core: Callable[..., SimulatorCore]) -> None:
     assert core.transitions == 4
 
 
-def test_waits_for_leave(make_core: Callable[..., SimulatorCore]) -> None:
+def test_waits_for_leave(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(1)], 0.0)
     assert len(steps(core.step([action(0)], 0.1))) == 1
@@ -72,7 +72,7 @@ def test_waits_for_leave(make_core: Callable[..., SimulatorCore]) -> None:
     assert len(steps(core.step([throttle(2)], 0.4))) == 1
 
 
-def test_ignores_what_is_not_for_it(make_core: Callable[..., SimulatorCore]) -> None:
+def test_ignores_what_is_not_for_it(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     assert core.step([throttle(100, incarnation=1)], 0.0) == []
     core.step([throttle(100)], 0.0)
@@ -80,12 +80,17 @@ def test_ignores_what_is_not_for_it(make_core: Callable[..., SimulatorCore]) -> 
         assert core.step([wrong], 0.1) == []
     assert core.counters["late_actions"] == 2
     core.step([action(0), action(0, 0.9)], 0.2)  # the first answer is the answer
-    assert core.fleet.action.tolist() == [[0.5, 0.5]]
+    assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SimulatorCore]) -> None:
+def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
-    assert core.step([welcome("policy"), welcome("learner")], 0.0) == []
+    outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
+    assert [(to, message.state) for to, message in outputs if isinstance(message, StateChange)] == [
+        ("policy", "inactive"),
+        ("policy", "active"),
+    ]
+    assert len(outputs) == 2
     core.step([throttle(1)], 0.0)
     assert [to for to, _ in core.step([welcome("policy")], 0.1)] == ["policy"]
     core.step([action(0)], 0.2)
@@ -100,7 +105,7 @@ def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SimulatorCor
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
 
 
-def test_asks_again_when_no_action_comes(make_core: Callable[..., SimulatorCore]) -> None:
+def test_asks_again_when_no_action_comes(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(9)], 10.0)
     assert core.step([], 10.9) == []
@@ -109,7 +114,7 @@ def test_asks_again_when_no_action_comes(make_core: Callable[..., SimulatorCore]
     assert core.counters["asked_again"] == 1
 
 
-def test_lockstep_names_the_weights_the_learner_gave(make_core: Callable[..., SimulatorCore]) -> None:
+def test_lockstep_names_the_weights_the_learner_gave(make_core: Callable[..., SourceCore]) -> None:
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -92,6 +94,60 @@ def test_pictures() -> None:
     assert (picture.shape, picture.dtype) == ((60, 80, 3), np.uint8)
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
     environment.close()
+
+
+_IN_A_WINDOW = """
+import gymnasium, numpy, pybullet, time, sims.gymnasium_env
+from td3_robot.errors import ConfigError
+
+shown = gymnasium.make("td3_robot/Ant-v0", render_mode="human")
+plain = gymnasium.make("td3_robot/Ant-v0")
+assert (shown.reset(seed=0)[0] == plain.reset(seed=0)[0]).all()
+robot = shown.unwrapped._robot._world
+for number in range(30):
+    action = numpy.full(8, 1.0 if number % 2 else -0.5, numpy.float32)
+    mine, theirs = shown.step(action), plain.step(action)
+    assert (mine[0] == theirs[0]).all() and mine[1:4] == theirs[1:4], number
+deadline = time.monotonic() + 60  # the window draws in a thread of its own, and tells of its last picture
+while not numpy.allclose(pybullet.getDebugVisualizerCamera(robot.client)[11], robot._torso_position(), atol=1e-4):
+    assert time.monotonic() < deadline, "the camera does not follow"
+    time.sleep(0.05)
+assert shown.render() is None
+try:
+    gymnasium.make("td3_robot/Walker2D-v0", render_mode="human").reset()
+except ConfigError as error:
+    print("refused:", error)
+shown.close()
+shown.reset(seed=1)
+shown.close()
+print("the window went and came")
+"""
+
+
+@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="a window needs a screen, and Xvfb is not installed")
+def test_window_shows_the_same_world_and_follows_the_robot() -> None:
+    read_end, write_end = os.pipe()
+    with subprocess.Popen(
+        ["Xvfb", "-displayfd", str(write_end), "-screen", "0", "800x600x24"],
+        pass_fds=(write_end,),
+        stderr=subprocess.DEVNULL,
+    ) as screen:
+        os.close(write_end)
+        try:
+            with os.fdopen(read_end) as numbers:
+                display = f":{numbers.readline().strip()}"  # written when the screen is ready
+            child = subprocess.run(
+                [sys.executable, "-c", _IN_A_WINDOW],
+                env={**os.environ, "DISPLAY": display},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            screen.terminate()
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert "refused: render mode 'human': PyBullet shows one window in a process" in child.stdout
+    assert "the window went and came" in child.stdout
 
 
 def test_unknown_render_mode_is_refused() -> None:

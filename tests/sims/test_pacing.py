@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sims.core import SimulatorCore
 from sims.fleet import Fleet
-from sims.pacing import Fast, RealTime, make_pacing
 from td3_robot.config import PacingConfig
-from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Throttle, Welcome
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import Fast, RealTime, make_pacing
+from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, Step, Throttle, Welcome
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport.session import Output
 
@@ -20,10 +22,10 @@ PERIOD = 0.02  # s, of the toy robot
 
 
 @pytest.fixture
-def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SimulatorCore]:
-    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SimulatorCore:
+def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SourceCore]:
+    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SourceCore:
         fleet = Fleet(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
-        return SimulatorCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
+        return SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
 
     return make
 
@@ -67,7 +69,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
     assert pacing.deadline == 1000.0 + 1_000_001 * PERIOD
 
 
-def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SimulatorCore]) -> None:
+def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     assert core.step([], 0.5) == []  # begins with the learner's first word
     first = one(core.step([THROTTLE], 1.0))
@@ -84,7 +86,7 @@ def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable
     ("fallback", "origin", "applied"), [("hold", ActionOrigin.HELD, [2.5, 0.25]), ("zero", ActionOrigin.ZERO, [0, 0])]
 )
 def test_without_an_action_the_fallback_is_applied_and_said(
-    make_core: Callable[..., SimulatorCore], fallback: str, origin: ActionOrigin, applied: list[float]
+    make_core: Callable[..., SourceCore], fallback: str, origin: ActionOrigin, applied: list[float]
 ) -> None:
     core = make_core(fallback)
     core.step([THROTTLE], 1.0)
@@ -101,7 +103,7 @@ def test_without_an_action_the_fallback_is_applied_and_said(
     assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
 
 
-def test_nothing_is_held_over_a_reset(make_core: Callable[..., SimulatorCore]) -> None:
+def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
     """Episodes of one step: 1.02 ends the first, 1.04 resets (so no action is missing), 1.06 has none to hold."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
@@ -121,7 +123,7 @@ def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
     assert origin is ActionOrigin.ZERO
 
 
-def test_the_learner_holds_nobody_back(make_core: Callable[..., SimulatorCore]) -> None:
+def test_the_learner_holds_nobody_back(make_core: Callable[..., SourceCore]) -> None:
     """``transitions_allowed`` is 0 throughout; a learner that starts anew is told the newest Step; nothing stops."""
     core = make_core()
     core.step([THROTTLE], 1.0)
@@ -133,13 +135,38 @@ def test_the_learner_holds_nobody_back(make_core: Callable[..., SimulatorCore]) 
     assert core.transitions == 19
 
 
-def test_missed_deadlines_are_counted(make_core: Callable[..., SimulatorCore]) -> None:
+def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([THROTTLE], 1.0)
     one(core.step([], 1.11))  # deadlines 1.04, 1.06, 1.08, 1.10 went by
     assert core.counters["overruns"] == 4
     assert core.step([], 1.1199) == []
     one(core.step([], 1.1201))
+
+
+def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
+    """Fed at 1.01, 50 ms: from the step at 1.08 on the safe action, also for Actions that come again."""
+    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
+    core = SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
+    core.step([THROTTLE], 1.0)
+    core.step([action(0, 1.5, 0)], 1.01)
+    steps = [one(core.step([], 1.0 + number * PERIOD)) for number in range(1, 5)]
+    assert [(step.origin, step.action[0, 0]) for step in steps] == [(1, 1.5), (2, 1.5), (2, 1.5), (4, 2.0)]
+    core.step([action(4, 1.5, 0)], 1.09)
+    assert one(core.step([], 1.10)).origin == ActionOrigin.SAFE
+
+
+def test_at_full_speed_a_stop_is_a_stop(scripted: Callable[..., Any]) -> None:
+    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    core = SourceCore(fleet, "sim-0", 2, lockstep=False)
+    core.step([("learner", Throttle("sim-0", 2, 0, 100, 0))], 1.0)
+    one(core.step([action(0, 1.5, 0)], 1.1))
+    core.step([("policy", Command(1, "", "estop", "", 0, "", b""))], 1.2)
+    assert core.step([action(1, 1.5, 0)], 1.3) == []
+    for verb in ("reset", "activate"):
+        core.step([("policy", Command(1, "", verb, "", 0, "", b""))], 1.4)
+    one(core.step([action(1, 1.5, 0)], 1.5))
 
 
 def test_configuration_to_pacing(spec: RobotSpec) -> None:

@@ -300,7 +300,7 @@ def test_limits_are_inclusive() -> None:
     [
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
         ("noise_kind", 3, "noise_kind 3 is not one of 0 to 2"),
-        ("origin", 4, "origin 4 is not one of 0 to 3"),
+        ("origin", 5, "origin 5 is not one of 0 to 4"),
         ("world", {"2": {}}, "world: '2' is not the index of a robot, 0 to 1"),
         ("world", {"²": {}}, "world: '²' is not the index of a robot, 0 to 1"),
         ("world", {"0": 1}, "world: that of robot 0 is not a map from names to finite numbers"),

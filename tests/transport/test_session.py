@@ -395,6 +395,17 @@ def test_refusal_is_raised(make_client: MakeClient, code: str) -> None:
         client.check()
 
 
+def test_refusal_by_a_server_that_is_not_essential_is_counted_and_it_is_asked_again(make_client: MakeClient) -> None:
+    client = make_client()
+    client.essential = False
+    assert len(client.due(0.0)) == 1
+    client.receive(frames(Refused("spec", "robot is 'A' here, 'B' there")), 0.0)
+    client.check()
+    assert client.tally.counts == {"refusals": 1}
+    assert client.due(9.9) == []
+    assert client.due(10.0) == [client.hello]
+
+
 def test_server_of_another_protocol(make_client: MakeClient) -> None:
     client = make_client()
     assert client.receive(frames(Welcome(PROTOCOL_VERSION + 1, "server", 1)), 0.0) == []

@@ -1,4 +1,4 @@
-"""When a simulator goes on, and what it applies when no Action has come: at full speed, or by the clock.
+"""When a source goes on, and what it applies when no Action has come: at full speed, or by the clock.
 
 Neither knows a clock: the time is told.
 """

@@ -1,0 +1,119 @@
+"""Make the table and the charts of the results from the files in ``data``.
+
+    python benchmarks/results/report.py [--check]
+
+The table goes between the marks in README.md and docs/results.md, the charts to docs/images/results_CHART.png.
+``--check`` writes nothing; its exit code is 1 if a table is not what the data say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from run import DATA, rows
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
+PAGES = ("README.md", "docs/results.md")
+
+Result = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    options = parser.parse_args()
+    results = {name: read(name) for name in rows()}
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text(encoding="utf-8")
+        before, begin, rest = text.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            print(f"report.py: {page} has no lines {BEGIN!r} and {END!r}", file=sys.stderr)
+            return 2
+        new = f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+        if new != text:
+            stale.append(page)
+            if not options.check:
+                path.write_text(new, encoding="utf-8")
+    if options.check and stale:
+        print(f"report.py: not what the data say: {', '.join(stale)}; run benchmarks/results/report.py")
+        return 1
+    if not options.check:
+        for name in sorted({row["chart"] for row in rows().values()}):
+            chart(name, results)
+    return 0
+
+
+def read(row: str) -> list[Result]:
+    """The results of a row's seeds, as far as they are there."""
+    files = (DATA / f"{row}-{seed}.json" for seed in rows()[row]["seeds"])
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def table(results: dict[str, list[Result]]) -> str:
+    """The table of all rows that have a bar, in Markdown."""
+    lines = [
+        "| system | steps | updates | final policy, by seed | mean | must reach | best policy | wall-clock |",
+        "|---|--:|--:|---|--:|--:|--:|--:|",
+    ]
+    for name, row in rows().items():
+        if "bar" in row:
+            lines.append(_line(row, results[name]))
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any], results: list[Result]) -> str:
+    whole = [result for result in results if not result["partial"]]
+    shown = [result for result in results if "final" in result]
+    if not shown:
+        return f"| {row['title']} | | | not trained yet | | {row['bar']} | | |"
+    by_seed = ", ".join(
+        f"{result['final']['mean']:.0f} ± {result['final']['std']:.0f}" + (" (partial)" if result["partial"] else "")
+        for result in shown
+    )
+    mean = statistics.fmean(result["final"]["mean"] for result in shown)
+    best = statistics.fmean(result["best"]["mean"] for result in shown)
+    complete = len(whole) == len(row["seeds"])
+    verdict = "" if complete and mean >= row["bar"] else " (missed)" if complete else " (not complete)"
+    steps, updates = (max(result["final"][key] for result in shown) for key in ("env_steps", "updates"))
+    minutes = statistics.fmean(result["wall_s"] for result in shown) / 60
+    return (
+        f"| {row['title']} | {steps:,} | {updates:,} | {by_seed} | {mean:.0f}{verdict} | {row['bar']} | {best:.0f} | "
+        f"{minutes:.0f} min |"
+    )
+
+
+def chart(name: str, results: dict[str, list[Result]]) -> None:
+    """The learning curves of one chart: thin lines for seeds, the rows in colours, the bar dashed."""
+    drawn = {title: results[title] for title, row in rows().items() if row["chart"] == name and results[title]}
+    if not drawn:
+        return
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for colour, (title, found) in enumerate(drawn.items()):
+        for number, result in enumerate(found):
+            steps, means, _ = zip(*result["curve"], strict=True)
+            label = rows()[title]["title"] + (" (partial)" if any(item["partial"] for item in found) else "")
+            axes.plot(steps, means, color=f"C{colour}", linewidth=1, label=None if number else label)
+    bars = {rows()[title]["bar"] for title in drawn if "bar" in rows()[title]}
+    for bar in bars:
+        axes.axhline(bar, color="0.4", linestyle="--", linewidth=1, label=f"must reach {bar}")
+    axes.set(xlabel="environment steps", ylabel="mean return of an evaluation", xlim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(ROOT / "docs" / "images" / f"results_{name}.png", dpi=100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Train the rows of rows.yaml, one training after the other, and keep a small file of each result.
+
+    python benchmarks/results/run.py [ROW …] [--out runs/results] [--collect]
+
+A row that has its result is passed over; a training that was interrupted goes on where it stopped, so that this script
+can be stopped and started at will. ``--collect`` trains nothing: it keeps what trainings have reached so far, marked as
+partial where they are not finished. ``report.py`` makes the table and the charts from the files in ``data``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from td3_robot import curve, machine
+from td3_robot.config import Config
+from td3_robot.errors import Td3RobotError
+from td3_robot.run_folder import RunFolder
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "gymnasium")
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """The rows by name, see rows.yaml."""
+    content: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def result_file(row: str, seed: int) -> Path:
+    return DATA / f"{row}-{seed}.json"
+
+
+def main() -> int:
+    known = rows()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"which (default: all): {', '.join(known)}")
+    parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="where run folders go")
+    parser.add_argument("--collect", action="store_true", help="train nothing, keep what there is")
+    options = parser.parse_args()
+    for name in options.rows or known:
+        if name not in known:
+            parser.error(f"there is no row {name!r}; it must be one of: {', '.join(known)}")
+        for seed in known[name]["seeds"]:
+            folder, result = options.out / f"{name}-{seed}", result_file(name, seed)
+            if options.collect:
+                if (folder / "metrics.jsonl").is_file():
+                    collect(known[name], seed, folder, result)
+            elif not done(result):
+                if code := train(known[name], seed, folder):
+                    return code
+                collect(known[name], seed, folder, result)
+    return 0
+
+
+def done(result: Path) -> bool:
+    """Whether there is the result of a whole training."""
+    return result.exists() and not json.loads(result.read_text(encoding="utf-8"))["partial"]
+
+
+def train(row: dict[str, Any], seed: int, folder: Path) -> int:
+    """Begin a training, or go on with it; its exit code."""
+    if finished(RunFolder(folder)):
+        return 0
+    command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
+    if (folder / "config.yaml").is_file():
+        command += ["--resume", str(folder)]
+    else:
+        command += [row["config"], "--seed", str(seed), "--out", str(folder)]
+        command += [word for override in row.get("set", []) for word in ("--set", override)]
+    print(" ".join(command[2:]), flush=True)
+    return subprocess.run(command, check=False).returncode
+
+
+def finished(run: RunFolder) -> bool:
+    """Whether the training's final policy has been evaluated: the last thing that it does."""
+    return run.metrics_file.is_file() and any(item.get("final") for item in curve.read(run.metrics_file, "evaluation"))
+
+
+def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
+    """Evaluate what a training has reached and keep it, with its curve."""
+    run = RunFolder(folder)
+    evaluations = [item for item in curve.read(run.metrics_file, "evaluation") if not item["final"]]
+    train_records = curve.read(run.metrics_file, "train")
+    config: Config = run.config()
+    policies = {"final": run.policy_file, "best": run.best_file}
+    content = {
+        "command": f"td3-robot train {row['config']} --seed {seed}"
+        + "".join(f" --set {override}" for override in row.get("set", [])),
+        "partial": not finished(run),
+        "seed": seed,
+        "differs_from_defaults": difference(config),
+        "wall_s": round((train_records or evaluations)[-1]["wall_s"], 1),
+        "machine": machine.describe(PACKAGES),
+        "curve": [
+            [item["env_steps"], round(item["eval_return_mean"], 2), round(item["eval_return_std"], 2)]
+            for item in evaluations
+        ],
+    } | {name: evaluate(path, row["episodes"]) for name, path in policies.items() if path.is_file()}
+    DATA.mkdir(exist_ok=True)
+    lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
+    result.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(f"{result.name}: {content.get('final', {}).get('mean')}{' (partial)' if content['partial'] else ''}")
+
+
+def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
+    """Mean, standard deviation and returns of a policy's episodes without noise."""
+    command = [sys.executable, "-m", "td3_robot.cli.main", "eval", str(policy), "--json", "--seed", "1"]
+    done = subprocess.run([*command, "--episodes", str(episodes)], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    made = report["provenance"]
+    return {
+        "mean": round(report["mean"], 2),
+        "std": round(report["std"], 2),
+        "returns": [round(value, 2) for value in report["returns"]],
+        "env_steps": made["env_steps"],
+        "updates": made["updates"],
+    }
+
+
+def difference(config: Config) -> dict[str, Any]:
+    """The keys whose values are not the defaults, in full names."""
+
+    def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+        if not isinstance(tree, dict):
+            return {prefix: tree}
+        return {key: value for name, part in tree.items() for key, value in flat(part, f"{prefix}.{name}").items()}
+
+    defaults, own = (flat(yaml.safe_load(item.to_yaml())) for item in (Config(), config))
+    return {key.lstrip("."): value for key, value in own.items() if defaults.get(key) != value}
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Td3RobotError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,63 @@
+"""A driver for a robot that exists only here: a pendulum with a motor, stepped by the clock in plain Python.
+
+What a driver's author writes is the specification, ``observe`` and ``apply``; see docs/robot_side.md.
+
+    python docs/example_driver.py --config robot.yaml
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+
+from td3_robot.driver.node import main
+from td3_robot.driver.robot import Robot
+from td3_robot.specs import Channel, Float32, RobotSpec
+
+
+class Pendulum(Robot):
+    """0.5 kg at 0.4 m, hanging down at angle 0; the motor gives up to 1 N·m."""
+
+    spec = RobotSpec(
+        "Pendulum",
+        (
+            Channel("angle.sin", "1", -1.0, 1.0),
+            Channel("angle.cos", "1", -1.0, 1.0),
+            Channel("velocity", "rad/s", -30.0, 30.0),
+        ),
+        (Channel("torque", "N·m", -1.0, 1.0),),
+        control_period=0.02,
+    )
+
+    def __init__(self) -> None:
+        self._angle, self._velocity, self._torque = 0.3, 0.0, 0.0
+        self._now = time.monotonic()
+
+    def observe(self) -> Float32:
+        self._go_on()
+        velocity = max(-30.0, min(30.0, self._velocity))
+        return np.array([math.sin(self._angle), math.cos(self._angle), velocity], np.float32)
+
+    def apply(self, action: Float32) -> None:
+        self._go_on()
+        self._torque = float(action[0])
+
+    def reward(self, observation: Float32, action: Float32) -> float:
+        return -float(observation[1]) - 0.01 * float(action[0]) ** 2  # highest when upright
+
+    def _go_on(self) -> None:
+        """The physics, up to now: this is what a real robot does by itself."""
+        now = time.monotonic()
+        steps = min(1000, int((now - self._now) / 0.001))
+        self._now += steps * 0.001 if steps < 1000 else now - self._now
+        for _ in range(steps):
+            acceleration = -9.81 / 0.4 * math.sin(self._angle) + self._torque / (0.5 * 0.4**2) - 0.5 * self._velocity
+            self._velocity += acceleration * 0.001
+            self._angle += self._velocity * 0.001
+
+
+if __name__ == "__main__":
+    sys.exit(main(Pendulum(), "pendulum"))

@@ -1,0 +1,180 @@
+"""``td3-robot node``: what a person says to a policy server and its robots, and what they answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from td3_robot import config as configuration
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.messages import Command, Message, Reply, StateChange
+from td3_robot.node import Parser
+from td3_robot.run_folder import RunFolder
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
+from td3_robot.transport.session import ClientSession, hello
+
+VERBS = {
+    "state": "what state the policy server is in, what it serves, and how its robots are",
+    "watch": "one line for every change of a state, until Ctrl-C",
+    "configure": "unconfigured to inactive",
+    "activate": "let the policy move the robots: from inactive, or from fault",
+    "deactivate": "stop that, orderly: the safe action, until activate",
+    "estop": "emergency stop: the safe action everywhere, until reset and activate",
+    "reset": "end an emergency stop, or leave fault, to inactive",
+    "load": "serve the policy in FILE from the next action on",
+    "rollback": "serve an older policy again (VERSION, or the one before), and freeze",
+    "freeze": "refuse the weights of learners",
+    "unfreeze": "accept them",
+    "shutdown": "end the process",
+}
+
+_EPILOG = """verbs:
+{verbs}
+
+examples:
+  td3-robot node state --run runs/walker2d
+  td3-robot node estop --endpoint tcp://127.0.0.1:5601
+  td3-robot node reset --config robot.yaml && td3-robot node activate --config robot.yaml
+  td3-robot node activate --config robot.yaml --target leg-0
+  td3-robot node load policy.safetensors --config robot.yaml
+
+exit codes: 0 done, 1 refused or no answer, 2 usage"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    if parsed.timeout <= 0:
+        raise UsageError(f"--timeout is {parsed.timeout:g}; allowed: above 0 s")
+    command = None if parsed.verb == "watch" else _command(parsed)
+    endpoint, keys = _place(parsed)
+    bus = Bus(keys=open_keys(keys))
+    try:
+        name = f"operator-{os.getpid()}"
+        introduction = hello("operator", name, client=secrets.randbits(63))
+        bus.connect(endpoint, ClientSession("policy", introduction, (Reply, StateChange)))
+        messages = _messages(bus, parsed.timeout, endless=command is None)
+        if command is None:
+            return _watch(messages)
+        return _ask(bus, command, messages, parsed)
+    finally:
+        bus.close("done")
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, VERBS)) + 2
+    verbs = "\n".join(f"  {verb:<{width}}{meaning}" for verb, meaning in VERBS.items())
+    parser = Parser(
+        prog="td3-robot node",
+        description="Command a policy server and the robots it serves.",
+        epilog=_EPILOG.format(verbs=verbs),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do, see below")
+    parser.add_argument("argument", nargs="?", metavar="FILE|VERSION", help="of load and rollback")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--run", type=Path, metavar="DIR", help="the policy server of this run")
+    where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
+    where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
+    parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
+    parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
+    parser.add_argument("--reason", default="", help="why, for the log")
+    parser.add_argument("--force", action="store_true", help="load: as the newest version, whatever its own is")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="wait so long (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
+    return parser
+
+
+def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
+    """Where the policy server is, and the folder of keys to go there with."""
+    if parsed.endpoint:
+        return str(parsed.endpoint), parsed.keys
+    if parsed.keys:
+        raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
+    if parsed.run:
+        run = RunFolder.open(parsed.run)
+        config = run.config()
+        return run.endpoint("policy", config), config.endpoints.keys
+    endpoints = configuration.load(parsed.config).endpoints
+    if not endpoints.policy:
+        raise UsageError(f"configuration {parsed.config!r} sets no endpoints.policy; name one with --endpoint")
+    return endpoints.policy, endpoints.keys
+
+
+def _command(parsed: argparse.Namespace) -> Command:
+    number, verb, argument = secrets.randbits(63), parsed.verb, parsed.argument
+    if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
+        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load FILE, rollback [VERSION]")
+    if len(parsed.reason) > 1000:
+        raise UsageError(f"--reason has {len(parsed.reason)} characters; at most 1000 are allowed")
+    version, payload = 0, b""
+    if verb == "load":
+        payload = Bundle.load(Path(argument)).encode()
+        known = Bundle.decode(payload).provenance.get("version")
+        version = known if isinstance(known, int) and known > 0 and not parsed.force else 0
+    elif argument:
+        if not (argument.isascii() and argument.isdigit() and 0 < int(argument) < 2**63):
+            raise UsageError(f"rollback to {argument!r}; allowed: the number of a version that state lists as held")
+        version = int(argument)
+    return Command(number, parsed.target, verb, parsed.reason, version, sha256(payload) if payload else "", payload)
+
+
+def _messages(bus: Bus, timeout: float, *, endless: bool) -> Iterator[Message | None]:
+    """What the server says; None when it has welcomed us, and at last when the time is over."""
+    end, welcomed = time.monotonic() + timeout, False
+    while endless or time.monotonic() < end:
+        for _, message in bus.receive(0.05):
+            yield message
+        if not welcomed and bus.welcome("policy"):
+            welcomed = True
+            yield None
+
+
+def _ask(bus: Bus, command: Command, messages: Iterator[Message | None], parsed: argparse.Namespace) -> int:
+    for message in messages:
+        if message is None:
+            bus.send("policy", command)
+        elif isinstance(message, Reply) and message.id == command.id:
+            (_print_json if parsed.json else _print)(message)
+            return EXIT_CHECK_FAILED if message.error else EXIT_GOOD
+    who = command.target or "policy server"
+    print(f"td3-robot node: no answer from {who} at {_place(parsed)[0]} within {parsed.timeout:g} s", file=sys.stderr)
+    return EXIT_CHECK_FAILED
+
+
+def _watch(messages: Iterator[Message | None]) -> int:
+    for message in messages:
+        if message is None:
+            print("watching", flush=True)
+        elif isinstance(message, StateChange):
+            print(f"{message.node}: {message.previous} -> {message.state}: {message.reason}", flush=True)
+    return EXIT_GOOD
+
+
+def _print_json(reply: Reply) -> None:
+    print(json.dumps({"node": reply.node, "state": reply.state, "error": reply.error, **reply.detail}))
+
+
+def _print(reply: Reply) -> None:
+    if reply.error:
+        print(f"td3-robot node: refused: {reply.error}", file=sys.stderr)
+        return
+    print(f"{reply.node}: {reply.state}")
+    for key, value in reply.detail.items():
+        if isinstance(value, dict):
+            for name, item in value.items():
+                text = ", ".join(f"{k} {v}" for k, v in item.items()) if isinstance(item, dict) else item
+                print(f"  {key} {name}: {text}")
+        elif value not in ("", None):
+            print(f"  {key}: {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What stands between Actions and the robot, on the robot's side: its state, its watchdog, its limits, its safe action.
+
+It holds whatever the policy server does, or fails to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from td3_robot.commands import Verbs
+from td3_robot.lifecycle import FINALIZED, Lifecycle, Watchdog
+from td3_robot.messages import Action, Command
+from td3_robot.safety import SafetyConfig, joined
+from td3_robot.specs import Float32, RobotSpec
+
+
+class Guard:
+    """A source's own safety.
+
+    The watchdog begins with the first Action after the start or an ``activate``. With a deadline set, what is applied
+    until then is the safe action; without one, what the pacing says.
+
+    Args:
+        spec: the robot.
+        name: of the source.
+        config: this robot's settings.
+        autostart: go to the state ``active`` at once.
+
+    Raises:
+        ConfigError: the settings do not fit the robot.
+    """
+
+    def __init__(self, spec: RobotSpec, name: str, config: SafetyConfig | None = None, *, autostart: bool = True):
+        self.envelope = joined(config or SafetyConfig(), SafetyConfig(), spec)
+        self.lifecycle = Lifecycle(name)
+        self.counters: Counter[str] = Counter()
+        self._spec = spec
+        self._autostart = autostart
+        self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
+        moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
+        self.verbs: Verbs = {"state": lambda *_: None, **dict.fromkeys(moves, self._move)}
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`look` has to be called next, in seconds; None: no Action is waited for."""
+        return self._watchdog.due
+
+    @property
+    def finished(self) -> bool:
+        return self.lifecycle.state == FINALIZED
+
+    @property
+    def safe(self) -> bool:
+        """Whether the safe action is to be applied, whatever else there is."""
+        waiting = self.envelope.action_deadline_s is not None and self._watchdog.fed is None
+        return not self.lifecycle.active or waiting
+
+    def look(self, now: float) -> None:
+        """See to what only takes time: the start, and the watchdog."""
+        if self._autostart:
+            self._autostart = False
+            self.lifecycle.command("configure", now, "the robot is there")
+            self.lifecycle.command("activate", now, "autostart")
+        self._watchdog.bites(now)
+
+    def accept(self, action: Action, now: float) -> Float32 | None:
+        """What to apply for an Action that answers the newest Step, float32[N, A]; None: nothing of it."""
+        self._watchdog.feed(now)
+        if not self.lifecycle.active:
+            self.counters["actions_ignored"] += 1
+            return None
+        if not self.envelope.guarded:
+            return action.action
+        return np.clip(action.action, self.envelope.low, self.envelope.high)
+
+    def begin(self) -> None:
+        """An episode begins, however long it took to get there: the watchdog waits for its first Action."""
+        self._watchdog.disarm()
+
+    def safe_action(self, applied: Float32) -> Float32:
+        """float32[N, A], where ``applied`` is what was applied last."""
+        return self.envelope.safe_action(applied)
+
+    def detail(self) -> Mapping[str, Any]:
+        """What a Reply says of this robot."""
+        return {
+            "robot": self._spec.name,
+            "reason": self.lifecycle.reason,
+            "action_deadline_ms": None if self._watchdog.deadline_s is None else self._watchdog.deadline_s * 1e3,
+        }
+
+    def _move(self, command: Command, now: float) -> None:
+        if command.verb == "reset" or (command.verb == "activate" and not self.lifecycle.active):
+            self._watchdog.disarm()
+        self.lifecycle.command(command.verb, now, command.reason)

@@ -1,0 +1,66 @@
+"""The process around a robot: the loop, the protocol, the timing and the stopping of it.
+
+A driver is a program of a few lines::
+
+    class Leg(Robot):
+        spec = RobotSpec(...)
+        def observe(self): ...
+        def apply(self, action): ...
+
+    if __name__ == "__main__":
+        sys.exit(main(Leg(), "leg"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from td3_robot import node as nodes
+from td3_robot.driver.core import ACCEPTS, SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import RealTime
+from td3_robot.driver.robot import Robot, RobotBody
+from td3_robot.node import Figures, Node
+
+_EPILOG = """examples:
+  PROGRAM --config robot.yaml
+  PROGRAM --run runs/leg           (take part in a training)"""
+
+
+def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Drive a robot until a signal, or a shutdown that an operator commands; the process's exit code.
+
+    However it ends, but for SIGKILL, the last thing the robot is told is the safe action.
+
+    Args:
+        robot: what its author wrote.
+        name: of this robot among the sources of its policy server; ``--name`` overrides it.
+        arguments: of the command line, see ``--help``.
+    """
+    parser = nodes.parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
+    parser.prog = name
+    return nodes.main("driver", parser.parse_args(arguments), lambda node: _drive(node, robot))
+
+
+def _drive(node: Node, robot: Robot) -> None:
+    config, body = node.config, RobotBody(robot)
+    guard = Guard(robot.spec, node.name, config.safety, autostart=config.policy.autostart)
+    pacing = RealTime(robot.spec, "hold")  # what a robot was told holds until it is told something else
+    learner = bool(node.folder or config.endpoints.learner)
+    core = SourceCore(
+        body, node.name, node.incarnation, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
+    )
+    node.patient = False
+    node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
+    if learner:
+        node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
+
+    def report() -> Figures:
+        figures = {"transitions": core.transitions, **pacing.figures()}
+        return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
+
+    try:
+        node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+    finally:
+        core.make_safe()
+        body.close()

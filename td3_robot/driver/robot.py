@@ -1,0 +1,161 @@
+"""What the author of a robot's driver writes, and the same robot as the body of a source."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from td3_robot.messages import Phase, UInt8, UInt32, UInt64
+from td3_robot.specs import Float32, RobotSpec
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class EmergencyStop(Exception):  # noqa: N818 - no error: a person or the robot wants it
+    """Raised by a robot in any of its methods: everything stops, here and at every robot of the policy server."""
+
+
+class Robot(ABC):
+    """A robot with N = 1. All methods are called from one thread, and should return well within a control period.
+
+    Whatever they raise takes the driver to FAULT and has the safe action applied, once every period.
+
+    Attributes:
+        spec: its channels, in the order of the arrays, and its control period.
+    """
+
+    spec: RobotSpec
+
+    @abstractmethod
+    def observe(self) -> Float32:
+        """What the sensors say now: float32[O], in the units of the specification. Not-a-number is a failed sensor."""
+
+    @abstractmethod
+    def apply(self, action: Float32) -> None:
+        """Tell the motors: float32[A], in the units and limits of the specification. It holds until the next."""
+
+    def reward(self, observation: Float32, action: Float32) -> float:
+        """For a learner: what the control period that led to ``observation``, float32[O], under ``action`` earned."""
+        del observation, action
+        return 0.0
+
+    def phase(self, observation: Float32) -> Phase:
+        """MID while the episode goes on; TERMINATED when the task has ended (a fall), TRUNCATED when it is cut off."""
+        del observation
+        return Phase.MID
+
+    def reset(self) -> None:  # noqa: B027 - many robots have nothing to prepare
+        """Prepare an episode: before the first and after each end. May take its time; the safe action is applied."""
+
+    def close(self) -> None:  # noqa: B027
+        """The driver ends, after a last safe action."""
+
+
+class RobotBody:
+    """A :class:`Robot` as :class:`td3_robot.driver.core.Body`; nothing that it raises passes through here.
+
+    An observation that is missing or not finite ends the episode (TRUNCATED, with the last sound one); nothing more is
+    published until the next sound one begins another.
+    """
+
+    def __init__(self, robot: Robot) -> None:
+        self.spec = spec = robot.spec
+        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
+        self.episode: UInt64 = np.zeros(1, np.uint64)
+        self.episode_step: UInt32 = np.zeros(1, np.uint32)
+        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
+        self.reward: Float32 = np.zeros(1, np.float32)
+        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
+        self.world: dict[str, dict[str, float]] = {}
+        self.stop = ""
+        self._robot = robot
+        self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
+        self._problems: dict[str, str] = {}
+        self._begun = False
+        self._is_reset = False
+
+    @property
+    def commanded(self) -> Float32:
+        return self._commanded
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(self._problems.values())
+
+    def command(self, action: Float32) -> None:
+        self._commanded = action.copy()
+        self._ask("apply", lambda: self._robot.apply(self._commanded[0].copy()))
+
+    def step(self, action: Float32) -> int | None:
+        observation = self._begin() if self.phase[0] >= Phase.TERMINATED else self._observe()
+        if self.phase[0] >= Phase.TERMINATED:
+            if observation is None:
+                return None
+            self.episode += np.uint64(self._begun)
+            self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
+            self.reward[0], self.action[0], self._begun, self._is_reset = 0, 0, True, False
+            return 0
+        self.action[0] = action[0]
+        self.episode_step += np.uint32(1)
+        if observation is None:
+            self.phase[0], self.reward[0] = Phase.TRUNCATED, 0
+            return 1
+        self.observation[0] = observation
+        self.phase[0], self.reward[0] = self._judged(observation, self.action[0])
+        return 1
+
+    def close(self) -> None:
+        self._ask("close", self._robot.close)
+
+    def _begin(self) -> Float32 | None:
+        def reset() -> bool:
+            self._robot.reset()
+            return True
+
+        self._is_reset = self._is_reset or bool(self._ask("reset", reset))
+        return self._observe() if self._is_reset else None
+
+    def _observe(self) -> Float32 | None:
+        def sound() -> Float32:
+            observation = np.asarray(self._robot.observe(), np.float32)
+            if observation.shape != (self.spec.observation_size,):
+                raise ValueError(f"{list(observation.shape)} numbers; needed are [{self.spec.observation_size}]")
+            bad = np.flatnonzero(~np.isfinite(observation))
+            if len(bad):
+                raise ValueError(f"{self.spec.observations[bad[0]].name!r} is {observation[bad[0]]}")
+            return observation
+
+        return self._ask("observe", sound)
+
+    def _judged(self, observation: Float32, action: Float32) -> tuple[int, float]:
+        def judge() -> tuple[int, float]:
+            phase, reward = int(self._robot.phase(observation)), float(self._robot.reward(observation, action))
+            if phase not in (Phase.MID, Phase.TERMINATED, Phase.TRUNCATED) or not np.isfinite(reward):
+                raise ValueError(
+                    f"phase {phase}, reward {reward}; needed are MID, TERMINATED or TRUNCATED, and a number"
+                )
+            return phase, reward
+
+        return self._ask("judge", judge) or (int(Phase.TRUNCATED), 0.0)
+
+    def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
+        """What the robot's own code answers; None, and a problem that has a name, where it fails."""
+        try:
+            answer = call()
+        except EmergencyStop as stop:
+            self.stop = str(stop) or "the robot stopped"
+        except Exception as error:  # another author's code, which must not end the loop that keeps the robot safe
+            problem = f"{what}: {type(error).__name__}: {error}"
+            if what not in self._problems:
+                log.warning("%s", problem, exc_info=not isinstance(error, ValueError))
+            self._problems[what] = problem
+        else:
+            self._problems.pop(what, None)
+            return answer
+        return None

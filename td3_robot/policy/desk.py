@@ -1,0 +1,109 @@
+"""Where operators' Commands arrive at the policy server, and from where robots hear of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from td3_robot.commands import TO_ALL, Verbs, carry_out
+from td3_robot.lifecycle import Lifecycle
+from td3_robot.messages import Command, Reply, StateChange
+from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
+
+log = logging.getLogger(__name__)
+
+_RELAYS = 64  # Commands under way to robots; the oldest is forgotten for a further one
+_STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
+
+
+class Desk:
+    """Takes Commands: for the server itself, for one robot, for all.
+
+    Args:
+        lifecycle, verbs: of the server.
+        watch: does a Command's part that is the server's watch over the robot it names; why not, or empty.
+        detail: what a Reply of the server says beyond its state.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        verbs: Verbs,
+        watch: Callable[[str, Command, float], str],
+        detail: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.lifecycle = lifecycle
+        self.robots: dict[str, Peer] = {}
+        self._operators: set[Peer] = set()
+        self._verbs = verbs
+        self._watch = watch
+        self._detail = detail
+        self._relayed: dict[int, tuple[Peer, int]] = {}
+        self._relays = 0
+
+    def join(self, peer: Peer, stopped: bool) -> list[Output]:
+        """A client is there; a robot that comes while it is to be ``stopped`` is told of it."""
+        if peer.role == "operator":
+            self._operators.add(peer)
+        elif peer.role in ROBOT_ROLES:
+            self.robots[peer.name] = peer
+            if stopped or self.lifecycle.stopped:
+                return [(peer, _STOP)]
+        return []
+
+    def leave(self, peer: Peer) -> None:
+        self._operators.discard(peer)
+        if self.robots.get(peer.name) is peer:
+            del self.robots[peer.name]
+
+    def command(self, peer: Peer, command: Command, now: float) -> list[Output]:
+        """Carry out, relay or refuse; a robot may send nothing but an emergency stop."""
+        if peer.role in ROBOT_ROLES and (command.verb != "estop" or command.target):
+            return [(peer, self._refusal(command, "a robot may only send estop, for all"))]
+        if command.target not in ("", self.lifecycle.node):
+            return self._to_one(peer, command, now)
+        outputs: list[Output] = []
+        reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self.lifecycle, self._detail, now)
+        if command.verb in TO_ALL and not command.target and not reply.error:
+            errors = []
+            for name, robot in self.robots.items():
+                if error := self._watch(name, command, now):
+                    errors.append(error)
+                else:
+                    outputs.append((robot, replace(command, id=0)))
+            reply = replace(reply, detail=self._detail(), error="; ".join(errors)[:2048])
+        return [*outputs, (peer, reply)]
+
+    def reply(self, robot: Peer, reply: Reply) -> list[Output]:
+        """A robot's Reply goes to the operator who asked."""
+        known = self._relayed.pop(reply.id, None)
+        if known is None:
+            if reply.error:
+                log.info("%s refuses: %r", robot.name, reply.error)
+            return []
+        operator, number = known
+        return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
+
+    def announce(self, changes: list[StateChange]) -> list[Output]:
+        """Every operator that is there hears of every change of state."""
+        return [(operator, change) for change in changes for operator in self._operators]
+
+    def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
+        robot = self.robots.get(command.target)
+        if robot is None:
+            known = ", ".join(sorted(self.robots)[:20]) or "none"
+            return [
+                (peer, self._refusal(command, f"no robot {command.target[:64]!r} is connected; connected: {known}"))
+            ]
+        if error := self._watch(command.target, command, now):
+            return [(peer, self._refusal(command, error))]
+        self._relays += 1
+        self._relayed[self._relays] = peer, command.id
+        if len(self._relayed) > _RELAYS:
+            del self._relayed[next(iter(self._relayed))]
+        return [(robot, replace(command, id=self._relays, target=""))]
+
+    def _refusal(self, command: Command, error: str) -> Reply:
+        return Reply(command.id, self.lifecycle.node, f"{self.lifecycle.node}: {error}", self.lifecycle.state, {})

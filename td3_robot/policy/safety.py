@@ -1,0 +1,80 @@
+"""Between actor and wire: what the policy wants, made into what the robot may be told.
+
+The filter has no memory: what was applied last comes with every Step, from the one who knows (DESIGN section 2). So a
+lost Action leaves nothing wrong behind, and a recorded one can be computed again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from td3_robot.messages import Phase, UInt8
+from td3_robot.safety import Envelope
+from td3_robot.specs import Float32, RobotSpec
+
+
+class SafetyFilter:
+    """Low-pass, then rate limit, then limits, which win where they contradict each other.
+
+    Args:
+        envelope: of this robot and policy.
+        spec: for the names in what :meth:`problem` says.
+    """
+
+    def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
+        self.envelope = envelope
+        self._spec = spec
+        self._last: Float32 = np.empty((0, spec.action_size), np.float32)
+        self._bound: Float32 = np.empty_like(self._last)
+
+    def __call__(self, action: Float32, applied: Float32, phase: UInt8) -> Float32:
+        """The action to send.
+
+        Args:
+            action: float32[N, A], the policy's with its noise; changed in place.
+            applied: float32[N, A], what was applied in the control period before, as the Step says.
+            phase: uint8[N]; a robot at FIRST had nothing applied: the envelope's rest action stands for it.
+
+        Returns:
+            float32[N, A], ``action``.
+        """
+        envelope = self.envelope
+        if envelope.blend is not None or envelope.step is not None:
+            last = self._before(applied, phase)
+            if envelope.blend is not None:
+                action -= last
+                action *= envelope.blend
+                action += last
+            if envelope.step is not None:
+                np.subtract(last, envelope.step, out=self._bound)
+                np.maximum(action, self._bound, out=action)
+                np.add(last, envelope.step, out=self._bound)
+                np.minimum(action, self._bound, out=action)
+        np.maximum(action, envelope.low, out=action)  # np.clip takes three times as long
+        return np.minimum(action, envelope.high, out=action)
+
+    def problem(self, observation: Float32) -> str | None:
+        """Why no policy may answer this observation, float32[N, O]; None if it may."""
+        low, high = self.envelope.observation_low, self.envelope.observation_high
+        if low is None or high is None:
+            if np.isfinite(observation).all():
+                return None
+            low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
+        elif (low <= observation).all() and (observation <= high).all():  # not-a-number is neither; infinite may be
+            return None
+        fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
+        robot, channel = map(int, np.argwhere(~fits)[0])
+        named = self._spec.observations[channel]
+        return (
+            f"observation {named.name!r} of robot {robot} is {observation[robot, channel]:g} {named.unit}; "
+            f"allowed: {low[channel]:g} to {high[channel]:g}"
+        )
+
+    def _before(self, applied: Float32, phase: UInt8) -> Float32:
+        if len(applied) != len(self._last):  # only when a source of another size asks
+            self._last, self._bound = np.empty_like(applied), np.empty_like(applied)
+        np.copyto(self._last, applied)
+        first = phase == Phase.FIRST
+        if first.any():
+            self._last[first] = self.envelope.rest
+        return self._last

@@ -1,0 +1,105 @@
+"""The policies a server holds: the newest ones, those that people loaded, and which of them serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.errors import BundleError, ConfigError, LifecycleError
+from td3_robot.messages import NoiseKind
+from td3_robot.policy.actor import Actor
+from td3_robot.policy.safety import SafetyFilter
+from td3_robot.safety import SafetyConfig, joined
+from td3_robot.specs import Float32
+
+_KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
+
+_KINDS = {"none": NoiseKind.NONE, "gaussian": NoiseKind.GAUSSIAN, "uniform": NoiseKind.UNIFORM}
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """Weights ready to act: swapped as a whole, between two actions."""
+
+    version: int
+    bundle: Bundle
+    actor: Actor
+    noise_kind: NoiseKind
+    noise_scale: Float32  # [1, A]: standard deviation of Gaussian noise
+    safety: SafetyFilter
+
+
+class PolicyStore:
+    """Policies by version.
+
+    Args:
+        safety: the robot's settings, joined with those of each policy.
+
+    Attributes:
+        held: at most the four newest, and the four newest of those that a person loaded.
+        serving: the one that answers where nothing else is asked for; None before the first.
+        newest: the highest version there ever was; 0 for none.
+    """
+
+    def __init__(self, safety: SafetyConfig) -> None:
+        self.held: dict[int, Policy] = {}
+        self.serving: Policy | None = None
+        self.newest = 0
+        self._safety = safety
+        self._loaded: list[int] = []
+
+    def add(self, version: int, bundle: Bundle, *, loaded: bool = False) -> None:
+        """Serve this policy from the next action on; ``loaded`` says that a person chose it.
+
+        Raises:
+            BundleError: it is not newer than any before, for another robot, or its safety settings and the robot's
+                leave no action.
+        """
+        if version <= self.newest:
+            raise BundleError(f"weights version {version} is not newer than {self.newest}, which is served")
+        if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
+            raise BundleError(f"weights version {version} are for another robot: {difference}")
+        try:
+            envelope = joined(self._safety, bundle.safety, bundle.spec)
+        except ConfigError as error:
+            raise BundleError(f"weights version {version}: {error}") from None
+        kind = _KINDS[bundle.exploration.kind]
+        actor = Actor(bundle)
+        scale = np.float32(bundle.exploration.scale) * actor.half
+        policy = Policy(version, bundle, actor, kind, scale, SafetyFilter(envelope, bundle.spec))
+        self.held[version], self.serving, self.newest = policy, policy, version
+        if loaded:
+            self._loaded = [*self._loaded[1 - _KEPT :], version]
+        keep = {*sorted(self.held)[-_KEPT:], *self._loaded}
+        self.held = {version: policy for version, policy in self.held.items() if version in keep}
+
+    def receive(self, version: int, digest: str, payload: bytes, *, loaded: bool = False) -> None:
+        """Check bytes and serve them.
+
+        Raises:
+            BundleError: the hash does not fit, they are no bundle, or see :meth:`add`.
+        """
+        if sha256(payload) != digest:
+            raise BundleError(f"weights version {version}: the hash does not fit the payload")
+        self.add(version, Bundle.decode(payload, f"weights version {version}"), loaded=loaded)
+
+    def roll_back(self, version: int = 0) -> Policy:
+        """Serve an older one again: that version, or the newest older one that a person loaded, or else the one before.
+
+        Raises:
+            LifecycleError: there is none like that.
+        """
+        if self.serving is None:
+            raise LifecycleError("there is no policy to go back from")
+        older = [held for held in self.held if held < self.serving.version]
+        chosen = version or max([held for held in older if held in self._loaded] or older, default=0)
+        if chosen not in self.held:
+            raise LifecycleError(
+                f"version {version} is not held: {', '.join(map(str, sorted(self.held)))} are"
+                if version
+                else f"there is no policy before version {self.serving.version}"
+            )
+        self.serving = self.held[chosen]
+        return self.serving

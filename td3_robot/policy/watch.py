@@ -1,0 +1,61 @@
+"""How the policy server watches over one source: are its observations there, sound and new?"""
+
+from __future__ import annotations
+
+from td3_robot.lifecycle import Lifecycle, Watchdog
+from td3_robot.messages import Step
+from td3_robot.policy.safety import SafetyFilter
+
+
+class Watch:
+    """The server's watch over one simulator process or robot; it is active, or in FAULT.
+
+    Attributes:
+        lifecycle: its state, named server/source.
+        newest: the newest Step, which a safe action answers when no further one comes.
+    """
+
+    def __init__(self, name: str, now: float) -> None:
+        self.lifecycle = Lifecycle(name)
+        self.lifecycle.command("configure", now, "a source has joined")
+        self.lifecycle.command("activate", now, "a source has joined")
+        self.newest: Step | None = None
+        self._watchdog = Watchdog(self.lifecycle, "observation")
+        self._problem: str | None = None  # of the newest
+        self._different = now  # when the observation was last another one than before
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`missing` has to be asked next."""
+        return self._watchdog.due
+
+    def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
+        """A new Step; why the policy may not answer it, None if it may."""
+        envelope = safety.envelope
+        self._watchdog.deadline_s, self._watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
+        before, self.newest = self.newest, step
+        problem = safety.problem(step.observation)
+        again = before is not None and (before.incarnation, before.sequence) == (step.incarnation, step.sequence)
+        if envelope.frozen_s is not None and not again:
+            if before is None or before.observation.tobytes() != step.observation.tobytes():
+                self._different = now
+            elif now - self._different > envelope.frozen_s:
+                problem = problem or f"the observation has been the same for {envelope.frozen_s * 1e3:.0f} ms"
+        self._problem = problem
+        if problem is None and not again:  # a Step that is asked for once more is not new
+            self._watchdog.feed(now)
+        return problem or (None if self.lifecycle.active else self.lifecycle.reason)
+
+    def missing(self, now: float) -> bool:
+        """Whether, just now, the observations have been missing for too long."""
+        return self._watchdog.bites(now, self._problem)
+
+    def command(self, verb: str, now: float, reason: str) -> None:
+        """Follow what an operator asks of the server or of this robot: activate, reset or estop.
+
+        Raises:
+            LifecycleError: not from this state.
+        """
+        if verb == "reset" or (verb == "activate" and not self.lifecycle.active):
+            self._watchdog.disarm()
+        self.lifecycle.command(verb, now, reason)

@@ -1,0 +1,280 @@
+"""A robot's side: what it applies, when, and what becomes of missing Actions, failing sensors and failing motors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import RealTime
+from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
+from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Welcome
+from td3_robot.safety import SafetyConfig
+from td3_robot.specs import Float32, RobotSpec
+from td3_robot.transport.session import Output
+
+PERIOD = 0.02  # s, of the toy robot
+SAFE = SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=50)
+POLICY, HELD, SAFE_ORIGIN = ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin.SAFE
+
+
+class Toy(Robot):
+    """Sees what ``sees`` holds, or raises it; remembers what it was told."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.sees: Any = [1.0, 2.0, 3.0]
+        self.motor: Exception | None = None
+        self.ends = Phase.MID
+        self.told: list[list[float]] = []
+        self.resets = 0
+
+    def observe(self) -> Float32:
+        if isinstance(self.sees, Exception):
+            raise self.sees
+        return np.array(self.sees, np.float32)
+
+    def apply(self, action: Float32) -> None:
+        if self.motor:
+            raise self.motor
+        self.told.append(action.tolist())
+
+    def phase(self, observation: Float32) -> Phase:
+        del observation
+        return self.ends
+
+    def reward(self, observation: Float32, action: Float32) -> float:
+        return float(observation[0] + action[0])
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+@pytest.fixture
+def robot(spec: RobotSpec) -> Toy:
+    return Toy(spec)
+
+
+Make = Callable[..., SourceCore]
+
+
+@pytest.fixture
+def make_core(robot: Toy) -> Make:
+    def make(safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True) -> SourceCore:
+        guard = Guard(robot.spec, "leg", safety, autostart=autostart)
+        pacing = RealTime(robot.spec, "hold")
+        core = SourceCore(
+            RobotBody(robot), "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
+        )
+        core.step([("policy", Welcome(1, "policy", 5))], 0.0)
+        return core
+
+    return make
+
+
+def action(answers: int, *values: float, version: int = 7) -> tuple[str, Action]:
+    return "policy", Action("leg", 2, answers, 0, np.array([values], np.float32), version, 0, 0)
+
+
+def said(verb: str) -> tuple[str, Command]:
+    return "policy", Command(5, "", verb, "", 0, "", b"")
+
+
+def one(outputs: list[Output]) -> Step:
+    [step] = [message for to, message in outputs if isinstance(message, Step) and to == "policy"]
+    return step
+
+
+def states(outputs: list[Output]) -> list[str]:
+    return [message.state for _, message in outputs if isinstance(message, StateChange)]
+
+
+def test_an_action_is_applied_when_it_comes_and_told_with_the_next_step(make_core: Make, robot: Toy) -> None:
+    """First observation at 0.0. The Action for it comes at 0.003 and holds until the next one."""
+    core = make_core()
+    assert robot.told == [[0.25, 0.0]]  # before any: the safe action
+    core.step([action(0, 1.5, -0.25)], 0.003)
+    assert robot.told[1:] == [[1.5, -0.25]]
+    step = one(core.step([], 0.02))
+    assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
+    assert step.action.tolist() == [[1.5, -0.25]]
+    assert step.reward.tolist() == [1 + 1.5]
+    step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors still do what they were told
+    assert (step.origin, step.weights_version, step.action.tolist()) == (HELD, 0, [[1.5, -0.25]])
+    assert len(robot.told) == 2
+    assert core.step([action(0, 2.0, 0.0), action(1, 2.0, 0.0)], 0.041) == []  # both late: never applied
+    assert len(robot.told) == 2
+    assert core.counters["late_actions"] == 2
+
+
+def test_the_deadline_for_actions_holds_between_two_steps(make_core: Make, robot: Toy) -> None:
+    """Fed at 0.003, deadline 50 ms: quiet at 0.053, safe at 0.0531, which is between the steps at 0.04 and 0.06."""
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    for now in (0.02, 0.04):
+        core.step([], now)
+    assert core.due == pytest.approx(0.053)
+    assert core.step([], 0.0529) == []
+    assert robot.told[-1] == [1.5, 0]
+    outputs = core.step([], 0.0531)
+    assert states(outputs) == ["fault"]
+    assert robot.told[-1] == [0.25, 0]
+    step = one(core.step([], 0.06))
+    assert (step.origin, step.action.tolist(), step.weights_version) == (SAFE_ORIGIN, [[0.25, 0]], 0)
+    told = len(robot.told)
+    for number in range(4, 50):  # Actions are back: nothing of them is applied
+        core.step([action(number - 1, 1.5, 0)], number * PERIOD - 0.01)
+        assert one(core.step([], number * PERIOD)).origin == SAFE_ORIGIN
+    assert robot.told[told:] == [[0.25, 0]] * 46  # once a period
+    assert core.guard.counters["actions_ignored"] == 46
+    outputs = core.step([said("activate")], 0.99)
+    [reply] = [message for _, message in outputs if isinstance(message, Reply)]
+    assert (reply.id, reply.state, reply.error) == (5, "active", "")
+    core.step([action(49, 1.25, 0)], 0.995)
+    assert robot.told[-1] == [1.25, 0]
+
+
+def test_automatic_recovery(make_core: Make, robot: Toy) -> None:
+    """39 ms of Actions 20 ms apart: from 0.065 on, so the one at 0.105 is the first to be applied."""
+    core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
+    core.step([action(0, 1.5, 0)], 0.003)
+    core.step([], 0.02)
+    assert states(core.step([], 0.061)) == ["fault"]  # Step 2
+    applied = []
+    for number in range(3, 8):
+        core.step([action(number - 1, 1.5, 0)], number * PERIOD + 0.005)
+        core.step([], (number + 1) * PERIOD)
+        applied.append(robot.told[-1])
+    assert applied == [[0, 0], [0, 0], [1.5, 0], [1.5, 0], [1.5, 0]]
+
+
+def test_the_servers_safe_action_wins_over_its_policys(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0), action(0, -0.5, 0.125, version=0)], 0.003)
+    assert robot.told[-1] == [-0.5, 0.125]
+    step = one(core.step([], 0.02))
+    assert (step.origin, step.weights_version, step.answered) == (SAFE_ORIGIN, 0, 1)
+    assert core.guard.lifecycle.active  # the server is there, and has spoken
+
+
+def test_the_robots_own_limits_hold_whatever_comes(make_core: Make, robot: Toy) -> None:
+    core = make_core(SafetyConfig(limits={"left": (-0.5, 1.0)}))
+    core.step([action(0, 2.5, 0.5)], 0.003)
+    assert robot.told[-1] == [1.0, 0.5]
+    assert one(core.step([], 0.02)).action.tolist() == [[1.0, 0.5]]
+
+
+def test_hold_is_what_was_applied_last(make_core: Make, robot: Toy) -> None:
+    core = make_core(SafetyConfig(action_deadline_ms=50))
+    assert robot.told == [[0, 0]]
+    core.step([action(0, 1.5, 0.25)], 0.003)
+    core.step([], 0.06)
+    assert core.guard.lifecycle.state == "fault"
+    assert robot.told[-1] == [1.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ([1.0, float("nan"), 3.0], "observe: ValueError: 'o1' is nan"),
+        ([1.0, 2.0], "observe: ValueError: [2] numbers; needed are [3]"),
+        (OSError("bus off"), "observe: OSError: bus off"),
+    ],
+)
+def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot: Toy, bad: Any, words: str) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    good, robot.sees = robot.sees, bad
+    outputs = core.step([], 0.02)
+    assert states(outputs) == ["fault"]
+    assert core.guard.lifecycle.reason == words
+    assert robot.told[-1] == [0.25, 0]
+    last = one(outputs)  # the episode ends with what was last seen
+    assert (last.phase[0], last.observation.tolist(), last.reward[0]) == (Phase.TRUNCATED, [[1, 2, 3]], 0)
+    for number in range(2, 100):  # nothing that is old is ever told as new
+        assert core.step([], number * PERIOD) == []
+        assert robot.told[-1] == [0.25, 0]
+    assert core.step([("policy", Welcome(1, "policy", 6))], 99.5 * PERIOD) == []
+    robot.sees = good
+    step = one(core.step([], 100 * PERIOD))
+    assert (step.sequence, step.phase[0], step.episode[0]) == (2, Phase.FIRST, 1)
+    core.step([action(2, 1.5, 0)], 100.5 * PERIOD)
+    assert robot.told[-1] == [0.25, 0]
+    core.step([said("activate")], 100.6 * PERIOD)
+    step = one(core.step([], 101 * PERIOD))
+    core.step([action(3, 1.5, 0)], 101.5 * PERIOD)
+    assert robot.told[-1] == [1.5, 0]
+
+
+def test_a_failing_motor_is_a_fault_and_the_safe_action_is_tried_again(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    robot.motor = OSError("no torque")
+    core.step([action(0, 1.5, 0)], 0.003)
+    assert core.guard.lifecycle.reason == "apply: OSError: no torque"
+    core.step([], 0.02)
+    robot.motor = None
+    core.step([], 0.04)
+    assert robot.told[-1] == [0.25, 0]
+
+
+def test_a_robot_can_stop_everybody(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    robot.sees = EmergencyStop("the red button")
+    outputs = core.step([], 0.02)
+    assert [(to, m.verb, m.reason) for to, m in outputs if isinstance(m, Command)] == [
+        ("policy", "estop", "leg: the red button")
+    ]
+    assert core.guard.lifecycle.stopped
+    assert robot.told[-1] == [0.25, 0]
+    robot.sees = [1.0, 2.0, 3.0]
+    core.step([], 0.04)
+    [reply] = [m for _, m in core.step([said("activate")], 0.05) if isinstance(m, Reply)]
+    assert "reset it first" in reply.error
+    core.step([said("reset"), said("activate")], 0.055)
+    assert core.guard.lifecycle.active
+
+
+def test_an_episode_ends_and_the_robot_is_reset(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    assert robot.resets == 1
+    core.step([action(0, 1.5, 0)], 0.003)
+    robot.ends = Phase.TERMINATED
+    step = one(core.step([], 0.02))
+    assert (step.phase[0], step.transitions) == (Phase.TERMINATED, 1)
+    told = len(robot.told)
+    core.step([action(1, 1.5, 0)], 0.03)
+    assert len(robot.told) == told  # an Action for a robot about to be reset is ignored
+    robot.ends = Phase.MID
+    step = one(core.step([], 0.04))
+    assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (0, 1, [[0, 0]], 1)
+    assert robot.resets == 2
+    core.step([action(2, 1.5, 0)], 5.0)  # preparing took 5 s: that is no deadline missed
+    assert robot.told[-1] == [1.5, 0]
+
+
+def test_without_autostart_it_publishes_and_stays_safe(make_core: Make, robot: Toy) -> None:
+    core = make_core(autostart=False)
+    core.step([action(0, 1.5, 0)], 0.003)
+    assert one(core.step([], 0.02)).origin == SAFE_ORIGIN
+    core.step([said("configure"), said("activate")], 0.03)
+    core.step([action(1, 1.5, 0)], 0.031)
+    assert robot.told[-1] == [1.5, 0]
+
+
+def test_a_shutdown_ends_it(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    core.step([said("shutdown")], 0.01)
+    assert core.guard.finished
+    assert robot.told[-1] == [0.25, 0]
+
+
+def test_a_learner_gets_the_same_steps_and_is_waited_for_by_nobody(make_core: Make) -> None:
+    core = make_core(learner=True)
+    outputs = core.step([action(0, 1.5, 0)], 0.02)
+    assert [to for to, message in outputs if isinstance(message, Step)] == ["policy", "learner"]

@@ -1,0 +1,139 @@
+"""The safety filter: arithmetic by hand, bounds that always hold, and nothing where nothing is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from td3_robot.bundle import Bundle
+from td3_robot.messages import Action, Phase, Step
+from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.safety import SafetyFilter
+from td3_robot.safety import SafetyConfig, joined
+from td3_robot.specs import Channel, Float32, RobotSpec
+from td3_robot.transport.session import Peer, hello
+
+SPEC = RobotSpec(
+    "Toy", (Channel("o", "m", -5.0, 5.0),), (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)), 0.02
+)
+MID, FIRST = np.full(1, Phase.MID, np.uint8), np.full(1, Phase.FIRST, np.uint8)
+
+
+def filtered(config: SafetyConfig, action: list[float], applied: list[float], phase: Any = MID) -> list[float]:
+    safety = SafetyFilter(joined(config, SafetyConfig(), SPEC), SPEC)
+    return safety(np.array([action], np.float32), np.array([applied], np.float32), phase)[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_limits() -> None:
+    config = SafetyConfig(limits={"left": (0.0, 1.0)})
+    assert filtered(config, [2, 0.25], [0, 0]) == [1, 0.25]
+    assert filtered(config, [-1, -0.5], [0, 0]) == [0, -0.5]
+
+
+def test_rate() -> None:
+    """5 N/s in 0.02 s is 0.1 N."""
+    config = SafetyConfig(rate=5.0)
+    assert filtered(config, [3, -0.5], [1, 0.25]) == pytest.approx([1.1, 0.15])
+    assert filtered(config, [1.05, 0.25], [1, 0.25]) == pytest.approx([1.05, 0.25])
+
+
+def test_low_pass() -> None:
+    """Blend 0.71539 (10 Hz): 1 + 0.71539·(2 - 1) = 1.71539; a channel that is not named is as the policy wants it."""
+    config = SafetyConfig(low_pass={"left": 10.0})
+    assert filtered(config, [2, 0.5], [1, -0.5]) == pytest.approx([1.71539, 0.5], abs=1e-5)
+
+
+def test_low_pass_comes_before_rate() -> None:
+    """1.71539 is more than 0.5 N (25 N/s) away."""
+    assert filtered(SafetyConfig(low_pass=10.0, rate=25.0), [2, 0], [1, 0]) == pytest.approx([1.5, 0])
+
+
+def test_limits_win_over_rate() -> None:
+    """What was applied lay outside the limits: the next is at their edge, however far that is."""
+    assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
+
+
+def test_a_robot_at_first_starts_from_rest() -> None:
+    """Its last action means nothing: from the safe one, 2 N, to 3 N at 0.1 N a period."""
+    config = SafetyConfig(rate=5.0, safe_action={"left": 2.0})
+    assert filtered(config, [3, 0], [0, 0], FIRST) == pytest.approx([2.1, 0])
+    assert filtered(config, [3, 0], [0, 0], MID) == pytest.approx([0.1, 0])
+
+
+def test_robots_are_filtered_one_by_one() -> None:
+    safety = SafetyFilter(joined(SafetyConfig(rate=5.0, safe_action={"left": 2.0}), SafetyConfig(), SPEC), SPEC)
+    action = np.array([[3, 0], [3, 0], [-1, 0]], np.float32)
+    applied = np.array([[0, 0], [0, 0], [1, 0]], np.float32)
+    phase = np.array([Phase.FIRST, Phase.MID, Phase.MID], np.uint8)
+    assert safety(action, applied, phase)[:, 0].tolist() == pytest.approx([2.1, 0.1, 0.9])
+
+
+Actions = arrays.arrays(np.float32, (3, 2), elements=st.floats(-1e3, 1e3, width=32))
+
+
+@given(Actions, Actions, arrays.arrays(np.uint8, 3, elements=st.integers(0, 3)))
+def test_bounds_hold_for_any_input(action: Float32, applied: Float32, phase: Any) -> None:
+    config = SafetyConfig(limits={"left": (-0.5, 2.0)}, rate=5.0, low_pass=3.0)
+    envelope = joined(config, SafetyConfig(), SPEC)
+    applied = np.clip(applied, envelope.low, envelope.high)
+    last = np.where((phase == Phase.FIRST)[:, None], envelope.rest, applied)
+    result = SafetyFilter(envelope, SPEC)(action.copy(), applied, phase)
+    assert result.dtype == np.float32
+    assert (envelope.low <= result).all()
+    assert (result <= envelope.high).all()
+    assert (np.abs(result - last) <= 0.1 + 1e-6).all()
+    toward = (action - last) * (result - last)
+    assert (toward >= -1e-6).all()  # never away from what the policy wants
+
+
+def test_has_no_memory() -> None:
+    """The same input gives the same, whatever was asked in between; nothing grows."""
+    safety = SafetyFilter(joined(SafetyConfig(rate=5.0, low_pass=3.0), SafetyConfig(), SPEC), SPEC)
+    rng = np.random.default_rng(0)
+    action, applied = rng.normal(size=(2, 4, 2)).astype("f4")
+    phase = np.ones(4, np.uint8)
+    before = safety(action.copy(), applied, phase).tobytes()
+    for robots in (1, 7):
+        safety(rng.normal(size=(robots, 2)).astype("f4"), np.zeros((robots, 2), "f4"), np.ones(robots, np.uint8))
+    assert safety(action.copy(), applied, phase).tobytes() == before
+
+
+@pytest.mark.parametrize(
+    ("refuse", "value", "words"),
+    [
+        (False, float("nan"), "'o' of robot 1 is nan m"),
+        (False, float("inf"), "'o' of robot 1 is inf m"),
+        (False, 1e9, None),
+        (True, 5.0, None),
+        (True, 5.1, "'o' of robot 1 is 5.1 m; allowed: -5 to 5"),
+        (True, float("nan"), "is nan m; allowed: -5 to 5"),
+    ],
+)
+def test_observations(refuse: bool, value: float, words: str | None) -> None:
+    envelope = joined(SafetyConfig(refuse_out_of_range=refuse), SafetyConfig(), SPEC)
+    problem = SafetyFilter(envelope, SPEC).problem(np.array([[0], [value]], np.float32))
+    assert (problem is None) == (words is None)
+    assert words is None or (problem and words in problem)
+
+
+def test_limits_as_wide_as_the_robots_change_no_bit(
+    make_step: Callable[..., Step], make_bundle: Callable[..., Bundle], spec: RobotSpec, rng: np.random.Generator
+) -> None:
+    """The whole path with its checks, beside the one without."""
+    peer = Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=4, spec=spec), {})
+    wide = SafetyConfig(limits=(-1e6, 1e6), rate=1e9, observation_deadline_ms=1e9)
+    cores = [PolicyCore(9), PolicyCore(9, safety=wide)]
+    for core in cores:
+        core.load(1, make_bundle(kind="gaussian", scale=0.1))
+    for number in range(50):
+        step = make_step(number, robots=4, observation=rng.normal(size=(4, 3)).astype("f4"))
+        answers = [core.step([(peer, step)], number * 0.02)[0][1] for core in cores]
+        assert isinstance(answers[0], Action)
+        assert isinstance(answers[1], Action)
+        assert answers[0].action.tobytes() == answers[1].action.tobytes()

@@ -1,0 +1,379 @@
+"""The policy server's watch over its sources, its states, and the commands of operators."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.messages import Action, Bye, Command, Reply, StateChange, Step, Weights
+from td3_robot.policy.core import PolicyCore
+from td3_robot.safety import SafetyConfig
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Input, Output, Peer, hello
+
+SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)
+Cores = Callable[..., PolicyCore]
+
+
+@pytest.fixture
+def peer(spec: RobotSpec) -> Peer:
+    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
+
+
+@pytest.fixture
+def operator() -> Peer:
+    return Peer("policy", b"2", hello("operator", "op", client=2), {})
+
+
+@pytest.fixture
+def make_core(peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle]) -> Cores:
+    """A server with a policy, a robot and an operator."""
+
+    def make(safety: SafetyConfig = SAFE, **options: Any) -> PolicyCore:
+        core = PolicyCore(9, safety=safety, **options)
+        core.load(1, make_bundle(1))
+        core.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
+        return core
+
+    return make
+
+
+def command(verb: str, target: str = "", payload: bytes = b"", version: int = 0) -> Command:
+    return Command(77, target, verb, "because", version, sha256(payload) if payload else "", payload)
+
+
+def actions(outputs: list[Output]) -> list[Action]:
+    return [message for _, message in outputs if isinstance(message, Action)]
+
+
+def changes(outputs: list[Output]) -> list[tuple[str, str]]:
+    return [(message.node, message.state) for _, message in outputs if isinstance(message, StateChange)]
+
+
+def reply(core: PolicyCore, operator: Peer, asked: Command, now: float = 0.0) -> Reply:
+    [answer] = [m for to, m in core.step([(operator, asked)], now) if isinstance(m, Reply) and to is operator]
+    assert answer.id == 77
+    return answer
+
+
+def is_safe(action: Action) -> bool:
+    safe = action.weights_version == 0
+    assert not safe or action.action.tolist() == [[0.25, 0]]
+    return safe
+
+
+def test_a_missing_observation_is_answered_by_the_safe_action_and_fault(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    [action] = actions(core.step([(peer, make_step(5))], 1.0))
+    assert not is_safe(action)
+    assert core.due == pytest.approx(1.1)
+    assert core.step([], 1.0999) == []
+    outputs = core.step([], 1.1001)
+    [action] = actions(outputs)
+    assert is_safe(action)
+    assert action.answers == 5
+    assert changes(outputs) == [("policy/leg", "fault")]
+    assert core.due is None
+    for number in range(6, 20):  # observations are back; only activate is a way out
+        assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 1.2 + number * 0.02))))
+
+
+@pytest.mark.parametrize("target", ["", "leg"])
+def test_activate_leaves_fault(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], target: str
+) -> None:
+    core = make_core()
+    core.step([(peer, make_step(5))], 1.0)
+    core.step([], 2.0)
+    outputs = core.step([(operator, command("activate", target))], 3.0)
+    assert changes(outputs) == [("policy/leg", "active")]
+    assert [to for to, message in outputs if isinstance(message, Command)] == [peer]  # the robot hears of it
+    [action] = actions(core.step([(peer, make_step(6))], 4.0))
+    assert not is_safe(action)
+
+
+def test_automatic_recovery(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
+    core = make_core(SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50))
+    core.step([(peer, make_step(5))], 1.0)
+    core.step([], 2.0)
+    versions = [
+        actions(core.step([(peer, make_step(6 + number))], 3.0 + number * 0.02))[0].weights_version
+        for number in range(5)
+    ]
+    assert versions == [0, 0, 0, 1, 1]  # 3.00, .02, .04, .06: the first at or beyond 50 ms
+
+
+def test_what_queued_while_the_server_stood_still_is_not_answered_as_if_fresh(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    core.step([(peer, make_step(5))], 1.0)
+    outputs = core.step([(peer, make_step(number)) for number in range(6, 100)], 3.0)
+    assert changes(outputs) == [("policy/leg", "fault")]
+    assert all(map(is_safe, actions(outputs)))
+    assert core.counters["skipped"] == 93
+
+
+def test_a_step_that_waited_for_weights_too_long_is_stale(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = PolicyCore(9, safety=SAFE)
+    core.step([(peer, make_step(5))], 1.0)
+    payload = make_bundle(1).encode()
+    assert core.step([("learner", Weights(1, 0, 0, sha256(payload), payload))], 1.2) == []
+    assert core.counters["stale"] == 1
+    assert actions(core.step([(peer, make_step(6))], 1.3))
+
+
+@pytest.mark.parametrize(
+    ("safety", "values", "words"),
+    [
+        (SafetyConfig(refuse_out_of_range=True), [4.0, 6.0, 6.0, 6.0], "'o0' of robot 0 is 6 m"),
+        (SafetyConfig(frozen_ms=30), [4.0, 4.0, 4.0, 4.0], "the same for 30 ms"),
+    ],
+)
+def test_unsound_observations_are_answered_by_the_safe_action_and_then_fault(
+    safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    """Steps 20 ms apart; the same since 1.00 is older than 30 ms at 1.04. The deadline runs from the last good one."""
+    core = make_core(replace_deadline(safety))
+    versions = []
+    for number, value in enumerate(values):
+        step = make_step(number + 1, observation=np.full((1, 3), value, np.float32))
+        [action] = actions(core.step([(peer, step)], 1.0 + number * 0.02))
+        versions.append(action.weights_version)
+    assert versions == ([1, 0, 0, 0] if safety.refuse_out_of_range else [1, 1, 0, 0])
+    [change] = [message for _, message in core.step([], 1.2) if isinstance(message, StateChange)]
+    assert (change.node, change.state) == ("policy/leg", "fault")
+    assert change.reason.startswith("no observation for 100 ms: ")
+    assert words in change.reason
+
+
+def replace_deadline(safety: SafetyConfig) -> SafetyConfig:
+    return SafetyConfig(
+        refuse_out_of_range=safety.refuse_out_of_range, frozen_ms=safety.frozen_ms, observation_deadline_ms=100
+    )
+
+
+def test_a_step_sent_again_does_not_feed_the_watchdog(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    for now in (1.0, 1.06):
+        core.step([(peer, make_step(5))], now)
+    assert core.due == pytest.approx(1.1)
+
+
+def test_a_step_sent_again_is_not_a_frozen_observation(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core(SafetyConfig(frozen_ms=30))
+    for now in (1.0, 9.0):
+        [action] = actions(core.step([(peer, make_step(5))], now))
+        assert action.weights_version == 1
+
+
+def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
+    core = make_core()
+    core.step([(peer, make_step(5))], 1.0)
+    core.step([], 2.0)
+    core.step([(peer, Bye("gone"))], 3.0)
+    again = replace(peer, key=b"9")
+    outputs = core.step([(again, again.hello), (again, make_step(0, incarnation=1))], 4.0)
+    assert all(map(is_safe, actions(outputs)))
+
+
+def test_emergency_stop_wins_and_lasts(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    core.step([(peer, make_step(1))], 1.0)
+    inputs: list[Input] = [(peer, make_step(2)), (operator, command("estop"))]
+    outputs = core.step(inputs, 1.01)
+    assert all(map(is_safe, actions(outputs)))  # the Step that came before it in the same turn, too
+    assert ("policy", "fault") in changes(outputs)
+    assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
+    assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
+    newcomer = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    assert [m.verb for _, m in core.step([(newcomer, newcomer.hello)], 1.03) if isinstance(m, Command)] == ["estop"]
+    assert reply(core, operator, command("reset"), 1.04).state == "inactive"
+    assert all(map(is_safe, actions(core.step([(peer, make_step(3))], 1.05))))
+    assert reply(core, operator, command("activate"), 1.06).state == "active"
+    assert not is_safe(actions(core.step([(peer, make_step(4))], 1.07))[0])
+
+
+def test_one_robot_can_be_stopped_alone(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    other = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    steps: list[Input] = [(peer, make_step(1)), (other, make_step(1, source="arm"))]
+    core.step([(other, other.hello), *steps], 0.0)
+    outputs = core.step([(operator, command("estop", "leg")), *steps], 0.01)
+    assert [is_safe(action) for action in actions(outputs)] == [True, False]
+    for target in ("", "leg"):
+        outputs = core.step([(operator, command("activate", target))], 0.02)
+        [answer] = [message for _, message in outputs if isinstance(message, Reply)]
+        assert "policy/leg: an emergency stop is in force" in answer.error
+        assert peer not in [to for to, _ in outputs]
+    core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 0.03)
+    assert not any(map(is_safe, actions(core.step(steps, 0.04))))
+
+
+def test_a_robot_may_stop_everybody_and_nothing_else(make_core: Cores, peer: Peer) -> None:
+    core = make_core()
+    [(_, answer)] = core.step([(peer, command("shutdown"))], 0.0)
+    assert isinstance(answer, Reply)
+    assert "may only send estop" in answer.error
+    assert core.lifecycle.active
+    core.step([(peer, command("estop"))], 0.0)
+    assert core.lifecycle.stopped
+
+
+def test_without_autostart_nothing_moves_until_activate(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core(autostart=False)
+    assert actions(core.step([(peer, make_step(0))], 0.0)) == []
+    assert (
+        "cannot activate, its state is unconfigured; allowed: configure"
+        in reply(core, operator, command("activate")).error
+    )
+    outputs = core.step([(operator, command("configure"))], 0.01)
+    assert all(map(is_safe, actions(outputs)))  # the Step that waited
+    core.step([(operator, command("activate"))], 0.02)
+    assert not is_safe(actions(core.step([(peer, make_step(1))], 0.03))[0])
+    core.step([(operator, command("deactivate"))], 0.04)
+    assert is_safe(actions(core.step([(peer, make_step(2))], 0.05))[0])
+
+
+def test_configure_activate_and_deactivate_without_a_target_hold_for_all(
+    make_core: Cores, peer: Peer, operator: Peer
+) -> None:
+    core = make_core(autostart=False)
+    for verb in ("configure", "activate", "deactivate"):
+        outputs = core.step([(operator, command(verb))], 0.0)
+        assert [(to, m.verb, m.id) for to, m in outputs if isinstance(m, Command)] == [(peer, verb, 0)]
+        [answer] = [m for _, m in outputs if isinstance(m, Reply)]
+        assert not answer.error
+    for verb in ("state", "freeze", "rollback", "shutdown"):
+        assert not [m for _, m in core.step([(operator, command(verb))], 0.0) if isinstance(m, Command)]
+
+
+def test_load_and_roll_back(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = make_core()
+    good = make_bundle(2)
+    nan = {**good.tensors, "actor.0.bias": np.full(8, np.nan, np.float32)}
+    outside = replace(good, safety=SafetyConfig(limits={"left": (2.0, 3.0)}))
+    bad = [
+        (command("load", payload=b"garbage"), "not a safetensors file"),
+        (replace(command("load", payload=good.encode()), sha256="0" * 64), "hash"),
+        (command("load", payload=replace(good, tensors=nan).encode()), "not finite"),
+        (command("load", payload=replace(good, spec=replace(good.spec, name="Other")).encode()), "another robot"),
+        (command("load", payload=good.encode(), version=1), "not newer than 1"),
+        (command("load", payload=outside.encode()), "safe_action of 'left' is 0.25 N; allowed: 2.0 to 3.0"),
+        (command("rollback"), "no policy before version 1"),
+        (command("rollback", version=7), "version 7 is not held: 1 are"),
+        (command("dance"), "no verb 'dance'; allowed: state, configure"),
+        (command("state", "arm"), "no robot 'arm' is connected; connected: leg"),
+    ]
+    for number, (asked, words) in enumerate(bad):
+        assert words in reply(core, operator, asked).error
+        [action] = actions(core.step([(peer, make_step(number))], 0.01 * number))
+        assert action.weights_version == 1  # the old one serves on
+    assert reply(core, operator, command("load", payload=good.encode()), 0.1).detail["version"] == 2
+    payload = make_bundle(3).encode()
+    core.step([("learner", Weights(3, 0, 0, sha256(payload), payload))], 0.1)
+    assert core.store.serving is not None
+    assert core.store.serving.version == 3
+    answer = reply(core, operator, command("rollback"), 0.1)
+    assert (answer.detail["version"], answer.detail["newest"], answer.detail["frozen"]) == (2, 3, True)
+    core.step([("learner", Weights(4, 0, 0, sha256(payload), payload))], 0.1)
+    assert core.counters["weights_frozen"] == 1
+    assert reply(core, operator, command("rollback", version=1), 0.1).detail["version"] == 1
+    reply(core, operator, command("unfreeze"), 0.1)
+    core.step([("learner", Weights(5, 0, 0, sha256(payload), payload))], 0.1)
+    assert actions(core.step([(peer, make_step(99))], 0.11))[0].weights_version == 5
+
+
+def test_a_loaded_policy_outlives_many_of_a_learner(make_core: Cores, make_bundle: Callable[..., Bundle]) -> None:
+    core = make_core()
+    payload = make_bundle(3).encode()
+    for version in range(2, 100):
+        core.step([("learner", Weights(version, 0, 0, sha256(payload), payload))], 0.0)
+    assert sorted(core.store.held) == [1, 96, 97, 98, 99]
+    assert core.store.roll_back().version == 1
+
+
+def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
+    make_core: Cores, peer: Peer, operator: Peer
+) -> None:
+    core = make_core()
+    outputs = core.step([(operator, command("state", "leg"))], 0.0)
+    [(to, relayed)] = outputs
+    assert to is peer
+    assert isinstance(relayed, Command)
+    assert (relayed.verb, relayed.target) == ("state", "")
+    [(to, answer)] = core.step([(peer, Reply(relayed.id, "x", "", "fault", {"a": 1}))], 0.0)
+    assert to is operator
+    assert isinstance(answer, Reply)
+    assert (answer.id, answer.node, answer.state) == (77, "leg", "fault")
+    assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # once
+    for _ in range(1000):  # a robot that never answers costs no memory
+        core.step([(operator, command("state", "leg"))], 0.0)
+    assert len(core.desk._relayed) <= 64
+
+
+def test_states_of_robots_are_passed_on(make_core: Cores, peer: Peer, operator: Peer) -> None:
+    change = StateChange("leg", "active", "fault", "no action for 100 ms", 5)
+    assert make_core().step([(peer, change)], 0.0) == [(operator, change)]
+
+
+def test_overflow_is_answered_by_the_safe_action_where_one_is_set(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    core = make_core()
+    huge = {name: np.full_like(tensor, 3e38) for name, tensor in make_bundle().tensors.items()}
+    huge["actor.1.weight"][:, ::2] *= -1  # infinity less infinity
+    core.load(2, replace(make_bundle(), tensors=huge))
+    step = make_step(1, observation=np.ones((1, 3), np.float32))
+    with np.errstate(all="ignore"):
+        [action] = actions(core.step([(peer, step)], 0.0))
+    assert core.counters["not_finite"] == 1
+    assert is_safe(action)
+
+
+def test_memory_does_not_grow(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
+) -> None:
+    """8,000 actions with everything on, after a thousand to settle; 8 kB is one byte each."""
+    everything = SafetyConfig(
+        limits=(-0.4, 0.4),
+        rate=5.0,
+        low_pass=10.0,
+        refuse_out_of_range=True,
+        frozen_ms=500,
+        observation_deadline_ms=1e3,
+    )
+    core = make_core(everything)
+    steps = [make_step(number, observation=rng.normal(size=(1, 3)).astype("f4")) for number in range(100)]
+    before = 0
+    tracemalloc.start()
+    for number in range(9000):
+        if number == 1000:
+            before = tracemalloc.get_traced_memory()[0]
+        core.step([(peer, steps[number % 100])], number * 0.02)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert core.counters["safe_actions"] == 0
+    assert grown < 8000

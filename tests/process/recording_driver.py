@@ -1,0 +1,46 @@
+"""The example driver, writing down what it sees and is told; what a file names goes wrong with its sensors.
+
+python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
+
+RECORD gets a line for each observation and each action: ``observe good``, ``apply 0.500000``. FAULT holds a word:
+``frozen``: the last observation again and again; ``nan``: a number is missing; ``stop``: the emergency stop.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from td3_robot.driver.node import main
+from td3_robot.driver.robot import EmergencyStop
+from td3_robot.specs import Float32
+
+RECORD, FAULT, EXAMPLE = map(Path, sys.argv[1:4])
+Pendulum: Any = runpy.run_path(str(EXAMPLE))["Pendulum"]
+
+
+class Recorded(Pendulum):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self._record = RECORD.open("w", buffering=1)
+        self._last: Float32 | None = None
+
+    def observe(self) -> Float32:
+        fault = FAULT.read_text() if FAULT.exists() else ""
+        self._record.write(f"observe {fault or 'good'}\n")
+        if fault == "stop":
+            raise EmergencyStop("the red button")
+        if self._last is None or fault != "frozen":
+            self._last = super().observe()
+        return np.where([fault == "nan", False, False], np.float32("nan"), self._last)
+
+    def apply(self, action: Float32) -> None:
+        super().apply(action)
+        self._record.write(f"apply {action[0]:.6f}\n")
+
+
+sys.exit(main(Recorded(), "leg", sys.argv[4:]))

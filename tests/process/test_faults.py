@@ -1,0 +1,455 @@
+"""A robot, its driver and its policy server as processes, and what can happen to them.
+
+The policy of these tests always wants 0.5 N·m, the safe action is −0.125 N·m: what a robot is told says who spoke. How
+long a fault lasted is counted in the driver's own observations, 20 ms apart, of which a busy machine makes fewer but
+never more: so no test depends on how fast the machine is, only on the order of what happens.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import yaml
+import zmq
+
+from td3_robot.bundle import Bundle, layer_shapes, sha256
+from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
+from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport import codec
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
+DRIVER = Path(__file__).parent / "recording_driver.py"
+SPEC = RobotSpec(
+    "Pendulum",
+    (Channel("angle.sin", "1", -1, 1), Channel("angle.cos", "1", -1, 1), Channel("velocity", "rad/s", -30, 30)),
+    (Channel("torque", "N·m", -1, 1),),
+    0.02,
+)
+POLICY, SAFE = "apply 0.500000", "apply -0.125000"
+DEADLINE = 1000  # ms: 50 control periods
+PERIODS = DEADLINE // 20
+AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
+
+
+def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
+    """A policy that wants the same whatever it sees: tanh(bias) with weights of 0."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (4,)).items()}
+    tensors["actor.1.bias"][:] = np.arctanh(torque)
+    return Bundle(SPEC, (4,), {**tensors, **changes}, provenance={"version": version})
+
+
+class Robot:
+    """The processes of one robot, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+        self.config: dict[str, Any] = {}
+        bundle().save(folder / "policy.safetensors")
+
+    def configure(self, server: str | None = None, learner: str | None = None, **safety: Any) -> None:
+        """Write robot.yaml, and driver.yaml that differs by where the policy server is (behind something)."""
+        settings = {
+            "safe_action": {"torque": -0.125},
+            "observation_deadline_ms": DEADLINE,
+            "action_deadline_ms": DEADLINE,
+            **safety,
+        }
+        endpoint = f"ipc://{self.folder}/policy"
+        for name, where in (("robot", endpoint), ("driver", server or endpoint)):
+            endpoints = {"policy": where, **({"learner": learner} if learner else {})}
+            text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
+            (self.folder / f"{name}.yaml").write_text(text)
+
+    def _start(self, log: str, *words: str) -> subprocess.Popen[str]:
+        with (self.folder / log).open("a") as output:
+            process = subprocess.Popen(
+                [sys.executable, *words], cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
+        self.started.append(process)
+        return process
+
+    def serve(self, *options: str, log: str = "server.log") -> subprocess.Popen[str]:
+        words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
+        return self._start(log, "-m", "td3_robot.cli.main", *words)
+
+    def drive(self) -> subprocess.Popen[str]:
+        words = [str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml"]
+        return self._start("driver.log", *words)
+
+    def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "td3_robot.cli.main", "node", *words, "--config", "robot.yaml"]
+        return subprocess.run(
+            [*command, "--timeout", "30"], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+
+    def fault(self, word: str) -> None:
+        new = self.folder / "fault.new"
+        new.write_text(word)
+        new.rename(self.folder / "fault")
+
+    def record(self) -> list[str]:
+        path = self.folder / "record"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def wait(self, what: str, check: Callable[[], Any], timeout: float = 60) -> Any:
+        """What ``check`` gives once it is true."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if found := check():
+                return found
+            time.sleep(0.01)
+        logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
+        raise AssertionError(f"{what} did not come; record ends with {self.record()[-10:]}\n{logs}")
+
+    def wait_for(self, line: str, after: int = 0) -> int:
+        """Index of the first such line of the record from index ``after`` on."""
+
+        def find() -> int:
+            lines = self.record()
+            return next((index + 1 for index in range(after, len(lines)) if lines[index] == line), 0)
+
+        return int(self.wait(line, find)) - 1
+
+    def running(self) -> int:
+        """Wait until the policy moves the robot; how long the record is then."""
+        self.wait_for(POLICY)
+        return len(self.record())
+
+
+def periods(lines: list[str]) -> int:
+    return sum(line.startswith("observe") for line in lines)
+
+
+def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
+    """Where the safe action first stands from ``begin`` on, and the periods since the last action of a policy."""
+    safe = robot.wait_for(SAFE, begin)
+    lines = robot.record()
+    last = max(index for index in range(safe) if lines[index] == POLICY)
+    return safe, periods(lines[last:safe])
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Iterator[Robot]:
+    it = Robot(tmp_path)
+    yield it
+    for process in it.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robot) -> None:
+    robot.configure()
+    server = robot.serve()
+    robot.drive()
+    begin = robot.running()
+    server.kill()
+    safe, waited = until_safe(robot, begin)
+    assert waited <= PERIODS + 1
+    robot.serve()
+    # The new server acts for it again, and the robot does not listen.
+    robot.wait(
+        "an answer of the new server",
+        lambda: '"watch": "active"' in robot.operator("state", "--json").stdout,
+    )
+    robot.wait("half a second", lambda: periods(robot.record()[safe:]) > 25)
+    assert POLICY not in robot.record()[safe:]
+    answer = json.loads(robot.operator("state", "--target", "leg", "--json").stdout)
+    assert (answer["state"], answer["reason"]) == ("fault", f"no action for {DEADLINE} ms")
+    assert robot.operator("activate", "--target", "leg").returncode == 0
+    robot.wait_for(POLICY, safe)
+    assert f"leg: active -> fault: no action for {DEADLINE} ms" in robot.log("driver.log")
+    assert "leg: fault -> active: activate was asked for" in robot.log("driver.log")
+
+
+def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
+    """Both sides have missed the other, say so, and go on by themselves as configured."""
+    robot.configure(**AUTOMATIC)
+    server = robot.serve()
+    robot.drive()
+    begin = robot.running()
+    server.send_signal(signal.SIGSTOP)
+    safe, waited = until_safe(robot, begin)
+    assert waited <= PERIODS + 1
+    robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
+    server.send_signal(signal.SIGCONT)
+    back = robot.wait_for(POLICY, safe)
+    assert periods(robot.record()[begin:back]) > 100  # nothing that queued meanwhile moved it
+    assert f"leg: active -> fault: no action for {DEADLINE} ms" in robot.log("driver.log")
+    assert f"policy/leg: active -> fault: no observation for {DEADLINE} ms" in robot.log("server.log")
+    for log in ("driver.log", "server.log"):
+        assert "fault -> active" in robot.log(log)
+
+
+class Cable:
+    """TCP between driver and server's socket, that can be cut: bytes then stay where they are."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.whole = threading.Event()
+        self.whole.set()
+        self.over = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while not self.over:
+            try:
+                one = self.listener.accept()[0]
+            except OSError:
+                return
+            other = socket.socket(socket.AF_UNIX)
+            try:
+                other.connect(str(self.target))
+            except OSError:
+                one.close()
+                other.close()
+                continue
+            self._open += [one, other]
+            for pair in ((one, other), (other, one)):
+                threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self.whole.wait()
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.over = True
+        self.whole.set()
+        for one in [self.listener, *self._open]:
+            one.close()
+
+
+def test_a_link_that_is_cut_and_mended(robot: Robot) -> None:
+    cable = Cable(robot.folder / "policy")
+    try:
+        robot.configure(server=cable.endpoint, **AUTOMATIC)
+        robot.serve()
+        robot.drive()
+        begin = robot.running()
+        cable.whole.clear()
+        safe, waited = until_safe(robot, begin)
+        assert waited <= PERIODS + 1
+        # The server knows as well: its own watchdog, whose word cannot reach the robot.
+        robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
+        cable.whole.set()
+        robot.wait_for(POLICY, safe)
+    finally:
+        cable.close()
+
+
+def test_observations_that_freeze(robot: Robot) -> None:
+    """The stream goes on and says the same: 300 ms are 15 periods; the server is on its own clock, so twice that."""
+    robot.configure(frozen_ms=300, **AUTOMATIC)
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    robot.fault("frozen")
+    frozen = robot.wait_for("observe frozen", begin)
+    safe = robot.wait_for(SAFE, frozen)
+    assert periods(robot.record()[frozen:safe]) <= 15 + PERIODS
+    reason = (
+        f"policy/leg: active -> fault: no observation for {DEADLINE} ms: the observation has been the same for 300 ms"
+    )
+    robot.wait("the server's fault", lambda: reason in robot.log("server.log"))
+    robot.fault("")
+    robot.wait_for(POLICY, len(robot.record()))
+
+
+def test_observations_that_are_no_numbers(robot: Robot) -> None:
+    """The driver sees it first, and at once; nothing of it goes over the wire."""
+    robot.configure(**AUTOMATIC)
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    robot.fault("nan")
+    bad = robot.wait_for("observe nan", begin)
+    safe = robot.wait_for(SAFE, bad)
+    assert periods(robot.record()[bad:safe]) == 1
+    robot.wait("the server's fault", lambda: "no observation for" in robot.log("server.log"))
+    assert POLICY not in robot.record()[safe:]
+    robot.fault("")
+    robot.wait_for(POLICY, safe)
+    assert "leg: active -> fault: observe: ValueError: 'angle.sin' is nan" in robot.log("driver.log")
+    assert "dropped" not in robot.log("server.log")
+
+
+class Learner:
+    """A learner's end of the link that says whatever the test wants."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.bind(endpoint)
+        self._client = b""
+
+    def welcome(self) -> None:
+        """Wait for a Hello, and take the policy server in."""
+        while True:
+            assert self._socket.poll(60_000), "no Hello"
+            self._client, topic, payload = self._socket.recv_multipart()
+            if topic == b"hello" and msgpack.unpackb(payload)["role"] == "policy":
+                break
+        self.say(b"welcome", codec.encode(Welcome(PROTOCOL_VERSION, "learner", 1)))
+
+    def say(self, *frames: bytes) -> None:
+        self._socket.send_multipart([self._client, *frames])
+
+    def weights(self, version: int, payload: bytes, digest: str = "") -> None:
+        self.say(b"weights", codec.encode(Weights(version, 0, 0, digest or sha256(payload), payload)))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng: np.random.Generator) -> None:
+    """Bad weights change nothing; good ones are adopted live; without a learner the last ones serve on."""
+    learner = Learner(f"ipc://{robot.folder}/learner")
+    try:
+        robot.configure(learner=f"ipc://{robot.folder}/learner")
+        robot.serve()
+        robot.drive()
+        begin = robot.running()
+        learner.welcome()
+        for size in (0, 1, 1000):
+            learner.say(b"weights", rng.bytes(size))
+            learner.say(rng.bytes(size))
+        learner.weights(9, bundle(0.25).encode(), digest="0" * 64)
+        learner.weights(9, rng.bytes(1000))
+        bias = {"actor.1.bias": np.full(1, np.nan, np.float32)}
+        learner.weights(9, bundle(0.25, **bias).encode())
+        learner.weights(2, bundle(0.25).encode())  # older than what is served
+        robot.wait("the refusals", lambda: robot.log("server.log").count("refused:") >= 4)
+        assert set(robot.record()[begin:]) <= {"observe good", POLICY}
+        learner.weights(9, bundle(0.25).encode())
+        taught = robot.wait_for("apply 0.250000", begin)
+    finally:
+        learner.close()
+    robot.wait("a second without a learner", lambda: periods(robot.record()[taught:]) > 50)
+    assert set(robot.record()[taught:]) == {"observe good", "apply 0.250000"}
+
+
+def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
+    """The driver's Steps reach a real learner, whose weights the deployed server adopts; when it dies, all goes on."""
+    robot.configure(learner=f"ipc://{robot.folder}/learner", **AUTOMATIC)
+    content = {
+        "pacing": {"mode": "realtime"},
+        "network": {"hidden": [4]},
+        "evaluation": {"every": 0},
+        "learner": {"learning_starts": 20, "batch_size": 16},
+        "endpoints": {"learner": f"ipc://{robot.folder}/learner"},
+    }
+    (robot.folder / "run").mkdir()
+    (robot.folder / "run" / "config.yaml").write_text(yaml.safe_dump(content))
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    learner = robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
+    robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5, 120)
+    learner.kill()
+    learner.wait()
+    end = len(robot.record())
+    robot.wait("a second without it", lambda: periods(robot.record()[end:]) > 50)
+    robot.wait("its policy's actions", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
+
+
+def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> None:
+    robot.configure()
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    second = robot.serve(log="second.log")
+    assert second.wait(60) == 2
+    assert "is busy: another process serves it" in robot.log("second.log")
+    arguments = ("--config", "driver.yaml", "--name", "leg", "--incarnation", "1")
+    impostor = robot._start("impostor.log", str(EXAMPLE), *arguments)
+    assert impostor.wait(60) == 2
+    assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
+    robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
+    assert set(robot.record()[begin:]) == {"observe good", POLICY}
+
+
+def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -> None:
+    robot.configure(**AUTOMATIC)
+    server, driver = robot.serve(), robot.drive()
+    begin = robot.running()
+    robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
+    robot.wait("the watcher", lambda: "watching" in robot.log("watch.log"))
+    assert robot.operator("estop", "--reason", "smoke").returncode == 0
+    safe = robot.wait_for(SAFE, begin)
+    for node in ("policy", "policy/leg", "leg"):
+        line = f"{node}: active -> fault: emergency stop: smoke\n"
+        robot.wait("the watcher's line", lambda line=line: line in robot.log("watch.log"))
+    refused = robot.operator("activate")
+    assert refused.returncode == 1
+    assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
+    # Not even a server that knows nothing of it: the robot does.
+    server.kill()
+    server.wait()
+    server = robot.serve()
+    robot.wait("the new server", lambda: '"watch": "active"' in robot.operator("state", "--json").stdout)
+    assert POLICY not in robot.record()[safe:]
+    assert robot.operator("reset").returncode == 0
+    assert robot.operator("activate").returncode == 0
+    back = robot.wait_for(POLICY, safe)
+    robot.fault("stop")
+    robot.wait_for(SAFE, back)
+    robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log("server.log"))
+    # Told to end, both do, and the robot's last word is the safe action.
+    for process in (driver, server):
+        process.terminate()
+        assert process.wait(60) == 143
+    assert robot.record()[-1] == SAFE
+
+
+def test_the_example_driver_and_a_shutdown(robot: Robot) -> None:
+    """As its author starts it, with policies loaded and rolled back by hand while it runs."""
+    robot.configure()
+    server = robot.serve("--frozen")
+    driver = robot._start("driver.log", str(EXAMPLE), "--config", "driver.yaml")
+
+    def state(*words: str) -> Any:
+        answer = robot.operator(*words, "--json")
+        return json.loads(answer.stdout) if answer.stdout else {}
+
+    robot.wait("the robot", lambda: state("state").get("connected") == ["pendulum"])
+    assert state("state", "--target", "pendulum")["state"] == "active"
+    bundle(0.25, version=8).save(robot.folder / "new.safetensors")
+    assert (state("load", "new.safetensors")["version"], state("state")["frozen"]) == (8, True)
+    assert "not newer than 8" in robot.operator("load", "policy.safetensors").stderr
+    assert state("rollback")["version"] == 3
+    for target, process in (("pendulum", driver), ("policy", server)):
+        assert robot.operator("shutdown", "--target", target).returncode == 0
+        assert process.wait(60) == 0
+    nobody = subprocess.run(
+        [sys.executable, "-m", "td3_robot.cli.main", "node", "state", "--config", "robot.yaml", "--timeout", "0.2"],
+        cwd=robot.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert nobody.returncode == 1
+    assert nobody.stderr.startswith("td3-robot node: no answer from policy server at ipc://")

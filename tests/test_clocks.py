@@ -1,0 +1,33 @@
+"""A jump of the wall clock moves nothing: nobody who keeps a deadline looks at it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KEEPERS = sorted(
+    path
+    for place in ("policy", "driver", "transport", "node.py", "lifecycle.py", "commands.py", "safety.py")
+    for path in ([ROOT / "td3_robot" / place] if place.endswith(".py") else (ROOT / "td3_robot" / place).glob("*.py"))
+)
+MONOTONIC = {"monotonic", "sleep"}
+
+
+@pytest.mark.parametrize("module", KEEPERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_monotonic_clock_is_read(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
+    }
+    # The default incarnation, which only has to grow from start to start, is a time of day; it paces nothing.
+    assert used - MONOTONIC <= ({"time"} if module.name == "node.py" and module.parent.name == "td3_robot" else set())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert "datetime" not in imported
+    assert not [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime")
+    ]

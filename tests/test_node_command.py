@@ -1,0 +1,62 @@
+"""``td3-robot node`` and ``td3-robot policy``: what is wrong with the words is one line and exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from td3_robot import node as nodes
+from td3_robot.bundle import Bundle
+from td3_robot.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("node", "arguments are required: VERB"),
+        ("node dance --endpoint ipc://x", "invalid choice: 'dance'"),
+        ("node state", "one of the arguments --run --config --endpoint is required"),
+        ("node state --run nowhere", "holds no run"),
+        ("node state --endpoint carrier-pigeon", "is not understood"),
+        ("node state --endpoint tcp://10.0.0.1:5555", "beyond loopback"),
+        ("node state --config empty.yaml", "sets no endpoints.policy"),
+        ("node state --endpoint ipc://x --timeout 0", "--timeout is 0; allowed: above 0 s"),
+        ("node load --endpoint ipc://x", "allowed: load FILE, rollback [VERSION]"),
+        ("node load nothing --endpoint ipc://x", "cannot be read"),
+        ("node rollback one --endpoint ipc://x", "rollback to 'one'"),
+        ("node estop now --endpoint ipc://x", "estop with now"),
+        ("policy", "one of --run DIR (take part in a run) and --config FILE"),
+        ("policy --config empty.yaml --run nowhere", "one of --run DIR"),
+        ("policy --config empty.yaml", "there is nothing to serve: give --bundle FILE, or set endpoints.learner"),
+        ("policy --config empty.yaml --bundle nothing", "policy 'nothing' cannot be read"),
+        ("policy --config empty.yaml --bundle toy.safetensors", "endpoints.policy is not set"),
+        ("policy --config empty.yaml --bundle toy.safetensors --set safety.rate=0", "safety.rate"),
+        (
+            "policy --config empty.yaml --bundle toy.safetensors --set safety.rate.up=1",
+            "safety.rate: robot 'Toy' has no action 'up'",
+        ),
+        ("policy --run nowhere --set seed=1", "--set needs --config"),
+    ],
+)
+def test_usage(
+    words: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # they are pytest's
+    (tmp_path / "empty.yaml").write_text("")
+    make_bundle().save(tmp_path / "toy.safetensors")
+    try:
+        code = main(words.split())
+    except SystemExit as stop:  # how argparse ends
+        code = int(str(stop.code))
+    error = capsys.readouterr().err
+    assert code == 2
+    assert text in error
+    assert error.count("\n") == 1

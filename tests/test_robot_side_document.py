@@ -1,0 +1,34 @@
+"""docs/robot_side.md: its configuration is one, and names what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from td3_robot import config as configuration
+from td3_robot.cli.node import VERBS
+from td3_robot.safety import SafetyConfig, joined
+from td3_robot.specs import Channel, RobotSpec
+
+TEXT = (Path(__file__).parent.parent / "docs" / "robot_side.md").read_text(encoding="utf-8")
+
+
+def test_its_configuration_is_valid_and_sets_every_key() -> None:
+    [block] = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    config = configuration.parse(yaml.safe_load(block))
+    spec = RobotSpec("Pendulum", (Channel("o", "1", -1, 1),), (Channel("torque", "N·m", -1, 1),), 0.02)
+    envelope = joined(config.safety, SafetyConfig(), spec)
+    assert envelope.high.tolist() == pytest.approx([0.8])
+    assert not config.policy.autostart
+    keys = {field.name for field in msgspec.structs.fields(SafetyConfig)}
+    assert keys - set(yaml.safe_load(block)["safety"]) == {"recovery_ms"}
+    assert "`recovery_ms`" in TEXT
+
+
+def test_it_names_verbs_that_there_are() -> None:
+    named = set(re.findall(r"td3-robot node (\w+)", TEXT))
+    assert {"state", "activate", "estop"} <= named <= set(VERBS)
