@@ -17,16 +17,19 @@ import numpy as np
 from td3_robot import machine
 from td3_robot.bench import example
 from td3_robot.bench.peers import Robot, serving
-from td3_robot.errors import UsageError
+from td3_robot.errors import NodeError, UsageError
 from td3_robot.messages import NoiseKind, Step
 from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Noise
+from td3_robot.safety import SafetyConfig
 from td3_robot.transport import codec, session
 from td3_robot.transport.session import ServerSession
 
 ROBOTS = (1, 8, 64)
+SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
+"""Everything the safety filter can do, and the watch over observations; no exploration: as on a robot."""
 _EXAMPLES = """examples:
   td3-robot bench policy
   td3-robot bench policy --json --memory 1000000 > policy.json
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": machine.describe(("td3-robot", "numpy", "pyzmq")),
         "hidden": list(example.HIDDEN),
         "server_us": {str(robots): server_time(robots, options.actions) for robots in ROBOTS},
+        "deployed_us": server_time(1, options.actions, SAFETY),
         "memory": memory(options.memory),
         "start": start(options.starts),
     }
@@ -68,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Served:
     """A policy core with one robot process that it has met, fed with bytes and asked for bytes: no sockets."""
 
-    def __init__(self, robots: int) -> None:
+    def __init__(self, robots: int, safety: SafetyConfig | None = None) -> None:
         bundle = example.bundle()
-        self.core = PolicyCore(0)
+        self.core = PolicyCore(0, exploring=safety is None, safety=safety)
         self.core.load(1, bundle)
         self.session = ServerSession("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
         hello = session.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
@@ -84,12 +88,12 @@ class _Served:
             codec.encode(action)
 
 
-def server_time(robots: int, actions: int) -> dict[str, dict[str, float]]:
-    """From the bytes of a Step to the bytes of its Action, and the parts of that.
+def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -> dict[str, dict[str, float]]:
+    """From the bytes of a Step to the bytes of its Action, and the parts of that; with safety settings, no noise.
 
     ``core`` is all between decoding and encoding: the actor, the noise, whatever filters actions, and book-keeping.
     """
-    served = _Served(robots)
+    served = _Served(robots, safety)
     for number in range(len(served.payloads)):  # what is done once is done before
         served.answer(number)
     clock = time.perf_counter_ns
@@ -105,6 +109,8 @@ def server_time(robots: int, actions: int) -> dict[str, dict[str, float]]:
         end = clock()
         for name, span in zip(times, (decoded - begin, computed - decoded, end - computed, end - begin), strict=True):
             times[name].append(span)
+    if served.core.counters["safe_actions"]:
+        raise NodeError("the benchmark's policy server did not let its policy act")
     return {name: example.spread(spans) for name, spans in (times | _inside(robots, actions, served)).items()}
 
 
@@ -164,6 +170,7 @@ def _text(report: dict[str, Any]) -> str:
     lines = [f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before", example.HEAD]
     for robots, rows in report["server_us"].items():
         lines += [example.row(f"{robots:>2} robots, {name}", figures) for name, figures in rows.items()]
+    lines += [example.row(f" 1 deployed, {name}", report["deployed_us"][name]) for name in ("core", "all")]
     kept = report["memory"]
     if kept["growth_bytes"] is not None:
         lines.append(f"memory over {kept['actions']:,} actions: {kept['growth_bytes'] / 1e6:+.2f} MB")
