@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sims.environment import Environment, Outcome
+from td3_robot.errors import BundleError
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
+
+_SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
 class Fleet:
@@ -40,7 +45,7 @@ class Fleet:
         self.world: dict[str, dict[str, float]] = {}
         self.problem = self.stop = ""  # physics knows neither
         self.not_finite = 0
-        self._begun = False
+        self._begun = 0
 
     def __len__(self) -> int:
         return len(self._environments)
@@ -81,7 +86,7 @@ class Fleet:
             self.episode_step[robot] += 1
             self.action[robot] = action[robot]
             stepped += 1
-        self._begun = True
+        self._begun = 1
         return stepped
 
     def _sound(self, robot: int, outcome: Outcome) -> Outcome:
@@ -93,6 +98,47 @@ class Fleet:
             return outcome
         self.not_finite += 1
         return Outcome(self.observation[robot].copy(), 0.0, terminated=False, truncated=True)
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """All that decides what follows, as named arrays; see :meth:`sims.environment.Environment.save_state`."""
+        arrays = {name: getattr(self, name).copy() for name in _SAVED}
+        for robot, environment in enumerate(self._environments):
+            for name, value in environment.save_state().items():
+                arrays[f"{robot}.{name}"] = np.asarray(value)
+        return {**arrays, "begun": np.array([self._begun]), "not_finite": np.array([self.not_finite])}
+
+    def restore_state(self, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+        """Return to a saved state.
+
+        A robot whose environment does not come out as it was saved begins a new episode with the next step instead.
+
+        Returns:
+            Why, for each robot that does; empty if the state is the same to the last bit.
+
+        Raises:
+            BundleError: the arrays are not those of a fleet like this one.
+        """
+        for name in _SAVED:
+            own, saved = getattr(self, name), arrays.get(name)
+            if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
+                found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
+                raise BundleError(f"saved fleet: {name} is {found}; this one needs {own.dtype}{list(own.shape)}")
+        for name in _SAVED:
+            getattr(self, name)[...] = arrays[name]
+        self.world = {}
+        self._begun, self.not_finite = (int(arrays[name][0]) for name in ("begun", "not_finite"))
+        reasons: list[str] = []
+        for robot, environment in enumerate(self._environments):
+            prefix = f"{robot}."
+            state: dict[str, Any] = {
+                name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
+            }
+            try:
+                environment.restore_state({**state, "started": bool(state.get("started", False))})
+            except BundleError as error:
+                reasons.append(f"robot {robot}: {error}")
+                self.phase[robot] = Phase.TRUNCATED
+        return reasons
 
     def close(self) -> None:
         for environment in self._environments:

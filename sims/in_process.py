@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 
+from sims import core as sims_core
 from sims import tasks
+from sims.core import SimulatorCore
 from sims.environment import Environment
 from sims.fleet import Fleet
 from td3_robot.config import Config
-from td3_robot.driver import core as source_core
-from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import make_pacing
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
-from td3_robot.messages import Evaluation, Step, Weights
+from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.memory import MemoryBus
@@ -29,35 +29,35 @@ class InProcess:
         self.config = config
         self._time = itertools.count()
         agreement = config.agreement()
-        robots = dict.fromkeys(ROBOT_ROLES, (Step,))
+        learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = LearnerCore(config)
-        self.policy = PolicyCore(config.seed, safety=config.safety)
-        accepts = {**robots, "policy": (), "evaluator": (Evaluation,)}
+        self.policy = PolicyCore(config.seed, safety=config.safety, lockstep=config.timing == "lockstep")
+        accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus()
         learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
         policy_bus = MemoryBus()
         policy_bus.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, agreement, 2))
         introduction = hello("policy", "policy", client=0, agreement=agreement)
         policy_bus.connect(ClientSession("learner", introduction, (Weights,)), learner_bus)
-        self.nodes: list[tuple[LearnerCore | PolicyCore | SourceCore, MemoryBus]] = [
+        self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
             (self.learner, learner_bus),
             (self.policy, policy_bus),
         ]
-        self.simulators: list[SourceCore] = []
+        self.simulators: list[SimulatorCore] = []
         self._fleets: list[Fleet] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
             fleet = Fleet(self._environment, config.robots, config.seed, name, 0)
             pacing = make_pacing(config.pacing, fleet.spec)
             guard = Guard(fleet.spec, name, config.safety)
-            core = SourceCore(fleet, name, 0, lockstep=config.timing == "lockstep", pacing=pacing, guard=guard)
+            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep", pacing=pacing, guard=guard)
             bus = MemoryBus()
             introduction = hello(
                 "simulator", name, client=index, robots=config.robots, spec=fleet.spec, agreement=agreement
             )
             sizes = {"N": config.robots, "O": fleet.spec.observation_size, "A": fleet.spec.action_size}
             for link, server in (("policy", policy_bus), ("learner", learner_bus)):
-                bus.connect(ClientSession(link, introduction, source_core.ACCEPTS[link], sizes), server)
+                bus.connect(ClientSession(link, introduction, sims_core.ACCEPTS[link], sizes), server)
             self.simulators.append(core)
             self._fleets.append(fleet)
             self.nodes.append((core, bus))

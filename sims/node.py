@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 
 from sims import tasks
+from sims.core import ACCEPTS, SimulatorCore
 from sims.environment import Environment
 from sims.fleet import Fleet
 from td3_robot import node as nodes
-from td3_robot.driver.core import ACCEPTS, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import make_pacing
 from td3_robot.node import Figures, Node
@@ -37,7 +37,7 @@ def _simulate(node: Node) -> None:
     # At full speed nothing is due by a time: a simulator that is not to move stands still.
     safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if node.patient else config.safety
     guard = Guard(fleet.spec, node.name, safety)
-    core = SourceCore(
+    core = SimulatorCore(
         fleet, node.name, node.incarnation, lockstep=config.timing == "lockstep", pacing=pacing, guard=guard
     )
     for link, accepts in ACCEPTS.items():

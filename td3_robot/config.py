@@ -55,7 +55,9 @@ class LearnerConfig(Section, frozen=True):
     moves that fraction of the way at each policy update (Polyak and Juditsky 1992; Izmailov et al. 2018 for why it
     helps): exploring and learning go on with the actor itself. The learning rate
     is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
-    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
+    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. With ``replay_storage: file`` the replay buffer
+    is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
+    it nevertheless, because the file runs ahead of them).
     """
 
     batch_size: Count = 256
@@ -70,6 +72,7 @@ class LearnerConfig(Section, frozen=True):
     policy_average: Fraction = 0.0
     layer_norm: bool = False
     buffer_size: Count = 1_000_000
+    replay_storage: Literal["memory", "file"] = "memory"
     learning_starts: Natural = 25_000
     replay_ratio: Positive | None = 1.0
     replay_ratio_band: Positive = 64.0
@@ -91,10 +94,18 @@ class ExplorationConfig(Section, frozen=True):
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never."""
+    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never.
+
+    The run ends, and ends well, once an evaluation's mean return is at least ``target_return``.
+    """
 
     every: Natural = 5_000
     episodes: Count = 10
+    target_return: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_return is not None and not self.every:
+            raise ValueError("evaluation.target_return is set and evaluation.every is 0: it would never be found out")
 
 
 class CheckpointConfig(Section, frozen=True):

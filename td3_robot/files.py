@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -14,11 +16,22 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; the old file is untouched and nothing is left over.
     """
+    with replacing(path, mode) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """A file beside the target, to be written inside the block; then it is flushed to the disk and renamed over it.
+
+    Raises:
+        OSError: as :func:`write_atomically`.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(descriptor)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
+        yield Path(temporary)
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
@@ -26,3 +39,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def free(folder: Path) -> int | None:
+    """Bytes that a user may still write to the disk of a folder (which need not be there yet); None if not known."""
+    for place in (folder, *folder.absolute().parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return None
+
+
+def allocated(path: Path) -> int:
+    """Bytes of disk that a file has taken already; 0 for none."""
+    with contextlib.suppress(OSError):
+        return 512 * path.stat().st_blocks
+    return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -29,6 +32,40 @@ def resident_bytes(process: int | None = None) -> int | None:
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_memory() -> int | None:
+    """Bytes that this process could still take without swapping; None where there is no Linux to ask.
+
+    The least of what the kernel calls available, and of what the control groups of the process (a container's limit,
+    say) leave of their limit; memory that only caches files counts as free.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    known = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    for line in own:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":  # version 2
+            known += _group_rooms(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            known += _group_rooms(_GROUPS / "memory", path, *names)
+    return max(0, min(known)) if known else None
+
+
+def _group_rooms(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
+    """What a control group and those above it have left, where they have a limit; inside a container only its root."""
+    rooms: list[int] = []
+    place = root / path.lstrip("/")
+    for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
+        with contextlib.suppress(OSError, ValueError):  # no such group here, or no limit ("max")
+            most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))
+            rows = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            rooms.append(most - now + next((int(row[1]) for row in rows if row[0] == cached), 0))
+    return rooms
 
 
 def _processor() -> str:

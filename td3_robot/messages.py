@@ -256,6 +256,25 @@ class Throttle(Message):
     answers: int = _wire("u64", "sequence of the newest Step the learner has dealt with, plus one; 0 is none yet")
     transitions_allowed: int = _wire("u64", "publish a further Step only while own transitions are fewer")
     weights_version: int = _wire("u64", "lock-step: what the next Step must name in needs_version; 0 otherwise")
+    save: int = _wire("u32", "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise")
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatorState(Message):
+    """Lock-step: all that decides what a simulator does next, after the Step before ``answers``.
+
+    A simulator sends it when a Throttle asks for it; the learner keeps it with its checkpoint. Sent back by the
+    learner, it says: go on from here. The simulator answers that with an empty ``payload`` once it is there, and with
+    the Step it is at. Only a simulator can read its own; a source without such states never sends any.
+    """
+
+    NAME: ClassVar[str] = "state"
+    MAX_BYTES: ClassVar[int] = 1 << 26
+
+    source: str = _wire("text", _SOURCE)
+    incarnation: int = _wire("u64", "under which its Steps go on")
+    answers: int = _wire("u64", "sequence of its newest Step, plus one; 0 before the first")
+    payload: bytes = _wire("bytes", "the state, in a form of the simulator's own", limit=MAX_PAYLOAD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +284,7 @@ class Weights(Message):
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    version: int = _wire("u64", "1, 2, 3, …; never goes back, also not over a restart of the learner")
+    version: int = _wire("u64", "1, 2, 3, …; over a restart of the learner goes back in lock-step only")
     updates: int = _wire("u64", "critic updates the learner had made", "updates")
     env_steps: int = _wire("u64", "transitions the learner had seen", "transitions")
     sha256: str = _wire("text", "hexadecimal SHA-256 of payload")
@@ -370,6 +389,7 @@ MESSAGES: dict[str, type[Message]] = {
         Step,
         Action,
         Throttle,
+        SimulatorState,
         Weights,
         Evaluation,
         Status,

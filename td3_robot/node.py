@@ -156,16 +156,18 @@ class Node:
         report: Callable[[], Figures],
         after: Callable[[], bool],
         deadline: Callable[[], float | None] = lambda: None,
+        stops: Callable[[], bool] = lambda: True,
     ) -> None:
         """Run the core until a signal, or until ``after`` (called once a turn) says it is finished.
 
         ``deadline`` is the time (s, of ``time.monotonic``) at which the core wants its next turn, input or none.
+        ``stops`` is asked once a turn after a signal: False goes on for now.
 
         Raises:
             HandshakeError: a server refused us.
         """
         finished = False
-        while not self.stop_signal and not finished:
+        while not finished and not (self.stop_signal and stops()):
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from td3_robot import config as configuration
 from td3_robot import files
 from td3_robot.config import Config
-from td3_robot.errors import RunFolderError
+from td3_robot.errors import ConfigError, RunFolderError
 from td3_robot.messages import Status
 
 
@@ -43,6 +45,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoint"
+
+    @property
+    def replay(self) -> Path:
+        return self.path / "replay"
 
     @property
     def curve_file(self) -> Path:
@@ -103,6 +109,13 @@ class RunFolder:
             ConfigError: the file was damaged.
         """
         return configuration.load(self.config_file)
+
+    def trained_with(self) -> Config | None:
+        """The configuration that its newest training was started with; None before the first."""
+        with contextlib.suppress(yaml.YAMLError, ConfigError):
+            content = yaml.safe_load(str(self.read_run().get("config", "")))
+            return configuration.parse(content, source=str(self._run_file)) if content else None
+        return None
 
     def write_run(self, **facts: Any) -> None:
         """Record facts of the run being served: addresses, starts, versions."""

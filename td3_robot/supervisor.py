@@ -83,7 +83,9 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
-        start = int(facts.get("starts", -1)) + 1
+        # A run in lock-step that was stopped before its first cut begins once more, and is the same run.
+        begun = self.config.timing != "lockstep" or any(self.run.checkpoints.iterdir())
+        start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))
         self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_socket_home()))
@@ -197,10 +199,15 @@ class Supervisor:
         self._start(child)
 
     def _stop_all(self) -> None:
-        """SIGINT once, then SIGTERM, then SIGKILL; a second and third Ctrl-C go to the next one at once."""
+        """SIGINT once, then SIGTERM, then SIGKILL; a further Ctrl-C goes to the next one at once.
+
+        In lock-step what ends the run, the learner, is asked to end before the others: it needs their states.
+        """
         begin_interrupts = max(1, self._interrupts)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        first = [(signal.SIGINT, True)] if self.config.timing == "lockstep" else []
+        for number, leader in (*first, (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False)):
             alive = [child for child in self.children if child.popen and child.popen.poll() is None]
+            alive = [child for child in alive if child.process.row.ends_run] if leader else alive
             for child in alive:
                 assert child.popen
                 with contextlib.suppress(ProcessLookupError):

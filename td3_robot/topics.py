@@ -51,6 +51,8 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Step, "simulator", "learner", "learner", "control rate", "never drop", True),
     Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", True),
     Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", True),
+    Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", False),
+    Topic(messages.SimulatorState, "learner", "simulator", "learner", "to go back", "never drop", False),
     Topic(
         messages.Weights,
         "learner",

@@ -31,7 +31,7 @@ ALLOWED = {
     "td3_robot/policy/core.py": {
         *("arrays", "bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
     },
-    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "transport"},
+    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "topics", "transport"},
     "td3_robot/learner/td3.py": {"config", "errors", "learner"},
     "td3_robot/learner/networks.py": {"config", "errors", "learner"},
 }

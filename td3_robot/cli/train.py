@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from td3_robot import changes, files, launch, records
 from td3_robot import config as configuration
-from td3_robot import files, launch, records
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
+from td3_robot.learner import storage
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
+from td3_robot.specs import RobotSpec
 from td3_robot.supervisor import Supervisor
 from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
@@ -32,6 +34,7 @@ _EXAMPLES = """examples:
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
   td3-robot train --resume runs/ant-3
+  td3-robot train --resume runs/ant-3 --steps 400000 --set learner.learning_rate=1e-4
 """
 
 
@@ -47,18 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="seed of everything random")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
     parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; name what is to change")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
     parser.add_argument(
         "--log-every", type=float, default=10.0, metavar="S", help="seconds between progress lines off a terminal"
     )
     options = parser.parse_args(arguments)
-    run, config = _resumed(options) if options.resume else _created(options)
+    run, config, notices = _resumed(options) if options.resume else _created(options)
     with run.locked():
-        return _train(run, config, options.log_every)
+        return _train(run, config, notices, options.log_every)
 
 
-def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
+Prepared = tuple[RunFolder, Config, list[str]]
+"""The run, its configuration, and lines to say first."""
+
+
+def _created(options: argparse.Namespace) -> Prepared:
     if options.config is None:
         raise UsageError("no CONFIG given; for example: td3-robot train walker2d")
     overrides = list(options.set)
@@ -66,30 +73,37 @@ def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
     overrides += [f"seed={options.seed}"] if options.seed is not None else []
     overrides += ["timing=lockstep"] if options.lockstep else []
     config = configuration.load(options.config, overrides)
-    _check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return RunFolder.create(options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}", config), config
+    path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
+    room = _check(config, path)
+    return RunFolder.create(path, config), config, [room]
 
 
-def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
-    words = {name: getattr(options, name) for name in ("config", "seed", "out", "lockstep", "set")}
-    given = [name for name, value in words.items() if value is not None and value is not False and value != []]
+def _resumed(options: argparse.Namespace) -> Prepared:
+    words = {name: getattr(options, name) for name in ("seed", "out", "lockstep")}
+    given = [name for name, value in words.items() if value is not None and value is not False]
     if given:
-        raise UsageError(f"--resume goes on with the run's own configuration; {given[0]} cannot be given, only --steps")
+        raise UsageError(f"--resume goes on with a run; {given[0]} cannot be given, only CONFIG, --steps and --set")
     run = RunFolder.open(options.resume)
-    config = run.config()
-    if options.steps is not None:
-        made = run.steps_made()
-        if options.steps < made:
-            raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
-        config = configuration.load(run.config_file, [f"total_steps={options.steps}"])
-        with run.locked():
-            files.write_atomically(run.config_file, config.to_yaml().encode())
-    return run, config
+    before = run.trained_with() or run.config()
+    overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
+    config = configuration.load(options.config or run.config_file, overrides)
+    declared = {override.partition("=")[0] for override in overrides}
+    changed = changes.accepted(before, config, declared)
+    made = run.steps_made()
+    if options.steps is not None and options.steps < made:
+        raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
+    room = _check(config, run.path)
+    with run.locked():
+        files.write_atomically(run.config_file, config.to_yaml().encode())
+    return run, config, [*(f"changed: {line}" for line in changed), room]
 
 
-def _check(config: Config) -> None:
-    """Find out before anything is started or written what would stop the processes: robot, endpoints, installation."""
+def _check(config: Config, path: Path) -> str:
+    """Find out before anything is started or written what would stop the processes: robot, endpoints, installation.
+
+    Also whether the replay buffer fits; the line that says so.
+    """
     launch.expand(launch.load(config.launch), config)
     for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
         if importlib.util.find_spec(module) is None:
@@ -99,13 +113,18 @@ def _check(config: Config) -> None:
         if endpoint := getattr(config.endpoints, link):
             endpoints.check(endpoint, bind=True, keys=keys is not None)
     tasks = importlib.import_module("sims.tasks")
-    tasks.spec(config.task)
+    spec: RobotSpec = tasks.spec(config.task)
+    width = storage.row_size(spec.observation_size, spec.action_size)
+    return storage.announce(config.learner, width, RunFolder(path).replay)
 
 
-def _train(run: RunFolder, config: Config, log_every: float) -> int:
+def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:
     description = launch.load(config.launch)
     progress = Progress(sys.stderr, config.total_steps, log_every)
     progress.say(f"training {config.task} for {config.total_steps:,} steps in {run.path}")
+    for notice in notices:
+        progress.say(notice)
+    run.write_run(config=config.to_yaml())
     begin = time.monotonic()
     with Supervisor(run, config, launch.expand(description, config), progress.say) as supervisor:
         try:
@@ -117,11 +136,13 @@ def _train(run: RunFolder, config: Config, log_every: float) -> int:
     if code != EXIT_GOOD:
         progress.say(f"stopped; what was learned is kept: go on with td3-robot train --resume {run.path}")
         return code
+    figures = supervisor.statuses()["learner"].figures
+    if figures.get("target_reached"):
+        progress.say(f"an evaluation reached evaluation.target_return {config.evaluation.target_return:g}")
     progress.say(
         f"trained in {(time.monotonic() - begin) / 60:.1f} min; {lost} Steps lost; evaluating the final policy"
     )
-    wall = supervisor.statuses()["learner"].figures["wall_s"]
-    result = _evaluate(run, config, description.evaluate, wall)
+    result = _evaluate(run, config, description.evaluate, figures["wall_s"])
     returns = " ".join(f"{value:.0f}" for value in result["returns"])
     print(
         f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
@@ -136,6 +157,9 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
         progress.say(f"{name} died and was started again {times} times")
     learner = supervisor.statuses().get("learner")
     counters: dict[str, int] = learner.counters if learner else {}
+    for name, status in supervisor.statuses().items():
+        if lost := int(status.counters.get("episodes_not_restored", 0)):
+            progress.say(f"{name}: {lost} episodes could not be gone on with, new ones were begun; see its log")
     missed, cut = int(counters.get("missed", 0)), int(counters.get("cut", 0))
     if cut:
         progress.say(f"{cut} episodes were cut short by a restart or a gap; what was seen of them is kept")

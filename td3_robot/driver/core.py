@@ -8,7 +8,7 @@ while processes start; a robot waits for no learner.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from td3_robot.messages import (
     Welcome,
 )
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport.session import Input, Output
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
@@ -123,6 +124,7 @@ class SourceCore:
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
         self._stop: list[Command] = []
+        self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
     @property
     def due(self) -> float | None:
@@ -143,7 +145,7 @@ class SourceCore:
             if isinstance(message, Action):
                 self._answer(message, now)
             elif isinstance(message, Throttle) and message.incarnation == self.incarnation:
-                self._throttle(message)
+                outputs += self._throttle(message)
             elif isinstance(message, Command):
                 guard = self.guard
                 reply = carry_out(message, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
@@ -152,6 +154,8 @@ class SourceCore:
                 self._greeted = self._greeted or origin == "policy"
                 if self._step:
                     outputs += self._greet(str(origin))
+            else:
+                outputs += self._take(message)
         self._make_safe()
         if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
             outputs += self._advance(now)
@@ -165,11 +169,19 @@ class SourceCore:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
 
-    def _throttle(self, throttle: Throttle) -> None:
+    def _throttle(self, throttle: Throttle) -> list[Output]:
         self._throttled = True
         self._allowed = max(self._allowed, throttle.transitions_allowed)
         if throttle.answers >= self._answered:
             self._answered, self._version = throttle.answers, throttle.weights_version
+        while self._kept and self._kept[0].sequence < throttle.answers - 1:
+            self._kept.popleft()
+        return []
+
+    def _take(self, message: Message) -> list[Output]:
+        """What else arrived: for sources that understand more than every source does."""
+        del message
+        return []
 
     def make_safe(self) -> None:
         """Apply the safe action now."""
@@ -198,16 +210,16 @@ class SourceCore:
                     self._listen_to_body(now)
 
     def _greet(self, link: str) -> list[Output]:
-        """A server that knows nothing of before is told the Step that is waiting."""
+        """A server that knows nothing of before is told the Step that is waiting; the learner, all it may not have."""
         assert self._step
         if link == "learner":
             self._allowed = 0
-            return [(link, self._step)]
+            return [(link, step) for step in self._kept]
         return [(link, self._step)] if self._action is None and not self._silent else []
 
     def _ready(self) -> bool:
         """Whether the Action and the learner's leave for the next step are there, and the source is active."""
-        if self.transitions >= self._allowed or not self.guard.lifecycle.active:
+        if self.transitions >= self._allowed or not self.guard.lifecycle.active or len(self._kept) > QUEUE_LENGTH:
             return False
         if self._step is None:
             return True
@@ -257,7 +269,15 @@ class SourceCore:
         )
         self._step, self._action, self._use, self._asked = step, None, None, now
         self.counters["steps"] += 1
+        if "learner" in self._links:
+            self._keep(step)
         return [(link, step) for link in self._links]
+
+    def _keep(self, step: Step) -> None:
+        self._kept.append(step)
+        if len(self._kept) > QUEUE_LENGTH + 1:  # a robot in real time, which goes on for as long as the learner is away
+            self._kept.popleft()
+            self.counters["forgotten"] += 1
 
     def _listen_to_body(self, now: float) -> None:
         """What the robots have to say for themselves: an emergency stop holds for everybody."""

@@ -20,7 +20,8 @@ from td3_robot.errors import BundleError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_MAX_HEADER = 1 << 26  # bytes
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -32,7 +33,8 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     """
     header = {"format": FORMAT, "sha256": _hash(arrays), "scalars": dict(scalars)}
     path = folder / f"checkpoint-{env_steps:012d}.safetensors"
-    files.write_atomically(path, safetensors.numpy.save(arrays, metadata={"td3_robot": json.dumps(header)}))
+    with files.replacing(path) as temporary:
+        safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
     others = [other for other in sorted(folder.glob("checkpoint-*.safetensors")) if other != path]
     for old in others[: len(others) - (keep - 1)]:
         old.unlink()
@@ -69,9 +71,11 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
         BundleError: unreadable, truncated, of another format, or its content does not have the hash it names.
     """
     try:
-        payload = path.read_bytes()
-        header = read_metadata(payload, f"checkpoint {path.name}")
-        arrays: Arrays = safetensors.numpy.load(payload)
+        with path.open("rb") as file:
+            size = file.read(8)
+            head = size + file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
+        header = read_metadata(head, f"checkpoint {path.name}")
+        arrays: Arrays = safetensors.numpy.load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise BundleError(f"checkpoint {path.name} is damaged: {error}") from None
     if header.get("format") != FORMAT or not isinstance(header.get("scalars"), dict):

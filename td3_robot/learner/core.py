@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from td3_robot import records, safety
+from td3_robot import safety
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
+from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.sources import Source, Sources, throttles
+from td3_robot.learner.rounds import Rounds
+from td3_robot.learner.sources import Source, Sources
+from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
-from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, Step, Weights
+from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
@@ -30,10 +32,8 @@ log = logging.getLogger(__name__)
 
 _RECORD_EVERY = 1000  # environment steps between two lines of training metrics
 _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
-_WAITING_EVALUATIONS = 4  # payloads kept for an evaluator that is behind
 
 Record = dict[str, Any]
-Arrays = dict[str, NDArray[Any]]
 
 
 class LearnerCore:
@@ -43,8 +43,16 @@ class LearnerCore:
     at between updates. ``records`` collects metrics for whoever writes them; take them with :meth:`take_records`.
     """
 
-    def __init__(self, config: Config, *, spec: RobotSpec | None = None, provenance: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        *,
+        spec: RobotSpec | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        storage: Callable[[int, int], Storage] = Memory,
+    ) -> None:
         self.config = config
+        self._storage = storage
         self.provenance = dict(provenance or {})
         learner = config.learner
         self.limiter = RateLimiter(
@@ -53,22 +61,22 @@ class LearnerCore:
         self.spec: RobotSpec | None = None
         self.env_steps = 0
         self.version = 0
-        self.best_return = float("-inf")
-        self.best: bytes | None = None  # bundle to be written as the best one, until taken
         self.records: list[Record] = []
         self.sources = Sources()
+        self.rounds = Rounds(self.sources, config.simulators)
         self.counters: Counter[str] = Counter()
         self.meter = Meter()
         self._peers: dict[str, set[Peer]] = {"policy": set(), "evaluator": set()}
-        self._sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
-        self._to_evaluate: dict[int, Weights] = {}
-        self._next_evaluation = config.evaluation.every
-        self._next_record = _RECORD_EVERY
-        self._learning = False
-        self._published_at = 0
+        self.sent: deque[Weights] = deque(maxlen=_SENT_AT_JOIN)
+        self.evaluations = Evaluations(config.evaluation)
+        self.next_record = _RECORD_EVERY
+        self.learning = False
+        self.published_at = 0
+        self._ended = False  # before the steps are made, because the policy is good enough
+        self._outbox: list[Output] = []
         if spec:
-            self._begin(spec)
-            self._publish()
+            self.begin(spec)
+            self.publish()
 
     @property
     def lockstep(self) -> bool:
@@ -85,8 +93,8 @@ class LearnerCore:
 
     @property
     def done(self) -> bool:
-        """Whether the run's steps and updates are all made."""
-        return self.limiter.done(self.env_steps, self.updates)
+        """Whether the run's steps and updates are all made, or an evaluation reached its target."""
+        return self._ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
     def update_due(self) -> bool:
@@ -96,13 +104,14 @@ class LearnerCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived, do a bounded piece of learning, say what is to be sent; ``now`` in seconds."""
         self.meter.start(now)
-        outputs: list[Output] = []
+        outputs, self._outbox = self._outbox, []
         for origin, message in inputs:
             if isinstance(origin, Peer):
                 outputs += self._take(origin, message, now)
         if self.lockstep:
-            outputs += self._rounds(now)
+            outputs += self._round(now)
         else:
+            self._ended = self.evaluations.reached
             if self.update_due:
                 self._update()
             outputs += self._publish_if_due()
@@ -128,14 +137,14 @@ class LearnerCore:
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration("gaussian", noise) if self._learning else Exploration("uniform"),
+            Exploration("gaussian", noise) if self.learning else Exploration("uniform"),
             {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
             self.config.safety,
         )
 
     def final_bundle(self) -> Bundle:
         """The policy to keep at the end, under a version of its own unless it is the last one published."""
-        if self.spec and (self.updates > self._published_at or self.config.learner.policy_average):
+        if self.spec and (self.updates > self.published_at or self.config.learner.policy_average):
             self.version += 1
         return self.bundle(averaged=True)
 
@@ -153,13 +162,15 @@ class LearnerCore:
             "weights_version": float(self.version),
             "lead_min": self.meter.lead_min,
             "lead_max": self.meter.lead_max,
+            "target_reached": float(self._ended),
         }
 
     def counts(self) -> dict[str, int]:
         """Counters since the start (of this process, for the sources' ones)."""
         total = Counter(self.counters)
         total.update(self.sources.counters())
-        total["evaluations_pending"] = len(self._to_evaluate)
+        total.update(self.rounds.counters)
+        total.update(self.evaluations.counters())
         return dict(total)
 
     # -- input ---------------------------------------------------------------------------------------------------
@@ -170,13 +181,16 @@ class LearnerCore:
         if isinstance(message, Bye):
             self._leave(peer, message)
         elif isinstance(message, Evaluation):
-            self._evaluated(message, now)
-        elif isinstance(message, Step):
+            self.records.append(self.evaluations.take(message, self.meter.wall(now)))
+        elif isinstance(message, (Step, SimulatorState)):
             source = self.sources.of(peer, message.source)
             if source is None:
                 self.counters["misnamed"] += 1
+            elif isinstance(message, SimulatorState):
+                if self.rounds.take_state(source, message):
+                    return self._let_go([source])
             elif self.lockstep:
-                source.queue.append(message)
+                self.rounds.take(source, message)
             else:
                 self._insert(source, message, now)
         return []
@@ -185,30 +199,42 @@ class LearnerCore:
         if peer.role in ROBOT_ROLES:
             outputs: list[Output] = []
             if self.spec is None:
-                self._begin(RobotSpec.from_description(hello.spec))
-                outputs += self._publish()
-            return outputs + self._start_round([self.sources.join(peer, now)])
+                self.begin(RobotSpec.from_description(hello.spec))
+                outputs += self.publish()
+            saved = self.lockstep and peer.name in self.rounds.states
+            source = self.sources.join(peer, now, goes_on=saved)
+            return outputs + self.rounds.enter(source) + self._let_go([source])
         if peer.role not in self._peers:
             return []
         self._peers[peer.role].add(peer)
         log.info("%s %s joined", peer.role, peer.name)
         if peer.role == "evaluator":
-            return [(peer, weights) for weights in self._to_evaluate.values()]
-        # A server that holds newer weights got them from a learner we are the restart of: never go back behind them.
-        newer = hello.weights_version >= max(1, self.version)
-        self.version = max(self.version, hello.weights_version)
-        sent = self._publish() if newer and self.spec else [(peer, weights) for weights in self._sent]
-        return sent + self._start_round(self.sources.live())
+            return [(peer, weights) for weights in self.evaluations.pending.values()]
+        sent: list[Output] = [(peer, weights) for weights in self.sent]
+        # A server that holds newer weights got them from a learner we are the restart of. Lock-step goes back with it;
+        # else never go back behind them.
+        if not self.lockstep and hello.weights_version >= max(1, self.version):
+            self.version = hello.weights_version
+            sent = self.publish() if self.spec else []
+        return sent + self._let_go(self.sources.live())
 
-    def _start_round(self, sources: Sequence[Source]) -> list[Output]:
+    def _let_go(self, sources: Sequence[Source]) -> list[Output]:
         """Lock-step: tell sources the weights to name, once there is a policy server that holds those."""
-        return throttles(sources, self.version) if self.lockstep and self.spec and self._peers["policy"] else []
+        ready = self.lockstep and self.spec and self._peers["policy"]
+        return self.rounds.let_go(self.version, sources) if ready else []
+
+    def went_back(self) -> None:
+        """Lock-step: a saved state has been put into this core while peers are connected; they are told to go back."""
+        self._outbox = [(peer, weights) for peer in self._peers["policy"] for weights in self.sent]
+        for weights in self.evaluations.pending.values():
+            self._outbox += [(peer, weights) for peer in self._peers["evaluator"]]
+        self._outbox += self.rounds.go_back()
 
     def _leave(self, peer: Peer, bye: Bye) -> None:
         log.info("%s %s left: %s", peer.role, peer.name, bye.reason)
         for peers in self._peers.values():
             peers.discard(peer)
-        self.sources.leave(peer)
+        self.rounds.leave(self.sources.leave(peer))
 
     def _insert(self, source: Source, step: Step, now: float) -> None:
         gaps = source.assembler.counters["gaps"]
@@ -219,9 +245,12 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions)
+        if self.replay.storage.durable:
+            note = Note(self.replay.total_added, self.env_steps, source.name, source.state())
+            self.replay.storage.commit(note)
         self.meter.acted(step.weights_version, self.updates)
-        if self.env_steps >= self._next_record:
-            self._next_record = _next_multiple(self.env_steps, _RECORD_EVERY)
+        if self.env_steps >= self.next_record:
+            self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
             self._record(now)
 
     def _store(self, transitions: Transitions) -> None:
@@ -246,36 +275,45 @@ class LearnerCore:
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def _begin(self, spec: RobotSpec) -> None:
+    def begin(self, spec: RobotSpec) -> None:
+        """Know the robot, and begin to learn for it."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
         self.spec = spec
         learner = replace(self.config.learner, precision=compute.precision(self.config.learner.precision))
         seeds = np.random.SeedSequence(self.config.seed).generate_state(2, np.uint32)
         sizes = spec.observation_size, spec.action_size
         self.td3 = TD3(*sizes, self.config.network.hidden, learner, int(seeds[0]))
-        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]))
+        self.replay = ReplayBuffer(learner.buffer_size, *sizes, int(seeds[1]), self._storage)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
-        self._learning = learner.learning_starts == 0
+        self.learning = learner.learning_starts == 0
         log.info("learning for robot %s in %s", spec.name, learner.precision)
+        self.recover()
+
+    def recover(self) -> None:
+        """Take up what the replay buffer's storage was told after the last checkpoint, or before there was one."""
+        notes = self.replay.storage.notes
+        if notes:
+            self.replay.recover()
+            self.env_steps = max(self.env_steps, *(note.env_steps for note in notes.values()))
+            self.sources.restore(self.sources.state() | {name: note.state for name, note in notes.items()})
+            log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def _update(self) -> None:
         self.td3.set_learning_rate(self.learning_rate)
         self.td3.update(self.replay.sample(self.config.learner.batch_size))
 
-    def _rounds(self, now: float) -> list[Output]:
+    def _round(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
-        outputs: list[Output] = []
-        ready = self.sources.live()
-        complete = len(ready) >= self.config.simulators and all(source.queue for source in ready)
-        if not complete or not self._peers["policy"]:
-            return outputs
+        ready = self.rounds.complete() if self._peers["policy"] and not self.done else []
+        if not ready:
+            return []
         for source in ready:
             self._insert(source, source.queue.popleft(), now)
         while self.limiter.updates_due(self.env_steps, self.updates):
             self._update()
-        outputs += self._publish_if_due()
-        return outputs if self.done else outputs + throttles(ready, self.version)
+        self._ended = self.evaluations.reached
+        return self._publish_if_due() + self.rounds.end(self.version, done=self.done)
 
     # -- output --------------------------------------------------------------------------------------------------
 
@@ -283,26 +321,25 @@ class LearnerCore:
         if self.spec is None:
             return []
         outputs: list[Output] = []
-        evaluate = self.config.evaluation.every > 0 and self.env_steps >= self._next_evaluation
-        starts = not self._learning and self.env_steps >= self.limiter.start
-        self._learning = self._learning or starts
-        waits = len(self._to_evaluate) >= _WAITING_EVALUATIONS
-        if evaluate:
-            self._next_evaluation = _next_multiple(self.env_steps, self.config.evaluation.every)
-            self.counters["evaluations_skipped"] += waits
-        if evaluate and not waits:
+        evaluate = self.evaluations.due(self.env_steps)
+        starts = not self.learning and self.env_steps >= self.limiter.start
+        self.learning = self.learning or starts
+        if evaluate and not self.evaluations.ask(self.env_steps):
+            self.version += 1  # so that versions do not depend on how fast the evaluator is
+        elif evaluate:
             weights = self._weights(averaged=True)
-            self._to_evaluate[weights.version] = weights
+            self.evaluations.pending[weights.version] = weights
             outputs += [(peer, weights) for peer in self._peers["evaluator"]]
-        if starts or evaluate or self.updates - self._published_at >= self.config.learner.publish_every:
-            outputs += self._publish()
+        if starts or evaluate or self.updates - self.published_at >= self.config.learner.publish_every:
+            outputs += self.publish()
         return outputs
 
-    def _publish(self) -> list[Output]:
+    def publish(self) -> list[Output]:
+        """A new version of the weights, for every policy server."""
         weights = self._weights(averaged=False)
-        self._published_at = self.updates
+        self.published_at = self.updates
         self.meter.published(weights.version, self.updates)
-        self._sent.append(weights)
+        self.sent.append(weights)
         return [(peer, weights) for peer in self._peers["policy"]]
 
     def _weights(self, *, averaged: bool) -> Weights:
@@ -333,83 +370,3 @@ class LearnerCore:
         """Updates made for each environment step since learning started; 0 before."""
         after = self.env_steps - self.limiter.start
         return self.updates / after if after > 0 else 0.0
-
-    def _evaluated(self, message: Evaluation, now: float) -> None:
-        weights = self._to_evaluate.pop(message.version, None)
-        record = records.evaluation(
-            env_steps=message.env_steps,
-            updates=message.updates,
-            wall_s=self.meter.wall(now),
-            weights_version=message.version,
-            returns=message.returns.tolist(),
-            lengths=message.lengths.tolist(),
-        )
-        self.records.append(record)
-        mean = record["eval_return_mean"]
-        if weights and mean > self.best_return:
-            self.best_return, self.best = mean, weights.payload
-
-    # -- checkpoint ----------------------------------------------------------------------------------------------
-
-    def state(self, now: float) -> tuple[Arrays, dict[str, Any]]:
-        """Everything a restarted learner needs: named arrays, and plain JSON values.
-
-        Raises:
-            BundleError: no robot has been seen yet.
-        """
-        if self.spec is None:
-            raise BundleError("the learner has nothing to save yet: no simulator has joined")
-        td3_arrays, td3 = self.td3.state()
-        replay_arrays, replay = self.replay.state()
-        arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
-        arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
-        return arrays, {
-            "spec": self.spec.describe(),
-            "td3": td3,
-            "replay": replay,
-            "env_steps": self.env_steps,
-            "version": self.version,
-            "learning": self._learning,
-            "best_return": self.best_return if np.isfinite(self.best_return) else None,
-            "next_evaluation": self._next_evaluation,
-            "next_record": self._next_record,
-            "meter": self.meter.state(now),
-            "counters": dict(self.counters),
-            "sources": self.sources.state(),
-        }
-
-    @classmethod
-    def restored(
-        cls, config: Config, arrays: Arrays, scalars: Mapping[str, Any], provenance: Mapping[str, Any] | None = None
-    ) -> LearnerCore:
-        """A learner that goes on where :meth:`state` was taken; sources join anew.
-
-        Raises:
-            BundleError: the state does not fit the configuration.
-        """
-        try:
-            core = cls(config, spec=RobotSpec.from_description(scalars["spec"]), provenance=provenance)
-            core.td3.restore(_part(arrays, "td3."), scalars["td3"])
-            core.replay.restore(_part(arrays, "replay."), scalars["replay"])
-            core.env_steps = scalars["env_steps"]
-            core.version = scalars["version"]
-            core.best_return = scalars["best_return"] if scalars["best_return"] is not None else float("-inf")
-            core._learning = scalars["learning"]
-            core._next_evaluation = scalars["next_evaluation"]
-            core._next_record = scalars["next_record"]
-            core.meter.restore(scalars["meter"])
-            core.counters.update(scalars["counters"])
-            core.sources.restore(scalars["sources"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
-        core._sent.clear()  # what was published before the state came in is a stranger's
-        core._publish()
-        return core
-
-
-def _next_multiple(value: int, step: int) -> int:
-    return (value // step + 1) * step
-
-
-def _part(arrays: Arrays, prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -60,9 +60,19 @@ class Meter:
 
     def state(self, now: float) -> dict[str, Any]:
         """What goes on over a restart, as plain JSON values."""
-        return {"wall_s": self.wall(now), "returns": list(self._returns)}
+        return {
+            "wall_s": self.wall(now),
+            "returns": list(self._returns),
+            "staleness": self.staleness,
+            "lead": [self.lead_min, self.lead_max],
+            "updates_at": sorted(self._updates_at.items()),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`."""
-        self._wall_before = float(state["wall_s"])
+        """Go on from :meth:`state`; the clock starts anew with the next :meth:`start`."""
+        self._wall_before, self._started = float(state["wall_s"]), None
+        self._returns.clear()
         self._returns.extend(state["returns"])
+        self.staleness = float(state["staleness"])
+        self.lead_min, self.lead_max = map(float, state["lead"])
+        self._updates_at = {int(version): int(updates) for version, updates in state["updates_at"]}

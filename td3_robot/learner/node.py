@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import platform
 import sys
@@ -17,10 +16,10 @@ from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, compute
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner import compute
 from td3_robot.learner.metrics import MetricsWriter
-from td3_robot.messages import Evaluation, Step
+from td3_robot.learner.saver import Saver, start
+from td3_robot.messages import Evaluation, SimulatorState, Step
 from td3_robot.node import Figures, Node
 from td3_robot.transport.session import ROBOT_ROLES
 
@@ -36,67 +35,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _learn(node: Node) -> None:
     compute.use_threads(node.config.learner.threads)
-    core = _core(node)
+    core = start(node, _provenance(node.config))
     node.serve(
         "learner",
-        {**dict.fromkeys(ROBOT_ROLES, (Step,)), "policy": (), "evaluator": (Evaluation,)},
+        {**dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState)), "policy": (), "evaluator": (Evaluation,)},
         core.spec,
     )
-    core.best_return = max(core.best_return, _best_return(node))
-    every = node.config.checkpoint.every
-    next_checkpoint = core.env_steps + every if every else sys.maxsize
+    evaluations = core.evaluations
+    evaluations.best_return = max(evaluations.best_return, _best_return(node))
+    saver = Saver(node, core)
     rate = Rates()
     with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics:
 
         def after() -> bool:
-            nonlocal next_checkpoint
             for record in core.take_records():
                 metrics.write(record)
-            if core.best:
-                _keep_best(node, core.best, core.best_return)
-                core.best = None
-            if core.env_steps >= next_checkpoint and not core.done:
-                next_checkpoint = core.env_steps + every
-                _save(node, core)
-            return core.done
+            if evaluations.best:
+                _keep_best(node, evaluations.best, evaluations.best_return)
+                evaluations.best = None
+            saver()
+            return core.done and saver.settled
 
         def report() -> Figures:
             figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
-        node.spin(core, busy=lambda: core.update_due, report=report, after=after)
+        node.spin(core, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)
         if core.spec:
-            if not _save(node, core):
-                raise OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(node.run.checkpoints))
+            saver.finish()
             core.final_bundle().save(node.run.policy_file)
             for record in core.take_records():
                 metrics.write(record)
-
-
-def _core(node: Node) -> LearnerCore:
-    """A new learner, or the one that the newest whole checkpoint of this run holds."""
-    provenance = _provenance(node.config)
-    saved = checkpoint.load_newest(node.run.checkpoints)
-    if saved is None:
-        return LearnerCore(node.config, provenance=provenance)
-    path, arrays, scalars = saved
-    core = LearnerCore.restored(node.config, arrays, scalars, provenance)
-    log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
-    return core
-
-
-def _save(node: Node, core: LearnerCore) -> bool:
-    """Save a checkpoint; a full disk costs the checkpoint, not the training."""
-    begin = time.monotonic()
-    arrays, scalars = core.state(begin)
-    try:
-        path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
-    except OSError as error:
-        node.counters["checkpoints_failed"] += 1
-        log.error("checkpoint at %d steps failed: %s", core.env_steps, error.strerror)
-        return False
-    log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
-    return True
 
 
 def _keep_best(node: Node, payload: bytes, mean: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.storage import Memory, Storage, row_size
 
 Float32 = NDArray[np.float32]
 
@@ -43,12 +44,20 @@ class ReplayBuffer:
         capacity: how many transitions are kept, at least 1.
         observation_size, action_size: O and A, at least 1.
         seed: of the sampling, at least 0.
+        storage: makes room for so many rows of so many numbers.
 
     Raises:
         ValueError: a size is below 1.
     """
 
-    def __init__(self, capacity: int, observation_size: int, action_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        observation_size: int,
+        action_size: int,
+        seed: int,
+        storage: Callable[[int, int], Storage] = Memory,
+    ) -> None:
         if min(capacity, observation_size, action_size) < 1:
             raise ValueError(
                 f"capacity {capacity}, observation_size {observation_size} and action_size {action_size}: "
@@ -62,13 +71,9 @@ class ReplayBuffer:
         self._reward = slice(end, end + 1)
         self._not_terminated = slice(end + 1, end + 2)
         self._next_observation = slice(end + 2, end + 2 + observation_size)
-        self._rows = np.zeros((capacity, _row_size(observation_size, action_size)), np.float32)
+        self.storage = storage(capacity, row_size(observation_size, action_size))
+        self._rows = self.storage.rows
         self._random = np.random.Generator(np.random.PCG64(seed))
-
-    @staticmethod
-    def bytes_needed(capacity: int, observation_size: int, action_size: int) -> int:
-        """The memory of a full buffer, in bytes. The operating system may hand it out only as the buffer fills."""
-        return 4 * capacity * _row_size(observation_size, action_size)
 
     def __len__(self) -> int:
         """How many transitions can be drawn now: at most ``capacity``."""
@@ -98,8 +103,8 @@ class ReplayBuffer:
         rows = rows[-self.capacity :]
         first = start % self.capacity
         until_the_end = min(len(rows), self.capacity - first)
-        self._rows[first : first + until_the_end] = rows[:until_the_end]
-        self._rows[: len(rows) - until_the_end] = rows[until_the_end:]
+        self.storage.write(first, rows[:until_the_end])
+        self.storage.write(0, rows[until_the_end:])
         self.total_added = start + len(rows)
 
     def sample(self, batch_size: int) -> Batch:
@@ -127,7 +132,7 @@ class ReplayBuffer:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
 
         ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
-        before the next :meth:`add`.
+        before the next :meth:`add`. A durable storage keeps them itself: there are no arrays then.
         """
         rows = self._rows[: len(self)]
         rows.flags.writeable = False
@@ -139,7 +144,7 @@ class ReplayBuffer:
             "random_state": {key: str(value) for key, value in generator["state"].items()},
             "random_buffer": [generator["has_uint32"], generator["uinteger"]],
         }
-        return {"rows": rows}, scalars
+        return {} if self.storage.durable else {"rows": rows}, scalars
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
         """Become the buffer whose :meth:`state` this is: the same content, the same samples from here on.
@@ -148,7 +153,8 @@ class ReplayBuffer:
             BundleError: the state is incomplete, damaged or of a buffer of another shape; nothing has changed then.
         """
         try:
-            rows, total_added = arrays["rows"], int(scalars["total_added"])
+            total_added = int(scalars["total_added"])
+            rows = self._rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]
             generator = np.random.PCG64(0)
             has_uint32, uinteger = scalars["random_buffer"]
             internal = scalars["random_state"]
@@ -170,9 +176,18 @@ class ReplayBuffer:
                 f"replay buffer state holds {rows.dtype}{list(rows.shape)} after {total_added} transitions; "
                 f"this buffer needs float32{list(expected)}"
             )
-        self._rows[: len(rows)] = rows
+        if not self.storage.durable:
+            self.storage.write(0, rows)
+        elif total_added > self.storage.committed:
+            raise BundleError(
+                f"replay buffer state is from {total_added} transitions; its file has {self.storage.committed} of them"
+            )
         self.total_added = total_added
         self._random = np.random.Generator(generator)
+
+    def recover(self) -> None:
+        """Take up the rows that a durable storage was given after the state that was restored."""
+        self.total_added = max(self.total_added, self.storage.committed)
 
     def _pack(
         self,
@@ -196,7 +211,3 @@ class ReplayBuffer:
                 raise ValueError(f"{name} has shape {list(value.shape)}; {list(expected)} belongs here")
             rows[:, columns] = value
         return rows
-
-
-def _row_size(observation_size: int, action_size: int) -> int:
-    return 2 * observation_size + action_size + 2

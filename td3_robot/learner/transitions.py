@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +45,13 @@ class Assembler:
     ``counters``: steps (messages), begun (episodes), transitions, gaps (places), missed (Steps never seen), repeated,
     late, cut (episodes whose end will never come, because the source died or Steps were missed).
 
-    Args:
-        incarnation, next_sequence: where a learner that goes on from a checkpoint expects the source to be.
+    A learner that goes on from a checkpoint expects the source where its :meth:`state` says; a Step sent again that was
+    dealt with before is what the next one follows.
     """
 
-    def __init__(self, incarnation: int = 0, next_sequence: int = 0) -> None:
+    def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        self._expected = incarnation, next_sequence
+        self._expected = 0, 0  # incarnation, sequence
         self._last: Step | None = None
         self._return: NDArray[np.float64] = np.zeros(0)
         self._whole: NDArray[np.bool_] = np.zeros(0, bool)
@@ -66,15 +68,16 @@ class Assembler:
         missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
         if missed < 0:  # dealt with before the checkpoint; sent again, it is what the next Step follows
             self.counters["repeated"] += 1
-        else:
-            self._expected = step.incarnation, step.sequence + 1
-            self.counters["steps"] += 1
-            self.counters["begun"] += int(first.sum())
-            self.counters["missed"] += missed
-            self.counters["gaps"] += missed > 0
+            return None
+        self._expected = step.incarnation, step.sequence + 1
+        self.counters["steps"] += 1
+        self.counters["begun"] += int(first.sum())
+        self.counters["missed"] += missed
+        self.counters["gaps"] += missed > 0
+        if len(self._return) != len(first):
+            self._return = np.zeros(len(first))
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
             joined = np.zeros(len(first), bool)
-            self._return = np.zeros(len(first))
         else:
             follows = (step.episode == last.episode) & (step.episode_step == last.episode_step + 1)
             joined = ~first & _running(last) & follows & (missed == 0)
@@ -93,6 +96,31 @@ class Assembler:
             terminated=(step.phase == Phase.TERMINATED)[joined],
             ended=[float(value) for value in self._return[over]],
         )
+
+    @property
+    def incarnation(self) -> int:
+        """Of the source, as far as it is known."""
+        return self._expected[0]
+
+    def state(self) -> dict[str, Any]:
+        """What goes on over a restart, as plain JSON values."""
+        return {
+            "expected": list(self._expected),
+            "counters": dict(self.counters),
+            "returns": self._return.tolist(),
+            "whole": self._whole.tolist(),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Assembler:
+        """One that goes on from :meth:`state`."""
+        assembler = cls()
+        incarnation, sequence = state["expected"]
+        assembler._expected = int(incarnation), int(sequence)
+        assembler.counters.update(state["counters"])
+        assembler._return = np.array(state["returns"], np.float64)
+        assembler._whole = np.array(state["whole"], bool)
+        return assembler
 
 
 def _running(step: Step) -> NDArray[np.bool_]:

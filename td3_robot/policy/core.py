@@ -39,6 +39,7 @@ class PolicyCore:
     Args:
         seed: of the exploration noise.
         exploring: False serves the bare actor, whatever the weights ask for.
+        lockstep: versions may go back, with a learner that goes back.
         safety: the robot's settings; each policy's own are joined to them.
         autostart: go to the state ``active`` at once.
         frozen: refuse learners' weights.
@@ -50,6 +51,7 @@ class PolicyCore:
         seed: int,
         *,
         exploring: bool = True,
+        lockstep: bool = False,
         safety: SafetyConfig | None = None,
         autostart: bool = True,
         frozen: bool = False,
@@ -58,12 +60,12 @@ class PolicyCore:
         self.seed = seed
         self.exploring = exploring
         self.frozen = frozen
-        self.store = PolicyStore(safety or SafetyConfig())
+        self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep)
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
         self._autostart = autostart
         self._parked: dict[Peer, tuple[Step, float]] = {}
-        self._noise: dict[Peer, Noise] = {}
+        self._noise: dict[Peer, tuple[int, Noise]] = {}  # with the incarnation it is for
         self._watches: dict[str, Watch] = {}
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
         verbs = {
@@ -268,10 +270,11 @@ class PolicyCore:
         actor = policy.actor
         if kind is NoiseKind.NONE:
             return actor(step.observation)
-        noise = self._noise.get(peer)
-        if noise is None:
+        incarnation, noise = self._noise.get(peer, (-1, None))
+        if noise is None or incarnation != step.incarnation:
             robots, actions = step.action.shape
-            noise = self._noise[peer] = Noise(self.seed, step.source, step.incarnation, robots, actions)
+            noise = Noise(self.seed, step.source, step.incarnation, robots, actions)
+            self._noise[peer] = step.incarnation, noise
         drawn = noise(kind, step.episode, step.episode_step)
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)

@@ -52,6 +52,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     core = PolicyCore(
         config.seed,
         exploring=bool(node.folder or arguments.explore),
+        lockstep=config.timing == "lockstep",
         safety=config.safety,
         autostart=config.policy.autostart,
         frozen=config.policy.frozen or arguments.frozen,

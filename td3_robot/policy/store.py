@@ -36,6 +36,8 @@ class PolicyStore:
 
     Args:
         safety: the robot's settings, joined with those of each policy.
+        may_go_back: a version that is not newer replaces all that are as new or newer (lock-step, where a learner that
+            goes back to a checkpoint makes the same versions again).
 
     Attributes:
         held: at most the four newest, and the four newest of those that a person loaded.
@@ -43,20 +45,24 @@ class PolicyStore:
         newest: the highest version there ever was; 0 for none.
     """
 
-    def __init__(self, safety: SafetyConfig) -> None:
+    def __init__(self, safety: SafetyConfig, *, may_go_back: bool = False) -> None:
         self.held: dict[int, Policy] = {}
         self.serving: Policy | None = None
         self.newest = 0
         self._safety = safety
+        self._may_go_back = may_go_back
         self._loaded: list[int] = []
 
     def add(self, version: int, bundle: Bundle, *, loaded: bool = False) -> None:
         """Serve this policy from the next action on; ``loaded`` says that a person chose it.
 
         Raises:
-            BundleError: it is not newer than any before, for another robot, or its safety settings and the robot's
-                leave no action.
+            BundleError: it is not newer than any before (unless it may go back), for another robot, or its safety
+                settings and the robot's leave no action.
         """
+        if self._may_go_back:
+            self.held = {held: policy for held, policy in self.held.items() if held < version}
+            self.newest = max(self.held, default=0)
         if version <= self.newest:
             raise BundleError(f"weights version {version} is not newer than {self.newest}, which is served")
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):

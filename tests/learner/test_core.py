@@ -14,6 +14,7 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, ConfigError
+from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.safety import SafetyConfig
@@ -133,12 +134,12 @@ def test_evaluations_are_asked_for_answered_and_the_best_kept(world: World) -> N
         return Evaluation(version, 20, 10, np.array([mean]), np.array([5], np.uint32))
 
     world.give(judge, answer(weights.version, 3.0))
-    assert world.core.best == weights.payload
+    assert world.core.evaluations.best == weights.payload
     [record] = [record for record in world.core.take_records() if record["kind"] == "evaluation"]
     assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
-    world.core.best = None
+    world.core.evaluations.best = None
     world.give(judge, answer(999, 2.0))
-    assert world.core.best is None
+    assert world.core.evaluations.best is None
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
@@ -176,10 +177,11 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
 
     world = World(LearnerCore(changed(values, timing="lockstep", simulators=2)), spec, make_step)
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
-    assert throttles(world.join(a)) == []  # no policy server yet, and it may hold a later version than ours
-    [first] = throttles(world.join(world.peer("policy", "policy", version=7)))
-    assert (first.answers, first.weights_version) == (0, 8)
-    world.join(b)
+    assert throttles(world.join(a)) == []  # no policy server yet
+    [sent] = published(world.join(world.peer("policy", "policy", version=7)))
+    assert sent.version == 1  # it goes back with us
+    first = throttles(world.join(b))
+    assert [(item.source, item.answers, item.weights_version) for item in first] == [("a", 0, 1), ("b", 0, 1)]
     for sequence in range(4):
         assert throttles(world.give(b, make_step(sequence, source="b"))) == []  # half a round
         outputs = world.give(a, make_step(sequence, source="a"))
@@ -197,11 +199,11 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     world.join(sim)
     for sequence in range(25):
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
-    arrays, scalars = world.core.state(world.time)
+    arrays, scalars = state.save(world.core, world.time)
     import json
 
     scalars = json.loads(json.dumps(scalars))  # as a file would hold them
-    other = World(LearnerCore.restored(config(), dict(arrays), scalars), spec, make_step)
+    other = World(state.restored(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
     for item in (world, other):
         item.join(sim)
@@ -217,18 +219,18 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
 
 def test_a_state_of_another_network_is_refused(world: World) -> None:
     world.join(world.peer("simulator", "sim-0", robots=1))
-    arrays, scalars = world.core.state(0.0)
+    arrays, scalars = state.save(world.core, 0.0)
     with pytest.raises(BundleError):
-        LearnerCore.restored(
+        state.restored(
             configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars
         )
     with pytest.raises(BundleError, match="does not fit"):
-        LearnerCore.restored(config(), arrays, {"spec": world.spec.describe()})
+        state.restored(config(), arrays, {"spec": world.spec.describe()})
 
 
 def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:
     with pytest.raises(BundleError, match="no simulator has joined"):
-        world.core.state(0.0)
+        state.save(world.core, 0.0)
     with pytest.raises(BundleError, match="no simulator has joined"):
         world.core.bundle()
 

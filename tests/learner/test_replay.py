@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Batch, ReplayBuffer
+from td3_robot.learner.storage import row_size
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
@@ -144,7 +145,7 @@ def test_seeds_decide_the_samples() -> None:
 
 def test_bytes_needed() -> None:
     # A row is 3 + 2 + 1 + 1 + 3 = 10 numbers of 4 bytes.
-    assert ReplayBuffer.bytes_needed(1000, 3, 2) == 40_000
+    assert 4 * 1000 * row_size(3, 2) == 40_000
     buffer = ReplayBuffer(1000, 3, 2, seed=0)
     buffer.add(*transitions(0, 1000))
     assert buffer.state()[0]["rows"].nbytes == 40_000

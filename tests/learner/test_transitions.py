@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -157,7 +158,10 @@ def test_truncation_is_no_termination() -> None:
 def test_a_learner_back_from_a_checkpoint_counts_what_it_missed() -> None:
     """Steps 0 to 9 were dealt with; 12 is the first to come: two were missed, and nothing is joined over them."""
     steps = history([[(100, True)]], 20, 4)
-    assembler = Assembler(incarnation=4, next_sequence=10)
+    before = Assembler()
+    for step in steps[:10]:
+        before.add(step)
+    assembler = Assembler.restored(json.loads(json.dumps(before.state())))
     first = assembler.add(steps[12])
     assert first is not None
     assert len(first) == 0
@@ -165,6 +169,22 @@ def test_a_learner_back_from_a_checkpoint_counts_what_it_missed() -> None:
     second = assembler.add(steps[13])
     assert second is not None
     assert second.observation[0].tolist() == [4, 0, 0, 12]
+
+
+def test_a_learner_back_from_a_checkpoint_goes_on_where_it_was() -> None:
+    """Steps 0 to 9 were dealt with; 8 and 9 come again, and 10 follows 9. The whole episode: 1 + … + 12 = 78."""
+    steps = history([[(12, True)]], 20, 4)
+    before = Assembler()
+    for step in steps[:10]:
+        before.add(step)
+    assembler = Assembler.restored(json.loads(json.dumps(before.state())))
+    assert assembler.add(steps[8]) is None
+    assert assembler.add(steps[9]) is None
+    joined = [assembler.add(step) for step in steps[10:13]]
+    assert [item.observation[0].tolist() for item in joined if item] == [[4, 0, 0, 9], [4, 0, 0, 10], [4, 0, 0, 11]]
+    assert joined[-1] is not None
+    assert joined[-1].ended == [78.0]
+    assert assembler.counters["missed"] == assembler.counters["gaps"] == assembler.counters["cut"] == 0
 
 
 def test_a_restarted_source_costs_the_episodes_under_way(make_step: Callable[..., Step]) -> None:

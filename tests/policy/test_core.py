@@ -143,3 +143,14 @@ def test_a_robot_of_another_shape_is_not_answered(
     step = make_step(0, observation=np.zeros((1, 7), np.float32))
     assert core.step([(peer, step), weights(1, make_bundle())], 0.0) == []
     assert core.counters["other_robot"] == 1
+
+
+def test_in_lockstep_versions_go_back_with_the_learner(make_bundle: Callable[..., Bundle]) -> None:
+    """Versions 1 to 5 are held; the learner is back at 3: 4 and 5 are of a future that will be made anew."""
+    core = PolicyCore(seed=9, lockstep=True)
+    for version in (1, 2, 3, 4, 5):
+        core.load(version, make_bundle(seed=version))
+    core.load(3, make_bundle(seed=3))
+    assert sorted(core.store.held) == [2, 3]
+    core.load(4, make_bundle(seed=40))
+    assert core.version == 4

@@ -11,6 +11,7 @@ import pytest
 from sims.fleet import Fleet
 from td3_robot.driver.core import SourceCore
 from td3_robot.messages import Action, Message, Phase, StateChange, Step, Throttle, Welcome
+from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport.session import Output
 
 
@@ -28,7 +29,7 @@ def action(answers: int, value: float = 0.5, incarnation: int = 2) -> tuple[str,
 
 
 def throttle(allowed: int, answers: int = 0, version: int = 0, incarnation: int = 2) -> tuple[str, Message]:
-    return "learner", Throttle("sim-0", incarnation, answers, allowed, version)
+    return "learner", Throttle("sim-0", incarnation, answers, allowed, version, 0)
 
 
 def welcome(link: str) -> tuple[str, Message]:
@@ -96,13 +97,35 @@ def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SourceCore])
     core.step([action(0)], 0.2)
     core.step([action(1)], 0.2)  # answered, but has to wait for the learner
     assert core.step([welcome("policy")], 0.3) == []
-    [(to, message)] = core.step([welcome("learner")], 0.4)
-    assert to == "learner"
-    assert isinstance(message, Step)
-    assert message.sequence == 1
+    again = core.step([welcome("learner")], 0.4)  # it has not said that it dealt with any
+    assert [step.sequence for step in steps(again)] == [0, 1]
+    assert {to for to, _ in again} == {"learner"}
     # What the learner before it had granted is void.
     assert core.step([throttle(1)], 0.5) == []
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
+
+
+def test_keeps_what_the_learner_may_not_have(make_core: Callable[..., SourceCore]) -> None:
+    """What it has not said it dealt with, and the Step before, which the first of those follows."""
+    core = make_core()
+    core.step([throttle(2000)], 0.0)
+    for number in range(6):
+        core.step([action(number)], 0.1)
+    assert [step.sequence for step in steps(core.step([welcome("learner")], 0.2))] == [0, 1, 2, 3, 4, 5, 6]
+    core.step([throttle(2000, answers=4)], 0.3)  # 0 to 3 are dealt with
+    assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
+
+
+def test_waits_rather_than_forget_what_the_learner_may_not_have(make_core: Callable[..., SourceCore]) -> None:
+    """At most QUEUE_LENGTH Steps that were not answered, and one; then it waits, whatever else it may do."""
+    core = make_core()
+    core.step([throttle(10**6)], 0.0)
+    number = 0
+    while core.step([action(number)], 0.1):
+        number += 1
+    assert number == QUEUE_LENGTH
+    core.step([throttle(10**6, answers=11)], 0.2)
+    assert core.next_sequence == QUEUE_LENGTH + 2
 
 
 def test_asks_again_when_no_action_comes(make_core: Callable[..., SourceCore]) -> None:

@@ -16,6 +16,7 @@ from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, Step, Throttle, Welcome
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport.session import Output
 
 PERIOD = 0.02  # s, of the toy robot
@@ -34,7 +35,7 @@ def action(answers: int, *values: float) -> tuple[str, Message]:
     return "policy", Action("sim-0", 2, answers, 0, np.array([values], np.float32), 7, 1, 99)
 
 
-THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0))  # allows nothing
+THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0, 0))  # allows nothing
 
 
 def one(outputs: list[Output]) -> Step:
@@ -124,15 +125,27 @@ def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
 
 
 def test_the_learner_holds_nobody_back(make_core: Callable[..., SourceCore]) -> None:
-    """``transitions_allowed`` is 0 throughout; a learner that starts anew is told the newest Step; nothing stops."""
+    """``transitions_allowed`` is 0 throughout; a learner that starts anew is told all it may lack; nothing stops."""
     core = make_core()
     core.step([THROTTLE], 1.0)
     for number in range(1, 20):
         inputs = [("learner", Welcome(1, "learner", 5))] if number == 10 else []
         outputs = core.step(inputs, 1.0 + number * PERIOD)
         sent = [message.sequence for to, message in outputs if to == "learner" and isinstance(message, Step)]
-        assert sent == ([9, 10] if number == 10 else [number])
+        assert sent == (list(range(11)) if number == 10 else [number])
     assert core.transitions == 19
+
+
+def test_what_a_learner_that_is_away_may_lack_is_kept_up_to_a_bound(make_core: Callable[..., SourceCore]) -> None:
+    """Steps 0 to QUEUE_LENGTH + 9 are published; the oldest nine are dropped, and counted."""
+    core = make_core(length=10**6)
+    core.step([THROTTLE], 1.0)
+    for number in range(1, QUEUE_LENGTH + 10):
+        core.step([], 1.0 + (number + 0.01) * PERIOD)
+    outputs = core.step([("learner", Welcome(1, "learner", 5))], 1.0)
+    again = [message.sequence for _, message in outputs if isinstance(message, Step)]
+    assert again == list(range(9, QUEUE_LENGTH + 10))
+    assert core.counters["forgotten"] == 9
 
 
 def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> None:
@@ -160,7 +173,7 @@ def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec
 def test_at_full_speed_a_stop_is_a_stop(scripted: Callable[..., Any]) -> None:
     fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     core = SourceCore(fleet, "sim-0", 2, lockstep=False)
-    core.step([("learner", Throttle("sim-0", 2, 0, 100, 0))], 1.0)
+    core.step([("learner", Throttle("sim-0", 2, 0, 100, 0, 0))], 1.0)
     one(core.step([action(0, 1.5, 0)], 1.1))
     core.step([("policy", Command(1, "", "estop", "", 0, "", b""))], 1.2)
     assert core.step([action(1, 1.5, 0)], 1.3) == []

@@ -425,7 +425,7 @@ def test_client_survives_a_server_that_talks_nonsense(
     (got,) = pump(lambda _: client.dropped().total() == len(GARBAGE), client)
     assert got == []
     server.send_multipart([key, b"welcome", codec.encode(Welcome(1, "server", 3))])
-    server.send_multipart([key, b"throttle", codec.encode(Throttle("sim-0", 0, 0, 5, 0))])
+    server.send_multipart([key, b"throttle", codec.encode(Throttle("sim-0", 0, 0, 5, 0, 0))])
     (got,) = pump(lambda got: bool(of(got[0], Throttle)), client)
     assert kinds(got) == [Welcome, Throttle]
 

@@ -241,7 +241,7 @@ def test_messages_of_a_role(make_server: MakeServer, make_hello: MakeHello, make
     ((origin, message),), replies = ask(server, make_step(3))
     assert origin is peer
     assert (message.sequence, replies) == (3, [])
-    for kind in (Throttle("s", 0, 0, 0, 0), Status("n", "ready", "", {}, {}), Welcome(1, "x", 1), Refused("x", "y")):
+    for kind in (Throttle("s", 0, 0, 0, 0, 0), Status("n", "ready", "", {}, {}), Welcome(1, "x", 1), Refused("x", "y")):
         assert ask(server, kind) == ([], [])
     assert server.tally.counts == {"unexpected": 4}
     ask(server, make_hello("policy", name="p"), b"2")
@@ -415,7 +415,7 @@ def test_server_of_another_protocol(make_client: MakeClient) -> None:
 
 def test_client_takes_only_what_it_accepts(make_client: MakeClient, make_step: Any) -> None:
     client = welcomed(make_client())
-    throttle = Throttle("sim-0", 0, 0, 10, 0)
+    throttle = Throttle("sim-0", 0, 0, 10, 0, 0)
     ((origin, message),) = client.receive(frames(throttle), 0.0)
     assert (origin, message.transitions_allowed) == ("policy", 10)  # type: ignore[attr-defined]
     assert client.receive(frames(make_step()), 0.0) == []

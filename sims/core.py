@@ -1,0 +1,70 @@
+"""The simulator without I/O: a source whose state can be saved, and gone back to, in lock-step."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from sims import saved
+from sims.fleet import Fleet
+from td3_robot.driver import core
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import Fast, RealTime
+from td3_robot.messages import Message, SimulatorState, Throttle
+from td3_robot.transport.session import Output
+
+log = logging.getLogger(__name__)
+
+ACCEPTS: dict[str, tuple[type[Message], ...]] = {
+    **core.ACCEPTS,
+    "learner": (*core.ACCEPTS["learner"], SimulatorState),
+}
+"""What a simulator takes from the server of each link."""
+
+
+class SimulatorCore(SourceCore):
+    """See :class:`td3_robot.driver.core.SourceCore`; its robots are simulated, and begin with the learner's first word.
+
+    Raises:
+        BundleError: (in :meth:`step`) a state to go back to is damaged, or of another task or number of robots.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        source: str,
+        incarnation: int,
+        *,
+        lockstep: bool,
+        pacing: Fast | RealTime | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__(fleet, source, incarnation, lockstep=lockstep, pacing=pacing, guard=guard)
+        self.fleet = fleet
+
+    def _throttle(self, throttle: Throttle) -> list[Output]:
+        outputs = super()._throttle(throttle)
+        if throttle.save and throttle.answers == self.next_sequence:
+            outputs.append(("learner", self._state(saved.encode(self.fleet, self.transitions, self._step))))
+        return outputs
+
+    def _take(self, message: Message) -> list[Output]:
+        return self._go_back(message) if isinstance(message, SimulatorState) else []
+
+    def _go_back(self, state: SimulatorState) -> list[Output]:
+        """Lock-step: be where a state was saved, and say so; then what was said of the Step there is said again."""
+        if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
+            self.transitions, self._step, reasons = saved.restore(state.payload, self.fleet)
+            self.incarnation, self._action, self._use = state.incarnation, None, None
+            self._kept = deque([self._step] if self._step else [])
+            self._answered = self._allowed = 0
+            self._throttled = False
+            self.counters["episodes_not_restored"] += len(reasons)
+            if reasons:
+                log.warning("not as before: %d robots begin a new episode; %s", len(reasons), reasons[0])
+        outputs: list[Output] = [("learner", self._state(b""))]
+        return outputs + [(link, self._step) for link in ("learner", "policy") if self._step]
+
+    def _state(self, payload: bytes) -> SimulatorState:
+        return SimulatorState(self.source, self.incarnation, self.next_sequence, payload)

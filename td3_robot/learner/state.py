@@ -1,0 +1,130 @@
+"""What a learner needs to go on after a restart: taken from a core, and put into one.
+
+In lock-step that is the whole run's state: the simulators' are with it (see :mod:`td3_robot.learner.rounds`), and so
+are the weights that the policy server may be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.bundle import sha256
+from td3_robot.config import Config
+from td3_robot.errors import BundleError
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.storage import Memory, Storage
+from td3_robot.messages import Weights
+from td3_robot.specs import RobotSpec
+
+Arrays = dict[str, NDArray[Any]]
+
+_SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # what the names of payloads begin with
+
+
+def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
+    """Everything a restarted learner needs: named arrays, and plain JSON values; ``now`` in seconds.
+
+    The arrays are views of the core's: write them out or copy them before it goes on.
+
+    Raises:
+        BundleError: no robot has been seen yet.
+    """
+    if core.spec is None:
+        raise BundleError("the learner has nothing to save yet: no simulator has joined")
+    td3_arrays, td3 = core.td3.state()
+    replay_arrays, replay = core.replay.state()
+    arrays = {f"td3.{name}": array for name, array in td3_arrays.items()}
+    arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
+    arrays |= {f"{_SIMULATOR}{name}": _array(payload) for name, payload in core.rounds.newest.items()}
+    pending = list(core.evaluations.pending.values())
+    sent = list(core.sent) if core.lockstep else []
+    arrays |= {f"{_PENDING}{item.version}": _array(item.payload) for item in pending}
+    arrays |= {f"{_SENT}{item.version}": _array(item.payload) for item in sent}
+    return arrays, {
+        "spec": core.spec.describe(),
+        "td3": td3,
+        "replay": replay,
+        "env_steps": core.env_steps,
+        "version": core.version,
+        "published_at": core.published_at,
+        "sent": [[item.version, item.updates, item.env_steps] for item in sent],
+        "pending": [[item.version, item.updates, item.env_steps] for item in pending],
+        "learning": core.learning,
+        "evaluations": core.evaluations.state(),
+        "next_record": core.next_record,
+        "meter": core.meter.state(now),
+        "counters": dict(core.counters),
+        "sources": core.sources.state(),
+    }
+
+
+def restored(
+    config: Config,
+    arrays: Arrays,
+    scalars: Mapping[str, Any],
+    provenance: Mapping[str, Any] | None = None,
+    storage: Callable[[int, int], Storage] = Memory,
+) -> LearnerCore:
+    """A learner that goes on where :func:`save` was called; sources join anew.
+
+    Raises:
+        BundleError: the state does not fit the configuration.
+    """
+    core = LearnerCore(config, provenance=provenance, storage=storage)
+    restore(core, arrays, scalars)
+    if not core.lockstep:
+        core.publish()
+    return core
+
+
+def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+    """Put a saved state into a core, whatever it did before; whoever is connected to it stays so.
+
+    Raises:
+        BundleError: the state does not fit the configuration; the core is of no use then.
+    """
+    try:
+        spec = RobotSpec.from_description(scalars["spec"])
+        if core.spec is None:
+            core.begin(spec)
+        elif difference := core.spec.difference(spec):
+            raise BundleError(f"checkpoint of another robot: {difference}")
+        core.td3.restore(_part(arrays, "td3."), scalars["td3"])
+        core.replay.restore(_part(arrays, "replay."), scalars["replay"])
+        core.env_steps = scalars["env_steps"]
+        core.version = scalars["version"]
+        core.published_at = scalars["published_at"]
+        core.learning = scalars["learning"]
+        core.evaluations.restore(scalars["evaluations"])
+        core.next_record = scalars["next_record"]
+        core.meter.restore(scalars["meter"])
+        core.counters.clear()
+        core.counters.update(scalars["counters"])
+        core.sources.restore(scalars["sources"])
+        core.sent.clear()
+        core.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
+        core.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
+        core.rounds.states = {name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()}
+        core.recover()
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
+
+
+def _weights(arrays: Arrays, prefix: str, rows: Sequence[Sequence[int]]) -> list[Weights]:
+    found: list[Weights] = []
+    for version, updates, env_steps in rows:
+        payload = arrays[f"{prefix}{version}"].tobytes()
+        found.append(Weights(version, updates, env_steps, sha256(payload), payload))
+    return found
+
+
+def _array(payload: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(payload, np.uint8)
+
+
+def _part(arrays: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

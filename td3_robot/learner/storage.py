@@ -1,0 +1,217 @@
+"""Where a replay buffer's rows are: in memory, or in a file that outlives the process.
+
+The file's guarantee is about processes, not about power: rows are handed to the operating system as they come, and only
+then a record in the journal beside them says that they are there. A process killed at any instant thus loses no row
+that was recorded, and none is half written. Nothing is flushed to the disk for it, so that after a power cut the file
+may hold anything, and the last checkpoint is what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot import files, machine
+from td3_robot.config import LearnerConfig
+from td3_robot.errors import BundleError, ConfigError
+
+Float32 = NDArray[np.float32]
+
+ROWS, JOURNAL = "rows.float32", "journal"
+_FORMAT = 1
+_HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
+_COMPACT = 1 << 22  # bytes of journal beyond which only the newest record of each source is kept
+
+
+class Storage(Protocol):
+    """Room for ``capacity`` rows of ``width`` float32 numbers.
+
+    Attributes:
+        rows: float32[capacity, width]; to be read, and written through :meth:`write` alone.
+        durable: what was committed is still there after the process was killed.
+        notes: the newest note of each source, those of the process before included.
+    """
+
+    rows: Float32
+    durable: bool
+    notes: dict[str, Note]
+
+    @property
+    def committed(self) -> int:
+        """Rows ever added, by the newest note; 0 without one."""
+
+    def write(self, first: int, rows: Float32) -> None:
+        """Put float32[M, width] at rows ``first`` to ``first + M``."""
+
+    def commit(self, note: Note) -> None:
+        """What was written so far is whole, and ``note`` says what it is."""
+
+
+class Memory:
+    """Rows in memory, gone with the process."""
+
+    durable = False
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self.rows: Float32 = np.zeros((capacity, width), np.float32)
+        self.notes: dict[str, Note] = {}
+        self.committed = 0
+
+    def write(self, first: int, rows: Float32) -> None:
+        self.rows[first : first + len(rows)] = rows
+
+    def commit(self, note: Note) -> None:
+        pass
+
+
+class Note(msgspec.Struct, frozen=True):
+    """One record of the journal: how far the buffer, and one source, had come.
+
+    Attributes:
+        total_added: rows ever added.
+        env_steps: of the learner.
+        source: name of the source whose Step was dealt with.
+        state: that source's, as plain values, see ``Sources``.
+    """
+
+    total_added: int
+    env_steps: int
+    source: str
+    state: dict[str, Any]
+
+
+class File:
+    """Rows in ``rows.float32`` of a folder, read through a memory map, and a journal of how many of them are whole.
+
+    Args:
+        folder: made if it is missing.
+        recovers: go on with what is there; False begins anew, and keeps no journal.
+
+    Attributes:
+        notes: the newest record of each source; empty for a new file.
+
+    Raises:
+        BundleError: the folder holds the rows of a buffer of another shape.
+        OSError: the disk is full or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, capacity: int, width: int, *, recovers: bool = True) -> None:
+        self.durable = recovers
+        self.notes: dict[str, Note] = {}
+        self._shape = capacity, width
+        self._journal_file = folder / JOURNAL
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.posix_fallocate(self._rows, 0, 4 * capacity * width)  # a disk that fills up later must not be found out then
+        self.rows: Float32 = np.asarray(np.memmap(folder / ROWS, np.float32, "r", shape=(capacity, width)))
+        if recovers and self._journal_file.exists():
+            self._recover()
+        if recovers:
+            self._compact()
+
+    @property
+    def committed(self) -> int:
+        return max((note.total_added for note in self.notes.values()), default=0)
+
+    def write(self, first: int, rows: Float32) -> None:
+        # Not through the map: a disk that is full after all is an error here, and a fatal signal there.
+        content = memoryview(rows.tobytes())
+        at = 4 * first * self._shape[1]
+        while content:
+            written = os.pwrite(self._rows, content, at)
+            content, at = content[written:], at + written
+
+    def commit(self, note: Note) -> None:
+        if not self.durable:
+            return
+        self.notes[note.source] = note
+        record = _record(msgspec.msgpack.encode(note))
+        os.write(self._journal, record)
+        self._size += len(record)
+        if self._size > _COMPACT:
+            os.close(self._journal)
+            self._compact()
+
+    def close(self) -> None:
+        os.close(self._rows)
+        if self.durable:
+            os.close(self._journal)
+
+    def _recover(self) -> None:
+        """Read the journal up to the first record that is not whole."""
+        content = self._journal_file.read_bytes()
+        payloads: list[bytes] = []
+        at = 0
+        while len(content) - at >= _HEAD:
+            length, check = (int.from_bytes(content[at + i : at + i + 4], "little") for i in (0, 4))
+            payload = content[at + _HEAD : at + _HEAD + length]
+            if len(payload) < length or zlib.crc32(payload) != check:
+                break
+            payloads.append(payload)
+            at += _HEAD + length
+        where = f"replay journal {str(self._journal_file)!r}"
+        try:
+            header = msgspec.msgpack.decode(payloads[0], type=dict[str, int]) if payloads else {}
+            notes = [msgspec.msgpack.decode(payload, type=Note) for payload in payloads[1:]]
+        except msgspec.MsgspecError as error:
+            raise BundleError(f"{where} is damaged: {error}") from None
+        if header != self._header():
+            raise BundleError(f"{where} is for {header or 'nothing'}; this run needs {self._header()}")
+        self.notes = {note.source: note for note in notes}
+
+    def _compact(self) -> None:
+        """Begin the journal anew with what is known now."""
+        payloads = [msgspec.msgpack.encode(item) for item in (self._header(), *self.notes.values())]
+        content = b"".join(map(_record, payloads))
+        files.write_atomically(self._journal_file, content)
+        self._journal = os.open(self._journal_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._size = len(content)
+
+    def _header(self) -> dict[str, int]:
+        return {"format": _FORMAT, "capacity": self._shape[0], "width": self._shape[1]}
+
+
+def _record(payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+
+
+def row_size(observation_size: int, action_size: int) -> int:
+    """float32 numbers of one transition: two observations, an action, the reward, and whether the episode went on."""
+    return 2 * observation_size + action_size + 2
+
+
+def announce(config: LearnerConfig, width: int, folder: Path) -> str:
+    """One line that says what the replay buffer takes, and what there is.
+
+    Args:
+        width: see :func:`row_size`.
+        folder: of the file, which need not be there yet.
+
+    Raises:
+        ConfigError: it does not fit. In memory it needs its size twice: checkpoints are put together there.
+    """
+    held, rows = config.buffer_size, 4 * config.buffer_size * width
+    room: int | None
+    if config.replay_storage == "file":
+        needed, place = rows - files.allocated(folder / ROWS), f"the disk of {str(folder)!r}"
+        room = files.free(folder)
+    else:
+        needed, place, room = 2 * rows, "memory", machine.available_memory()
+    if room is not None and needed > room:
+        raise ConfigError(
+            f"learner.buffer_size is {held}: the replay buffer needs {needed:,} bytes of {place}, "
+            f"and {room:,} are free; at most {held * room // needed} would fit"
+        )
+    there = "what there is cannot be told" if room is None else f"{_readable(room)} are free"
+    once_more = "" if config.replay_storage == "file" else ", and as much again while a checkpoint is written"
+    return f"replay buffer: {held:,} transitions in {_readable(rows)} of {place}{once_more}; {there}"
+
+
+def _readable(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,203 @@
+"""Replay rows in a file: what a killed process leaves, whatever the instant; and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from td3_robot import files, machine
+from td3_robot.config import LearnerConfig
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.learner import storage
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.storage import File, Memory, Note, announce
+
+WIDTH = 10  # of a robot with 3 observations and 2 actions
+
+
+def note(total: int, source: str = "sim-0") -> Note:
+    return Note(total, total, source, {"answered": total})
+
+
+def rows(first: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], WIDTH, 1)
+
+
+def test_reopened_it_is_as_it_was(tmp_path: Path) -> None:
+    file = File(tmp_path, 8, WIDTH)
+    file.write(2, rows(20, 3))
+    file.commit(note(3))
+    file.commit(note(5, "sim-1"))
+    file.close()
+    again = File(tmp_path, 8, WIDTH)
+    assert again.rows[:, 0].tolist() == [0, 0, 20, 21, 22, 0, 0, 0]
+    assert again.notes == {"sim-0": note(3), "sim-1": note(5, "sim-1")}
+    again.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(cut=st.integers(0, 400), flip=st.integers(0, 2000))
+def test_a_journal_that_ends_anywhere_is_good_up_to_there(cut: int, flip: int, tmp_path: Path) -> None:
+    """Cut off, or with a changed bit: what is read is the notes before the damage, never another one."""
+    for old in tmp_path.iterdir():
+        old.unlink()
+    file = File(tmp_path, 8, WIDTH)
+    sizes = [(tmp_path / "journal").stat().st_size]
+    for total in range(1, 6):
+        file.commit(note(total))
+        sizes.append((tmp_path / "journal").stat().st_size)
+    file.close()
+    content = bytearray((tmp_path / "journal").read_bytes()[: max(sizes[0], sizes[-1] - cut)])
+    place = sizes[0] * 8 + flip
+    if place < 8 * len(content):
+        content[place // 8] ^= 1 << place % 8
+    (tmp_path / "journal").write_bytes(content)
+    end = min(len(content), place // 8 if place < 8 * len(content) else len(content))
+    whole = max(number for number, size in enumerate(sizes) if size <= end)
+    again = File(tmp_path, 8, WIDTH)
+    assert again.notes == ({"sim-0": note(whole)} if whole else {})
+    again.commit(note(9))
+    again.close()
+    third = File(tmp_path, 8, WIDTH)
+    assert third.notes == {"sim-0": note(9)}
+    third.close()
+
+
+def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_COMPACT", 1000)
+    file = File(tmp_path, 8, WIDTH)
+    for total in range(1, 500):
+        file.commit(note(total, f"sim-{total % 3}"))
+        assert (tmp_path / "journal").stat().st_size <= 1000
+    file.close()
+    again = File(tmp_path, 8, WIDTH)
+    assert sorted(item.total_added for item in again.notes.values()) == [497, 498, 499]
+    again.close()
+
+
+def test_another_shape_and_a_stranger_are_refused(tmp_path: Path) -> None:
+    File(tmp_path, 8, WIDTH).close()
+    for shape in ((9, WIDTH), (8, WIDTH + 1)):
+        with pytest.raises(BundleError, match="capacity"):
+            File(tmp_path, *shape)
+    (tmp_path / "journal").write_bytes(b"")
+    with pytest.raises(BundleError, match="is for nothing"):
+        File(tmp_path, 8, WIDTH)
+
+
+def test_in_memory_and_in_a_file_is_the_same_buffer(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Over the end of a buffer of 50, with its state put into another one: the same batches to the bit."""
+    buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
+    for count in (1, 30, 30, 70):
+        content = rng.normal(size=(count, 8)).astype(np.float32)
+        for buffer in buffers:
+            buffer.add(content[:, :3], content[:, 3:5], content[:, 5], content[:, 5:], content[:, 0] > 0)
+        batches = [[tensor.numpy().tobytes() for tensor in buffer.sample(16)] for buffer in buffers]
+        assert batches[0] == batches[1]
+    arrays, scalars = buffers[1].state()
+    assert arrays == {}
+    with pytest.raises(BundleError, match="from 131 transitions; its file has 0 of them"):
+        ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "b", *size)).restore(arrays, scalars)
+    buffers[1].storage.commit(note(131))
+    again = ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "a", *size))
+    again.restore(arrays, scalars)
+    assert again.sample(16).reward.tolist() == buffers[0].sample(16).reward.tolist()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import numpy as np
+from td3_robot.learner.storage import File, Note
+file = File(Path(sys.argv[1]), 1000, 10)
+for total in range(1, 10**9):
+    file.write((total - 1) % 1000, np.full((1, 10), total, np.float32))
+    file.commit(Note(total, total, "sim-0", {}))
+    if total == 3000:
+        print("there", flush=True)
+"""
+
+
+def test_a_process_that_is_killed_loses_no_row_that_was_recorded(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert child.stdout
+    assert child.stdout.readline() == b"there\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    file = File(tmp_path, 1000, WIDTH)
+    total = file.notes["sim-0"].total_added
+    assert total >= 3000
+    for back in range(1, 999):  # the one after the newest may be half written
+        assert (file.rows[(total - back) % 1000] == total - back + 1).all()
+    file.close()
+
+
+def test_what_a_buffer_takes_is_said_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000,000 rows of 10 float32 numbers are 40 MB; in memory they are needed twice."""
+    config = {kind: LearnerConfig(replay_storage=kind) for kind in ("memory", "file")}
+    monkeypatch.setattr(machine, "available_memory", lambda: 80_000_000)
+    monkeypatch.setattr(files, "free", lambda _: 40_000_000)
+    said = announce(config["memory"], WIDTH, tmp_path)
+    assert "1,000,000 transitions in 40.0 MB of memory, and as much again" in said
+    assert "80.0 MB are free" in said
+    assert "40.0 MB of the disk of" in announce(config["file"], WIDTH, tmp_path)
+    monkeypatch.setattr(machine, "available_memory", lambda: 79_999_999)
+    monkeypatch.setattr(files, "free", lambda _: 39_999_999)
+    words = {
+        "memory": "learner.buffer_size is 1000000: the replay buffer needs 80,000,000 bytes of memory, "
+        "and 79,999,999 are free; at most 999999 would fit",
+        "file": f"needs 40,000,000 bytes of the disk of {str(tmp_path)!r}, and 39,999,999 are free; at most 999999",
+    }
+    for kind, text in words.items():
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            announce(config[kind], WIDTH, tmp_path)
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
+    assert "cannot be told" in announce(config["memory"], WIDTH, tmp_path)
+
+
+def test_a_file_that_is_there_needs_no_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    File(tmp_path, 1000, WIDTH).close()
+    monkeypatch.setattr(files, "free", lambda _: 0)
+    announce(LearnerConfig(replay_storage="file", buffer_size=1000), WIDTH, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "contents", "expected"),
+    [
+        ("0::/box/inner", {"box/inner/memory.max": "max", "box/memory.max": "3000"}, 3000 - 1000 + 600),
+        ("0::/box/inner", {}, 5120),
+        ("4:cpu,memory:/box", {"memory/box/memory.limit_in_bytes": "4000"}, 4000 - 1000 + 600),
+    ],
+)
+def test_a_container_s_limit_counts(
+    lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 KiB by the kernel; each group uses 1000 bytes, 600 of which only cache files."""
+    groups = tmp_path / "cgroup"
+    for name, text in contents.items():
+        path = groups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+        (path.parent / "memory.current").write_text("1000\n")
+        (path.parent / "memory.usage_in_bytes").write_text("1000\n")
+        (path.parent / "memory.stat").write_text("anon 400\ninactive_file 600\ntotal_inactive_file 600\n")
+    fakes = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    5 kB\n", "/proc/self/cgroup": lines + "\n"}
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **more: fakes.get(str(path)) or real(path, **more))
+    monkeypatch.setattr(machine, "_GROUPS", groups)
+    assert machine.available_memory() == expected
+
+
+def test_memory_is_no_store() -> None:
+    assert not Memory(4, WIDTH).durable
+    assert Memory(4, WIDTH).rows.nbytes == 160

@@ -1,0 +1,211 @@
+"""Stopped and resumed, killed and restarted: in lock-step as if never, else with nothing lost but time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from td3_robot.bundle import Bundle
+from td3_robot.learner import checkpoint
+from td3_robot.transport import codec
+from tests.conftest import SMALL, Command
+
+STEPS = 1600
+LOCKSTEP = (
+    "simulators=2",
+    "robots=2",
+    "learner.replay_ratio=0.5",
+    "learner.publish_every=3",
+    "learner.buffer_size=700",
+    "learner.replay_storage=file",
+    "checkpoint.every=400",
+    "evaluation.every=200",
+    "evaluation.episodes=1",
+)
+"""The buffer is full long before the end, so that its oldest rows must be the same ones, too."""
+
+
+def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    """The last checkpoint of a run, without what it says of time."""
+    found = checkpoint.load_newest(run / "checkpoint")
+    assert found is not None
+    _, arrays, scalars = found
+    del scalars["meter"]["wall_s"], scalars["evaluations"]  # evaluations come in when they do
+    for version, *_ in scalars.pop("pending"):
+        del arrays[f"pending.{version}"]
+    return arrays, scalars
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """What is not the same in two finished runs, down to the last bit; stamps of Steps aside."""
+    (arrays, scalars), (others, other_scalars) = newest(run), newest(other)
+    found = [f"arrays {sorted(arrays.keys() ^ others.keys())}"] if arrays.keys() != others.keys() else []
+    for name, array in arrays.items():
+        if name.startswith("simulator."):  # holds a Step with the time of day; what counts in it is compared below
+            continue
+        if name in others and array.tobytes() != others[name].tobytes():
+            found.append(name)
+    for name in scalars:
+        if name != "sources" and scalars[name] != other_scalars[name]:
+            found.append(f"{name}: {scalars[name]} is not {other_scalars[name]}")
+    for name, source in scalars["sources"].items():
+        ours, theirs = source["assembler"], other_scalars["sources"][name]["assembler"]
+        for item in (ours, theirs):
+            item["counters"].pop("repeated", None)
+        if ours != theirs:
+            found.append(f"{name}: {ours} is not {theirs}")
+    if (run / "policy.safetensors").read_bytes() != (other / "policy.safetensors").read_bytes():
+        found.append("policy.safetensors")
+    return found + simulators_differ(arrays, others)
+
+
+def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[str]:
+    """What is not the same in the simulators' states of two checkpoints."""
+    found: list[str] = []
+    for name in arrays:
+        if name.startswith("simulator."):
+            ours, theirs = (safetensors.numpy.load(item[name].tobytes()) for item in (arrays, others))
+            steps = [codec.decode("step", item.pop("step").tobytes()) for item in (ours, theirs)]
+            values = [{**vars(step), "stamp": 0} for step in steps]
+            found += [f"{name} step.{key}" for key in values[0] if not np.array_equal(values[0][key], values[1][key])]
+            found += [f"{name} {key}" for key in ours if ours[key].tobytes() != theirs[key].tobytes()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    sets = [word for item in (*SMALL, *LOCKSTEP) for word in ("--set", item)]
+    run = Command("train", "walker2d", "--steps", str(STEPS), "--out", "run", "--lockstep", *sets, cwd=folder)
+    try:
+        assert run.finish() == 0, run.output()
+    finally:
+        run.kill_all()
+    return folder / "run"
+
+
+def test_interrupted_and_resumed_is_never_stopped(straight: Path, train: Any, command: Any, tmp_path: Path) -> None:
+    """Invariant 4: interrupted before it began, twice anywhere, and once more as soon as it was resumed."""
+    run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
+    run.wait_for("^training")
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    run = command("train", "--resume", "run", "--log-every", "0.2")
+    for steps in (600, 1100):
+        run.wait_for_steps(steps)
+        run.interrupt()
+        assert run.finish() == 130, run.output()
+        reached = newest(tmp_path / "run")[1]["env_steps"]
+        assert steps <= reached < STEPS
+        run = command("train", "--resume", "run", "--log-every", "0.2")
+        run.wait_for("^ready")
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    assert newest(tmp_path / "run")[1]["env_steps"] >= reached
+    run = command("train", "--resume", "run")
+    assert run.finish() == 0, run.output()
+    assert differences(straight, tmp_path / "run") == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # All were evaluated, at the first round beyond each 200 steps: the ones under way at a stop, too.
+    evaluated = {line["env_steps"] // 200 for line in lines if line["kind"] == "evaluation"}
+    assert evaluated >= set(range(1, STEPS // 200))
+
+
+def test_killed_in_lock_step_is_never_killed(straight: Path, train: Any, tmp_path: Path) -> None:
+    """Two simulators of two robots, and every kind of process; the last kill comes before the one before is mended."""
+    run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
+    for steps, name in ((550, "learner"), (900, "sim-0"), (1000, "policy"), (1300, "sim-1"), (0, "learner")):
+        run.wait_for_steps(steps)
+        run.children()[name].kill()
+        run.wait_for(f"^{name} was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    assert differences(straight, tmp_path / "run") == []
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    assert final["learner"]["counters"]["missed"] == 0
+
+
+def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
+    """Free-running, with the buffer in a file: killed three times, once before there is any checkpoint."""
+    overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "checkpoint.every=3000", "robots=2")
+    run = train(6000, *overrides, "simulators=2", "learner.replay_ratio=0.1")
+    for steps in (800, 3500, 3600):
+        run.wait_for_steps(steps)
+        run.children()["learner"].kill()
+        run.wait_for("^learner was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    assert "0 Steps lost" in run.output()
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    learner, sims = final["learner"], [final[name] for name in ("sim-0", "sim-1")]
+    assert learner["counters"]["missed"] == learner["counters"]["gaps"] == learner["counters"].get("cut", 0) == 0
+    assert learner["counters"]["steps"] * 2 - learner["counters"]["begun"] == learner["counters"]["transitions"]
+    arrays, scalars = newest(tmp_path / "run")
+    assert scalars["replay"]["total_added"] == learner["figures"]["env_steps"] == learner["counters"]["transitions"]
+    # What the simulators made and the learner does not have is under way when it stops: a Step of each.
+    under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
+    assert 0 <= under_way <= 2 * 2 * 2
+    assert not any(name.startswith("replay.") for name in arrays)
+    rows = np.fromfile(tmp_path / "run" / "replay" / "rows.float32", np.float32).reshape(8000, -1)
+    whole = rows[: scalars["replay"]["total_added"]]
+    assert np.isfinite(whole).all()
+    assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
+    assert not rows[len(whole) :].any()
+
+
+def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:
+    run = train(3000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    config_file = tmp_path / "run" / "config.yaml"
+    before = config_file.read_text()
+    for arguments, words in (
+        (("walker2d",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
+        (("walker2d", "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
+        (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
+        (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
+        (("--steps", "100"), "learner.learning_starts is 500, not below total_steps 100"),
+    ):
+        refused = command("train", "--resume", "run", *arguments)
+        assert refused.finish() == 2
+        assert words in refused.lines[-1]
+        assert len(refused.lines) == 1, refused.output()
+    assert config_file.read_text() == before
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # by hand, and then forgotten
+    refused = command("train", "--resume", "run")
+    assert refused.finish() == 2
+    assert "learner.batch_size is 32 there, 48 now; if meant, say --set learner.batch_size=48" in refused.lines[-1]
+    again = command("train", "--resume", "run", "--steps", "1500", "--set", "learner.batch_size=48")
+    assert again.finish() == 0, again.output()
+    assert "changed: learner.batch_size: 32 → 48" in again.output()
+    assert "changed: total_steps: 3000 → 1500" in again.output()
+    assert 1500 <= Bundle.load(tmp_path / "run" / "policy.safetensors").provenance["env_steps"] < 3000
+
+
+def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) -> None:
+    """Any evaluation reaches -1000 (of Walker2D, where falling at once earns about 15)."""
+    run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")
+    assert run.finish() == 0, run.output()
+    assert "an evaluation reached evaluation.target_return -1000" in run.output()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    assert [line["final"] for line in evaluations[-2:]] == [False, True]
+    assert evaluations[-1]["env_steps"] < 100_000
+    for name in ("policy", "best"):
+        assert Bundle.load(tmp_path / "run" / f"{name}.safetensors").spec.name == "Walker2D"
+
+
+def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any, tmp_path: Path) -> None:
+    """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB."""
+    for kind, needed in (("memory", 2 * 2_080_000_000_000_000), ("file", 2_080_000_000_000_000)):
+        sets = ("--set", "learner.buffer_size=10000000000000", "--set", f"learner.replay_storage={kind}")
+        run = command("train", "walker2d", "--out", "run", *sets)
+        assert run.finish() == 2
+        assert len(run.lines) == 1, run.output()
+        assert f"learner.buffer_size is 10000000000000: the replay buffer needs {needed:,} bytes of" in run.lines[0]
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,119 @@
+"""A whole simulator saved and put back: the Steps that follow are the same to the bit, in another process's core."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sims import saved, tasks
+from sims.core import SimulatorCore
+from sims.environment import Environment
+from sims.fleet import Fleet
+from td3_robot.errors import BundleError
+from td3_robot.messages import Action, Message, Phase, SimulatorState, Step, Throttle
+from td3_robot.transport import codec
+from td3_robot.transport.session import Output
+
+
+def make(task: str = "Hopper", incarnation: int = 0, robots: int = 2) -> SimulatorCore:
+    def environment(seed: int) -> Environment:
+        return tasks.make(task, seed)
+
+    return SimulatorCore(Fleet(environment, robots, 0, "sim-0", incarnation), "sim-0", incarnation, lockstep=True)
+
+
+def of(outputs: list[Output], kind: type[Message]) -> list[Any]:
+    return [message for _, message in outputs if isinstance(message, kind)]
+
+
+def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[bytes], list[SimulatorState]]:
+    """Steps from here on, as bytes; with ``save`` the learner asks for the state after the last."""
+    steps: list[bytes] = []
+    states: list[SimulatorState] = []
+    for number in range(count + 1):
+        sequence = core.next_sequence
+        asks = save and number == count
+        throttle = Throttle("sim-0", core.incarnation, sequence, 10**6, 1, int(asks))
+        outputs = core.step([("learner", throttle)], 0.0)
+        states += of(outputs, SimulatorState)
+        if number < count:
+            draws = np.random.default_rng(sequence).uniform(-1, 1, (len(core.fleet), core.fleet.spec.action_size))
+            action = Action("sim-0", core.incarnation, sequence - 1, 0, draws.astype(np.float32), 1, 1, 0)
+            outputs += core.step([("policy", action)], 0.0)
+        steps += [codec.encode(step) for to, step in outputs if to == "learner" and isinstance(step, Step)]
+    return steps, states
+
+
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_goes_on_in_a_later_incarnation(count: int) -> None:
+    """70 steps of a Hopper under random actions are several episodes, for each robot others."""
+    core = make()
+    before, [state] = drive(core, count, save=True)
+    assert (state.source, state.incarnation, state.answers) == ("sim-0", 0, count)
+    expected = before[count:] + drive(core, 40)[0]  # Step 0 waits for no Action, and comes with the state
+    other = make(incarnation=1)
+    outputs = other.step([("learner", state)], 0.0)
+    [back] = of(outputs, SimulatorState)
+    assert (back.incarnation, back.answers, back.payload) == (0, count, b"")
+    assert {(to, step.sequence) for to, step in outputs if isinstance(step, Step)} == (
+        {("learner", count - 1), ("policy", count - 1)} if count else set()
+    )
+    assert drive(other, 40)[0] == expected[:40]
+    assert other.counters["episodes_not_restored"] == 0
+    core.fleet.close()
+    other.fleet.close()
+
+
+def test_who_is_there_already_only_says_so() -> None:
+    core = make("gymnasium:Pendulum-v1")
+    _, [state] = drive(core, 5, save=True)
+    random = core.fleet.save_state()["0.random"]
+    assert len(of(core.step([("learner", state)], 0.0), SimulatorState)) == 1
+    assert np.array_equal(core.fleet.save_state()["0.random"], random)
+    drive(core, 5)
+    core.step([("learner", state)], 0.0)
+    assert core.next_sequence == 5
+    core.fleet.close()
+
+
+def test_what_cannot_be_repeated_is_said_and_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task that draws from somewhere else: its episodes end up elsewhere, and are not gone on with as if not."""
+    core = make("gymnasium:Pendulum-v1")
+    _, [state] = drive(core, 5, save=True)
+    other = make("gymnasium:Pendulum-v1", incarnation=1)
+    step = other.fleet._environments[1].step
+    drift = iter(range(100))
+
+    def elsewhere(action: Any) -> Any:
+        outcome = step(action)
+        other.fleet._environments[1]._observation += next(drift)  # type: ignore[attr-defined]
+        return outcome
+
+    monkeypatch.setattr(other.fleet._environments[1], "step", elsewhere)
+    with caplog.at_level(logging.WARNING):
+        other.step([("learner", state)], 0.0)
+    assert "1 robots begin a new episode; robot 1: saved state of gymnasium:Pendulum-v1" in caplog.text
+    assert other.counters["episodes_not_restored"] == 1
+    _, _ = drive(other, 1)
+    assert other.fleet.phase.tolist() == [Phase.MID, Phase.FIRST]
+    assert other.fleet.episode.tolist() == [0, 1]
+    core.fleet.close()
+    other.fleet.close()
+
+
+def test_another_simulators_state_is_refused() -> None:
+    core = make("gymnasium:Pendulum-v1")
+    _, [state] = drive(core, 3, save=True)
+    for other in (make("gymnasium:MountainCarContinuous-v0"), make("gymnasium:Pendulum-v1", robots=3)):
+        with pytest.raises(BundleError, match="has format, task and robots"):
+            saved.restore(state.payload, other.fleet)
+        other.fleet.close()
+    for damaged in (b"", state.payload[:-1], b"x" * 100, state.payload[:200]):
+        with pytest.raises(BundleError, match="saved simulator"):
+            saved.restore(damaged, core.fleet)
+    core.fleet.close()
