@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from td3_robot import resources
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
+from td3_robot.realtime import RealtimeConfig
 from td3_robot.safety import SafetyConfig
 from td3_robot.sections import Count, Fraction, Natural, NonNegative, Positive, Section
 
@@ -201,11 +202,16 @@ class PolicyConfig(Section, frozen=True):
 
 
 class EndpointsConfig(Section, frozen=True):
-    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
+    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
+
+    ``keys`` is the folder of this machine's keys (see ``td3-robot keys``). With it every ``tcp://`` link is encrypted
+    and lets in known keys alone; without it none may go beyond loopback.
+    """
 
     policy: str | None = None
     learner: str | None = None
     supervisor: str | None = None
+    keys: str | None = None
 
 
 class Config(Section, frozen=True):
@@ -229,6 +235,7 @@ class Config(Section, frozen=True):
     safety: SafetyConfig = SafetyConfig()
     policy: PolicyConfig = PolicyConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
 
     def __post_init__(self) -> None:
         learner = self.learner

@@ -8,6 +8,7 @@ Td3RobotError                 a sentence a person can act on; exit code 2 unless
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or may not be used
+├── KeysError                 a key, key folder or allow-list is missing, damaged or open to others
 ├── LifecycleError            a node is asked for what its state does not allow (exit code: 1)
 ├── RunFolderError            a run folder is taken, missing or not a run
 └── NodeError                 a process of a launch died for good (exit code: its own, or 1)
@@ -57,6 +58,10 @@ class HandshakeError(Td3RobotError):
 
 class EndpointError(Td3RobotError):
     """An endpoint is busy, malformed or not allowed without keys."""
+
+
+class KeysError(Td3RobotError):
+    """A key, key folder or allow-list is missing, malformed, damaged, or open to other users of the machine."""
 
 
 class LifecycleError(Td3RobotError):

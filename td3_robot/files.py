@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to the disk, rename over it.
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write beside the target (readable by nobody else until it is there), flush to the disk, rename over it.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old file is untouched and nothing is left over.
     """
-    with replacing(path) as temporary:
+    with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """A file beside the target, to be written inside the block; then it is flushed to the disk and renamed over it.
 
     Raises:
@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield Path(temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -25,10 +25,10 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM now; None where there is no Linux to ask."""
+def resident_bytes(process: int | None = None) -> int | None:
+    """Memory of a process (None: this one) that is in RAM now; None where there is no Linux to ask."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from td3_robot.arrays import finite
 from td3_robot.specs import Float32
 
 PROTOCOL_VERSION = 1
@@ -31,6 +32,9 @@ class Phase(IntEnum):
     MID = 1
     TERMINATED = 2  # the task ended here: no bootstrapping beyond
     TRUNCATED = 3  # cut off (time limit, operator): the value goes on beyond
+
+
+_PHASES = bytes(Phase)
 
 
 class NoiseKind(IntEnum):
@@ -194,16 +198,16 @@ class Step(Message):
     world: dict[str, Any] = _wire("map", "robots at FIRST whose world was drawn: index to map of name to number")
 
     def problem(self) -> str | None:
-        if self.phase.max() > Phase.TRUNCATED:
+        if self.phase.tobytes().translate(None, _PHASES):
             return f"phase {self.phase.max()} is not one of 0 to 3"
         if self.noise_kind > max(NoiseKind):
             return f"noise_kind {self.noise_kind} is not one of 0 to {max(NoiseKind)}"
         if self.origin > max(ActionOrigin):
             return f"origin {self.origin} is not one of 0 to {max(ActionOrigin)}"
         for name in ("observation", "reward", "action"):
-            if not np.isfinite(getattr(self, name)).all():
+            if not finite(getattr(self, name)):
                 return f"{name} is not finite"
-        return self._world_problem()
+        return self._world_problem() if self.world else None
 
     def _world_problem(self) -> str | None:
         for robot, drawn in self.world.items():
@@ -239,7 +243,7 @@ class Action(Message):
     def problem(self) -> str | None:
         if self.noise_kind > max(NoiseKind):
             return f"noise_kind {self.noise_kind} is not one of 0 to {max(NoiseKind)}"
-        return None if np.isfinite(self.action).all() else "action is not finite"
+        return None if finite(self.action) else "action is not finite"
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from td3_robot import config as configuration
+from td3_robot import realtime
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, ConfigError, HandshakeError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
@@ -25,6 +26,7 @@ from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, Input, Output, Peer, ServerSession
 
 log = logging.getLogger(__name__)
@@ -281,6 +283,9 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
         folder, config = place(arguments)
+        bus.keys = open_keys(config.endpoints.keys)
+        if role == "policy":  # now, because the first socket makes threads, which inherit all of it
+            _ask_for_realtime(config)
         node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
         _catch_signals(node)
         _follow_lifeline()
@@ -304,6 +309,14 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         bus.close("failed")
         return 1
+
+
+def _ask_for_realtime(config: Config) -> None:
+    outcome = realtime.apply(config.realtime)
+    if outcome.applied:
+        log.info("real time: %s", "; ".join(outcome.applied))
+    for reason in outcome.refused:
+        log.warning("real time, not granted: %s", reason)
 
 
 def _catch_signals(node: Node) -> None:

@@ -19,8 +19,6 @@ from td3_robot.config import Config
 from td3_robot.errors import ConfigError, RunFolderError
 from td3_robot.messages import Status
 
-LINKS = ("policy", "learner", "supervisor")
-
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -22,9 +22,11 @@ from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
 from td3_robot.launch import Process
 from td3_robot.messages import Status
 from td3_robot.node import LIFELINE
-from td3_robot.run_folder import LINKS, RunFolder
+from td3_robot.run_folder import RunFolder
+from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import Peer, ServerSession
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class Supervisor:
         self._worst = 0
 
     def __enter__(self) -> Supervisor:
+        keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
         # A run in lock-step that was stopped before its first cut begins once more, and is the same run.
         begun = self.config.timing != "lockstep" or any(self.run.checkpoints.iterdir())
@@ -92,7 +95,7 @@ class Supervisor:
             child.incarnation = start * _STARTS
         self._lifeline, self._held = os.pipe()
         os.set_inheritable(self._lifeline, True)
-        self.bus = Bus()
+        self.bus = Bus(keys=keys)
         try:
             session = ServerSession(
                 "supervisor", "supervisor", {"node": (Status,)}, self.config.agreement(), secrets.randbits(63)

@@ -35,6 +35,9 @@ class Topic:
     recorded: bool
 
 
+LINKS = ("policy", "learner", "supervisor")
+"""The servers of a run, each of which is the end of one link."""
+
 QUEUE_LENGTH = 1000
 """Messages a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
 

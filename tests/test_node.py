@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from td3_robot import config as configuration
 from td3_robot import node as nodes
 from td3_robot.config import Config
 from td3_robot.messages import Bye, Message
@@ -96,3 +97,12 @@ def test_a_robot_in_real_time_waits_for_no_queue(node: tuple[Node, Clock, FakeBu
     assert not it._pending
     assert not bus.sent
     assert it.counters == {"undelivered": 2}
+
+
+def test_real_time_that_is_not_granted_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    nodes._ask_for_realtime(configuration.parse({}))
+    assert caplog.text == ""
+    nodes._ask_for_realtime(configuration.parse({"realtime": {"processors": [4000]}}))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "real time, not granted: on processors 4000: " in caplog.text

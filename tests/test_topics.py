@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from td3_robot.messages import MESSAGES
-from td3_robot.run_folder import LINKS
-from td3_robot.topics import QUEUE_LENGTH, TOPICS, Topic
+from td3_robot.topics import LINKS, QUEUE_LENGTH, TOPICS, Topic
 from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT
 
 HANDSHAKE = {"hello", "welcome", "refused", "heartbeat", "bye"}

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
+    "policy": ("td3_robot.bench.policy", "time of the policy server for an action, its start and its memory"),
+    "link": ("td3_robot.bench.link", "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks"),
     "sim": ("sims.bench", "environment steps a second, beside the published robots; memory of a robot"),
     "learner": ("td3_robot.learner.bench", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
 }
@@ -34,8 +36,9 @@ def usage() -> str:
         "usage: td3-robot bench BENCHMARK [--json] [ARGUMENTS]\n\n"
         f"benchmarks:\n{rows}\n\n"
         "examples:\n"
-        "  td3-robot bench sim\n"
-        "  td3-robot bench sim --json > sim.json\n"
-        "  td3-robot bench learner --profile\n\n"
+        "  td3-robot bench policy\n"
+        "  td3-robot bench link --seconds 10\n"
+        "  td3-robot bench learner --profile\n"
+        "  td3-robot bench sim --json > sim.json\n\n"
         "td3-robot bench BENCHMARK --help says more."
     )

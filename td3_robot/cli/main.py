@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
     "eval": ("sims.evaluate", "evaluate a policy, and make a video of it"),
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
+    "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
+    "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
     "sim": ("sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "serve a policy to a robot, or by hand in a training"),
     "node": ("td3_robot.cli.node", "command a policy server and its robots: state, activate, estop, load, …"),
@@ -32,6 +34,7 @@ _EXTRAS = {
     "pybullet_data": "sim",
     "gymnasium": "sim",
     "imageio": "sim",
+    "onnx": "onnx",
 }
 
 

@@ -18,6 +18,7 @@ from td3_robot.messages import Command, Message, Reply, StateChange
 from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, hello
 
 VERBS = {
@@ -53,11 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.timeout <= 0:
         raise UsageError(f"--timeout is {parsed.timeout:g}; allowed: above 0 s")
     command = None if parsed.verb == "watch" else _command(parsed)
-    bus = Bus()
+    endpoint, keys = _place(parsed)
+    bus = Bus(keys=open_keys(keys))
     try:
         name = f"operator-{os.getpid()}"
         introduction = hello("operator", name, client=secrets.randbits(63))
-        bus.connect(_endpoint(parsed), ClientSession("policy", introduction, (Reply, StateChange)))
+        bus.connect(endpoint, ClientSession("policy", introduction, (Reply, StateChange)))
         messages = _messages(bus, parsed.timeout, endless=command is None)
         if command is None:
             return _watch(messages)
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--run", type=Path, metavar="DIR", help="the policy server of this run")
     where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
+    parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
     parser.add_argument("--reason", default="", help="why, for the log")
     parser.add_argument("--force", action="store_true", help="load: as the newest version, whatever its own is")
@@ -89,16 +92,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _endpoint(parsed: argparse.Namespace) -> str:
+def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
+    """Where the policy server is, and the folder of keys to go there with."""
     if parsed.endpoint:
-        return str(parsed.endpoint)
+        return str(parsed.endpoint), parsed.keys
+    if parsed.keys:
+        raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
     if parsed.run:
         run = RunFolder.open(parsed.run)
-        return run.endpoint("policy", run.config())
-    endpoint = configuration.load(parsed.config).endpoints.policy
-    if not endpoint:
+        config = run.config()
+        return run.endpoint("policy", config), config.endpoints.keys
+    endpoints = configuration.load(parsed.config).endpoints
+    if not endpoints.policy:
         raise UsageError(f"configuration {parsed.config!r} sets no endpoints.policy; name one with --endpoint")
-    return endpoint
+    return endpoints.policy, endpoints.keys
 
 
 def _command(parsed: argparse.Namespace) -> Command:
@@ -138,7 +145,7 @@ def _ask(bus: Bus, command: Command, messages: Iterator[Message | None], parsed:
             (_print_json if parsed.json else _print)(message)
             return EXIT_CHECK_FAILED if message.error else EXIT_GOOD
     who = command.target or "policy server"
-    print(f"td3-robot node: no answer from {who} at {_endpoint(parsed)} within {parsed.timeout:g} s", file=sys.stderr)
+    print(f"td3-robot node: no answer from {who} at {_place(parsed)[0]} within {parsed.timeout:g} s", file=sys.stderr)
     return EXIT_CHECK_FAILED
 
 

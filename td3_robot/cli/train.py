@@ -20,10 +20,12 @@ from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import storage
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
-from td3_robot.run_folder import LINKS, RunFolder
+from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.supervisor import Supervisor
+from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
+from td3_robot.transport.keys import open_keys
 
 FINAL_EPISODES = 10
 
@@ -106,9 +108,10 @@ def _check(config: Config, path: Path) -> str:
     for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
-            endpoints.check(endpoint, bind=True)
+            endpoints.check(endpoint, bind=True, keys=keys is not None)
     tasks = importlib.import_module("sims.tasks")
     spec: RobotSpec = tasks.spec(config.task)
     width = storage.row_size(spec.observation_size, spec.action_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot.arrays import finite
 from td3_robot.bundle import Bundle
 from td3_robot.commands import TO_WATCH
 from td3_robot.errors import BundleError, LifecycleError
@@ -29,6 +30,27 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "operator": (Command,),
 }
 """What a policy server takes from clients of each role."""
+
+
+class Explorer:
+    """The noise of one source's robots, and how large it is with the policy of the moment.
+
+    Attributes:
+        scale: float32[N, A], the standard deviation of each robot's noise, in the unit of the channel.
+    """
+
+    def __init__(self, seed: int, step: Step) -> None:
+        robots, actions = step.action.shape
+        self.incarnation = step.incarnation
+        self.noise = Noise(seed, step.source, step.incarnation, robots, actions)
+        self.scale: Float32 = np.zeros((robots, actions), np.float32)
+        self._policy: Policy | None = None
+
+    def follow(self, policy: Policy) -> None:
+        """Be as large as this policy asks for."""
+        if policy is not self._policy:
+            self._policy = policy
+            self.scale = self.noise.scales(policy.bundle.exploration.scale) * policy.actor.half
 
 
 class PolicyCore:
@@ -66,7 +88,7 @@ class PolicyCore:
         self.counters: Counter[str] = Counter()
         self._autostart = autostart
         self._parked: dict[Peer, tuple[Step, float]] = {}
-        self._noise: dict[Peer, tuple[int, Noise]] = {}  # with the incarnation it is for
+        self._explorers: dict[Peer, Explorer] = {}
         self._watches: dict[str, Watch] = {}
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
         verbs = {
@@ -204,7 +226,7 @@ class PolicyCore:
 
     def _forget(self, peer: Peer, fresh: dict[Peer, Step]) -> None:
         self.desk.leave(peer)
-        for known in (fresh, self._parked, self._noise):
+        for known in (fresh, self._parked, self._explorers):
             known.pop(peer, None)
         watch = self._watches.get(peer.name)
         if watch and watch.lifecycle.active and peer.name not in self.desk.robots:
@@ -256,7 +278,7 @@ class PolicyCore:
             return self._safe(step, policy)
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
         action = self._act(peer, step, policy, kind)
-        if not np.isfinite(action).all():  # finite weights can still overflow
+        if not finite(action):  # finite weights can still overflow
             self.counters["not_finite"] += 1
             return self._safe(step, policy) if envelope.guarded else None
         if envelope.guarded:
@@ -271,19 +293,18 @@ class PolicyCore:
         actor = policy.actor
         if kind is NoiseKind.NONE:
             return actor(step.observation)
-        incarnation, noise = self._noise.get(peer, (-1, None))
-        if noise is None or incarnation != step.incarnation:
-            robots, actions = step.action.shape
-            noise = Noise(self.seed, step.source, step.incarnation, robots, actions)
-            self._noise[peer] = step.incarnation, noise
-        exploration = policy.bundle.exploration
-        drawn = noise(kind, step.episode, step.episode_step, exploration.theta)
+        explorer = self._explorers.get(peer)
+        if explorer is None or explorer.incarnation != step.incarnation:
+            explorer = self._explorers[peer] = Explorer(self.seed, step)
+        explorer.follow(policy)
+        drawn = explorer.noise(kind, step.episode, step.episode_step, policy.bundle.exploration.theta)
         if kind is NoiseKind.UNIFORM:
             action = actor.low + drawn * (actor.high - actor.low)
         else:
-            action = actor(step.observation) + drawn * (noise.scales(exploration.scale) * actor.half)
-        clipped: Float32 = np.clip(action, actor.low, actor.high, out=action)
-        return clipped
+            action = actor.unclipped(step.observation)
+            drawn *= explorer.scale
+            action += drawn
+        return actor.clip(action)
 
 
 def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: int) -> Action:

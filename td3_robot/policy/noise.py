@@ -16,6 +16,7 @@ from td3_robot.specs import Float32
 
 DEFAULT_THETA = 0.15  # of Lillicrap et al.
 _BLOCK = 64  # steps drawn at once: a block costs 20 µs, a look-up of a drawn one almost nothing
+_LENGTH = np.uint32(_BLOCK)
 
 
 class Noise:
@@ -72,13 +73,16 @@ class Noise:
         if kind is NoiseKind.ORNSTEIN_UHLENBECK and theta != self._theta:
             self._theta = theta
             block.episode[:] = np.iinfo(np.uint64).max
-        number = step // np.uint32(_BLOCK)
-        stale = (block.episode != episode) | (block.number != number)
-        if stale.any():
-            robots = np.flatnonzero(stale)
-            block.values[robots] = self._draw(kind, robots, episode, number)
-            block.episode[robots], block.number[robots] = episode[robots], number[robots]
-        values: Float32 = block.values[self._rows, step % np.uint32(_BLOCK)]
+            block.drawn = b""
+        number = step // _LENGTH
+        wanted = episode.tobytes() + number.tobytes()
+        if wanted != block.drawn:  # as bytes: almost always they are the same, and this is how to see it fastest
+            robots = np.flatnonzero((block.episode != episode) | (block.number != number))
+            if len(robots):
+                block.values[robots] = self._draw(kind, robots, episode, number)
+                block.episode[robots], block.number[robots] = episode[robots], number[robots]
+            block.drawn = wanted
+        values: Float32 = block.values[self._rows, step % _LENGTH]
         return values
 
     def _draw(self, kind: NoiseKind, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
@@ -121,7 +125,8 @@ def blocks_remembered(theta: float) -> int:
 class _Block:
     """What is drawn so far: for each robot the episode and block number, and the values of its steps."""
 
-    __slots__ = ("episode", "number", "values")
+    __slots__ = ("drawn", "episode", "number", "values")
 
     def __init__(self, episode: UInt64, number: UInt32, values: Float32) -> None:
         self.episode, self.number, self.values = episode, number, values
+        self.drawn = b""  # episodes and numbers once more

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from td3_robot.arrays import finite
 from td3_robot.messages import Phase, UInt8
 from td3_robot.safety import Envelope
 from td3_robot.specs import Float32, RobotSpec
+
+_FIRST = bytes([Phase.FIRST])
 
 
 class SafetyFilter:
@@ -24,6 +27,10 @@ class SafetyFilter:
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
         self._spec = spec
+        # As rows [1, A]: for one robot they then have the shape of what they are combined with (see Actor).
+        self._low, self._high = envelope.low[None], envelope.high[None]
+        self._step = None if envelope.step is None else envelope.step[None]
+        self._blend = None if envelope.blend is None else envelope.blend[None]
         self._last: Float32 = np.empty((0, spec.action_size), np.float32)
         self._bound: Float32 = np.empty_like(self._last)
 
@@ -38,26 +45,25 @@ class SafetyFilter:
         Returns:
             float32[N, A], ``action``.
         """
-        envelope = self.envelope
-        if envelope.blend is not None or envelope.step is not None:
+        if self._blend is not None or self._step is not None:
             last = self._before(applied, phase)
-            if envelope.blend is not None:
+            if self._blend is not None:
                 action -= last
-                action *= envelope.blend
+                action *= self._blend
                 action += last
-            if envelope.step is not None:
-                np.subtract(last, envelope.step, out=self._bound)
+            if self._step is not None:
+                np.subtract(last, self._step, out=self._bound)
                 np.maximum(action, self._bound, out=action)
-                np.add(last, envelope.step, out=self._bound)
+                np.add(last, self._step, out=self._bound)
                 np.minimum(action, self._bound, out=action)
-        np.maximum(action, envelope.low, out=action)  # np.clip takes three times as long
-        return np.minimum(action, envelope.high, out=action)
+        np.maximum(action, self._low, out=action)  # np.clip takes three times as long
+        return np.minimum(action, self._high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
         """Why no policy may answer this observation, float32[N, O]; None if it may."""
         low, high = self.envelope.observation_low, self.envelope.observation_high
         if low is None or high is None:
-            if np.isfinite(observation).all():
+            if finite(observation):
                 return None
             low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
         elif (low <= observation).all() and (observation <= high).all():  # not-a-number is neither; infinite may be
@@ -74,7 +80,6 @@ class SafetyFilter:
         if len(applied) != len(self._last):  # only when a source of another size asks
             self._last, self._bound = np.empty_like(applied), np.empty_like(applied)
         np.copyto(self._last, applied)
-        first = phase == Phase.FIRST
-        if first.any():
-            self._last[first] = self.envelope.rest
+        if _FIRST in phase.tobytes():
+            self._last[phase == Phase.FIRST] = self.envelope.rest
         return self._last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections import Counter
@@ -12,34 +13,53 @@ from pathlib import Path
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Bye, Message
+from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
-from td3_robot.transport import codec, endpoints
-from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession
+from td3_robot.transport import codec, curve, endpoints
+from td3_robot.transport.keys import REVOCATION_TIME, AllowList
+from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession, Tally
+
+log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
-_TIMER = 0.1  # seconds: the longest sleep before handshakes and time-outs are looked at
+_TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
+_TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
+_RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
+_DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
+_NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
+_READABLE = int(zmq.POLLIN)
+_COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
-"""Bytes of a frame, beyond which libzmq closes the connection that sends it."""
+"""Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
+cuts off earlier."""
 
 
 class Bus:
     """All links of one process.
 
-    Not thread-safe, as ZeroMQ's sockets are not. ``clock`` is a monotonic clock in seconds.
+    Not thread-safe, as ZeroMQ's sockets are not. ``clock`` is a monotonic clock in seconds. With ``keys`` every TCP
+    link uses CURVE; set them before the first link.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, keys: AllowList | None = None) -> None:
+        self.keys = keys
         self._context = zmq.Context()
         self._clock = clock
         self._poller = zmq.Poller()
         self._servers: dict[str, tuple[zmq.Socket[bytes], ServerSession]] = {}
         self._clients: dict[str, tuple[zmq.Socket[bytes], ClientSession]] = {}
+        self._sessions: dict[zmq.Socket[bytes], ServerSession | ClientSession] = {}
+        self._others: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # told the time when they have something
+        self._guarded: set[str] = set()  # links served with keys
+        self._pinned: dict[str, tuple[str, str]] = {}  # of each link with keys: endpoint, key of its server
+        self._gatekeeper: curve.Gatekeeper | None = None
+        self._watchers: list[curve.Watcher] = []
+        self._retries: dict[str, float] = {}  # links to be connected anew, and when
+        self._tally = Tally()
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
-        self.counts: Counter[str] = Counter()
 
     def serve(self, endpoint: str, session: ServerSession) -> str:
         """Bind a server; returns the endpoint really bound (``tcp://HOST:*`` takes a free port).
@@ -47,9 +67,16 @@ class Bus:
         Raises:
             EndpointError: busy, malformed or not allowed.
         """
-        endpoints.check(endpoint, bind=True)
-        socket = self._socket(zmq.ROUTER, endpoint)
+        endpoints.check(endpoint, bind=True, keys=self.keys is not None)
+        socket = self._socket(zmq.ROUTER, endpoint, session)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells a full queue from a client that is gone
+        if self.keys and endpoints.is_tcp(endpoint):
+            if self._gatekeeper is None:
+                self._gatekeeper = curve.Gatekeeper(self._context, self.keys, self._tally)
+                self._others[self._gatekeeper.socket] = self._gatekeeper.answer
+                self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
+            curve.as_server(socket, session.link, self.keys)
+            self._guarded.add(session.link)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -61,6 +88,7 @@ class Bus:
             path.chmod(0o600)
             self._paths.append(path)
         self._servers[session.link] = (socket, session)
+        self._sessions[socket] = session
         self._poller.register(socket, zmq.POLLIN)
         return bound
 
@@ -70,14 +98,22 @@ class Bus:
         Raises:
             EndpointError: malformed or not allowed.
         """
-        endpoints.check(endpoint, bind=False)
-        socket = self._socket(zmq.DEALER, endpoint)
+        endpoints.check(endpoint, bind=False, keys=self.keys is not None)
+        socket = self._socket(zmq.DEALER, endpoint, session)
+        if self.keys and endpoints.is_tcp(endpoint):
+            curve.as_client(socket, session.link, self.keys)
+            self._pinned[session.link] = endpoint, self.keys.server(session.link)
+            watcher = curve.Watcher(socket, session.link, self.keys, self._tally)
+            self._watchers.append(watcher)
+            self._others[watcher.socket] = lambda now: self._look(watcher, now)
+            self._poller.register(watcher.socket, zmq.POLLIN)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             socket.close()
             raise EndpointError(f"endpoint {endpoint!r} cannot be connected to: {error}") from None
         self._clients[session.link] = (socket, session)
+        self._sessions[socket] = session
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
 
@@ -121,7 +157,7 @@ class Bus:
 
     def dropped(self) -> Counter[str]:
         """Malformed, refused and unexpected input by kind, over all links."""
-        total = Counter(self.counts)
+        total = Counter(self._tally.counts)
         for _, session in self._links():
             total += session.tally.counts
         return total
@@ -131,8 +167,12 @@ class Bus:
         for socket, session in self._clients.values():
             if session.state == "welcome":
                 self._post(socket, [Bye.NAME.encode(), codec.encode(Bye(reason))])
+        for watcher in self._watchers:
+            watcher.socket.close(linger=0)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
+        if self._gatekeeper:
+            self._gatekeeper.socket.close()
         self._context.term()
         for path in self._paths:
             with contextlib.suppress(OSError):
@@ -141,19 +181,30 @@ class Bus:
     def _links(self) -> list[tuple[zmq.Socket[bytes], ServerSession | ClientSession]]:
         return [*self._servers.values(), *self._clients.values()]
 
-    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, endpoint: str, session: ServerSession | ClientSession) -> zmq.Socket[bytes]:
         """A socket with every option set that must come before bind or connect (FIELD_NOTES: later ones do nothing)."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        socket.setsockopt(zmq.MAXMSGSIZE, _longest_frame(session))
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
+        if endpoints.is_tcp(endpoint):  # where a peer can vanish without a word
+            socket.setsockopt(zmq.HANDSHAKE_IVL, _DEAD)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, _DEAD // 5)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _DEAD)
+            socket.setsockopt(zmq.CONNECT_TIMEOUT, _DEAD)
         return socket
 
     def _timers(self, now: float) -> None:
+        if self.keys and (change := self.keys.refresh()):
+            log.warning("%s", change)
+            self._rekey()
+        for link in [link for link, due in self._retries.items() if now >= due]:
+            del self._retries[link]
+            self._reconnect(link, self._pinned[link][0])
         for socket, client in self._clients.values():
             client.check()
             for message in client.due(now):
@@ -161,24 +212,70 @@ class Bus:
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
+    def _rekey(self) -> None:
+        """Let go of clients that may no longer connect, and of servers that are no longer the ones expected."""
+        assert self.keys
+        for link in self._guarded:
+            session = self._servers[link][1]
+            for key, peer in list(session.peers.items()):
+                if not self.keys.client(peer.owner):
+                    self._waiting += session.forget(key, "its key was revoked")
+        for link, (endpoint, pinned) in self._pinned.items():
+            if self.keys.server(link) != pinned:
+                self._reconnect(link, endpoint)
+
+    def _reconnect(self, link: str, endpoint: str) -> None:
+        assert self.keys
+        socket, client = self._clients[link]
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
+            socket.disconnect(endpoint)
+        curve.as_client(socket, link, self.keys)
+        socket.connect(endpoint)
+        self._pinned[link] = endpoint, self.keys.server(link)
+        if client.state == "welcome":
+            client.state = "connecting"
+
+    def _look(self, watcher: curve.Watcher, now: float) -> None:
+        if watcher.failed(now):
+            self._retries.setdefault(watcher.link, now + _RETRY)
+
     def _drain(self, socket: zmq.Socket[bytes]) -> list[Input]:
-        inputs: list[Input] = []
         now = self._clock()
-        session = next(session for other, session in self._links() if other is socket)
+        if look := self._others.get(socket):
+            look(now)
+            return []
+        inputs: list[Input] = []
+        session = self._sessions[socket]
         for _ in range(_DRAIN):
             try:
-                frames = socket.recv_multipart(zmq.DONTWAIT)
+                if isinstance(session, ClientSession):
+                    inputs += session.receive(_frames(socket), now)
+                    for message in session.due(now):
+                        self._post(socket, [message.NAME.encode(), codec.encode(message)])
+                else:
+                    inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
-            if isinstance(session, ClientSession):
-                inputs += session.receive(frames, now)
-                for message in session.due(now):
-                    self._post(socket, [message.NAME.encode(), codec.encode(message)])
-                continue
-            received, replies = session.receive(frames[0], frames[1:], now)
-            inputs += received
-            for key, message in replies:
-                self._reply(socket, session, key, message.NAME, codec.encode(message))
+            # To ask is cheaper than to try: an exception costs as much as a message.
+            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+                break
+        return inputs
+
+    def _from_client(self, socket: zmq.Socket[bytes], session: ServerSession, now: float) -> list[Input]:
+        owner = ""
+        if session.link in self._guarded:
+            # Only a message itself says with which key its connection was made: a client can choose the identity.
+            first = socket.recv(_NOW, copy=False)
+            key, frames = first.bytes, _frames(socket)
+            owner = curve.owner(first)
+            if not (self.keys and self.keys.client(owner)):
+                self._tally.note("revoked", f"link {session.link}: a message under the key {owner}", now)
+                return []
+        else:
+            key, frames = socket.recv(_NOW), _frames(socket)
+        inputs, replies = session.receive(key, frames, now, owner)
+        for key, message in replies:
+            self._reply(socket, session, key, message.NAME, codec.encode(message))
         return inputs
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
@@ -200,8 +297,32 @@ class Bus:
 
     @staticmethod
     def _post(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+        """As ``send_multipart``, less what it checks and adds up in Python; only the first frame can be refused."""
+        *head, last = frames
         try:
-            socket.send_multipart(frames, zmq.DONTWAIT, copy=len(frames[-1]) < 65536)
+            for frame in head:
+                socket.send(frame, _MORE)
+            socket.send(last, _NOW, copy=len(last) < _COPIED)
         except zmq.Again:
             return False
         return True
+
+
+def _frames(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """What is left of one message, as ``recv_multipart`` gives it, in half the time."""
+    frames: list[bytes] = []
+    more = True
+    while more:
+        frame = socket.recv(_NOW, copy=False)
+        frames.append(frame.bytes)
+        more = frame.more
+    return frames
+
+
+def _longest_frame(session: ServerSession | ClientSession) -> int:
+    """Bytes of the longest frame that a session has a use for; libzmq closes a connection that sends a longer one."""
+    if isinstance(session, ClientSession):
+        kinds: set[type[Message]] = {Welcome, Refused, *session.accepts}
+    else:
+        kinds = {Hello, *(kind for accepted in session.accepts.values() for kind in accepted)}
+    return max(kind.MAX_BYTES for kind in kinds) + 1024

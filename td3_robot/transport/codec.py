@@ -21,6 +21,8 @@ MAX_SIZE = 1 << 16
 MAX_DEPTH = 8
 """How deep a map field may nest."""
 
+_LAYOUTS = 256  # combinations of sizes a plan remembers
+
 Dims = Mapping[str, int]
 
 
@@ -31,7 +33,7 @@ def encode(message: Message) -> bytes:
         ValueError: a field's array has the wrong dtype or number of dimensions (a mistake in the caller).
     """
     content: dict[str, Any] = {}
-    for name, (wire, dtype) in _PLANS[type(message)].items():
+    for name, (wire, dtype) in _PLANS[type(message)].fields.items():
         value = getattr(message, name)
         if dtype is not None:
             if value.dtype != dtype or value.ndim != len(wire.shape):
@@ -63,20 +65,74 @@ def decode(name: str, payload: bytes, dims: Dims | None = None) -> Message:
     except Exception as error:  # msgpack raises a dozen unrelated types for bytes that are not msgpack
         raise ProtocolError("malformed", f"{name}: not msgpack ({type(error).__name__})") from None
     plan = _PLANS[message]
-    if not isinstance(content, dict) or content.keys() != plan.keys():
+    if not isinstance(content, dict) or content.keys() != plan.fields.keys():
         keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
-        raise ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan)}")
-    known = dict(dims) if dims else {}
-    for key, (wire, dtype) in plan.items():
-        label = f"{name}.{key}"
-        if dtype is None:
-            _CHECKS[wire.kind](label, content[key], wire)
-        else:
-            content[key] = _array(label, content[key], wire, dtype, known)
-    result = message(**content)
+        raise ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan.fields)}")
+    for key, low, high, wire in plan.integers:
+        value = content[key]
+        if type(value) is not int or not low <= value <= high:
+            _integer(f"{name}.{key}", value, wire)
+    for key, wire in plan.others:
+        _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
+    if plan.arrays and not _take_arrays(content, plan.layout(dims)):
+        known = dict(dims) if dims else {}
+        for key, wire, dtype in plan.arrays:
+            content[key] = _array(f"{name}.{key}", content[key], wire, dtype, known)
+    result: Message = object.__new__(message)
+    result.__dict__.update(content)  # a frozen dataclass's own constructor sets fields one by one, ten times slower
     if problem := result.problem():
         raise ProtocolError("value", f"{name}: {problem}")
     return result
+
+
+Layout = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
+
+
+class _Plan:
+    """How to encode and decode one message; what can be worked out once is."""
+
+    def __init__(self, message: type[Message]) -> None:
+        self.fields = {
+            name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
+            for name, wire in wire_fields(message).items()
+        }
+        scalars = [(name, wire) for name, (wire, dtype) in self.fields.items() if dtype is None]
+        self.integers = [(name, *_INTEGERS[wire.kind], wire) for name, wire in scalars if wire.kind in _INTEGERS]
+        self.others = [(name, wire) for name, wire in scalars if wire.kind not in _INTEGERS]
+        self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
+        self._sizes = sorted({size for _, wire, _ in self.arrays for size in wire.shape})
+        self._layouts: dict[tuple[int | None, ...], Layout | None] = {}
+
+    def layout(self, dims: Dims | None) -> Layout | None:
+        """Name, shape, dtype and bytes of each array; None where ``dims`` does not say all sizes."""
+        key = tuple(map(dims.get, self._sizes)) if dims else ()
+        try:
+            return self._layouts[key]
+        except KeyError:
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            layout = None
+            if dims and None not in key:
+                layout = [
+                    (name, shape, dtype, dtype.itemsize * math.prod(shape))
+                    for name, wire, dtype in self.arrays
+                    for shape in [tuple(dims[size] for size in wire.shape)]
+                ]
+            self._layouts[key] = layout
+            return layout
+
+
+def _take_arrays(content: dict[str, Any], layout: Layout | None) -> bool:
+    """Replace bytes by arrays if all are as long as they must be; else False, and somebody else finds out why."""
+    if layout is None:
+        return False
+    for name, _, _, size in layout:
+        value = content[name]
+        if type(value) is not bytes or len(value) != size:
+            return False
+    for name, shape, dtype, _ in layout:
+        content[name] = np.ndarray(shape, dtype, content[name])
+    return True
 
 
 def _array(label: str, value: Any, wire: FieldType, dtype: np.dtype[Any], dims: dict[str, int]) -> Any:
@@ -135,18 +191,9 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
 
 
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
-    "u32": _integer,
-    "u64": _integer,
-    "i64": _integer,
     "text": _text,
     "bytes": _bytes,
     "map": _tree,
 }
 
-_PLANS: dict[type[Message], dict[str, tuple[FieldType, np.dtype[Any] | None]]] = {
-    message: {
-        name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
-        for name, wire in wire_fields(message).items()
-    }
-    for message in MESSAGES.values()
-}
+_PLANS: dict[type[Message], _Plan] = {message: _Plan(message) for message in MESSAGES.values()}

@@ -14,15 +14,15 @@ from td3_robot.errors import EndpointError
 LONGEST_SOCKET_PATH = 107
 """sun_path of unix(7) holds 108 bytes with its end mark."""
 
-_TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]/]+)):([0-9]{1,5}|\*)")
+_TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 
 
-def check(endpoint: str, *, bind: bool) -> None:
-    """Accept ``ipc://PATH`` and ``tcp://`` on loopback.
+def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
+    """Accept ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
 
     Raises:
-        EndpointError: malformed, too long, beyond loopback, or (when binding ipc) in use by a live process, or a
-            file that is not a socket.
+        EndpointError: malformed, too long, beyond loopback without keys, or (when binding ipc) in use by a live
+            process, or a file that is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -44,10 +44,16 @@ def check(endpoint: str, *, bind: bool) -> None:
         raise EndpointError(
             f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, and * for a free one where it is served"
         )
-    if not _loopback(host):
+    if not keys and not _loopback(host):
         raise EndpointError(
-            f"endpoint {endpoint!r} is beyond loopback; without keys only ipc:// and tcp://127.0.0.1 are allowed"
+            f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
+            f"NAME', exchange them with 'td3-robot keys allow', and set endpoints.keys to their folder"
         )
+
+
+def is_tcp(endpoint: str) -> bool:
+    """Whether an endpoint is one that keys are used on; a socket file is guarded by its mode."""
+    return endpoint.startswith("tcp://")
 
 
 def _loopback(host: str) -> bool:

@@ -39,12 +39,18 @@ Frames = Sequence[bytes]
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """A client as its server knows it, for as long as one connection lasts."""
+    """A client as its server knows it, for as long as one connection lasts.
+
+    Attributes:
+        key: ZeroMQ's routing identity.
+        owner: public key that it has proved to hold; empty on a link without keys.
+    """
 
     link: str
     key: bytes
     hello: Hello
     dims: Mapping[str, int]
+    owner: str = ""
 
     @property
     def name(self) -> str:
@@ -110,19 +116,24 @@ class ServerSession:
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
 
-    def receive(self, key: bytes, frames: Frames, now: float) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+    def receive(
+        self, key: bytes, frames: Frames, now: float, owner: str = ""
+    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         """What one multipart message from the client ``key`` means: inputs for the core, and direct replies.
 
-        A client joining is an input holding its Hello; one leaving, its Bye. Never raises on any bytes.
+        ``owner`` is the public key its connection was made with. A client joining is an input holding its Hello; one
+        leaving, its Bye. Never raises on any bytes.
         """
         peer = self.peers.get(key)
+        if peer and peer.owner != owner:  # a routing identity that was somebody else's
+            return [], []
         try:
             message = _decode(frames, peer.dims if peer else None)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
             return [], []
         if isinstance(message, Hello):
-            return self._meet(key, message, now)
+            return self._meet(key, message, now, owner)
         if peer is None:
             return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
         self._heard[key] = now
@@ -158,8 +169,10 @@ class ServerSession:
                 inputs += self.forget(key, refused.reason)
         return inputs, replies
 
-    def _meet(self, key: bytes, hello: Hello, now: float) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        refused = self._judge(hello)
+    def _meet(
+        self, key: bytes, hello: Hello, now: float, owner: str
+    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        refused = self._judge(hello, owner)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
             return self.forget(key, refused.reason), [(key, refused)]
@@ -173,13 +186,13 @@ class ServerSession:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
             if self.spec is None:
                 self.spec = spec
-            peer = Peer(self.link, key, hello, _dims(spec, hello.robots))
+            peer = Peer(self.link, key, hello, _dims(spec, hello.robots), owner)
             self.peers[key] = peer
             inputs.append((peer, hello))
         self._heard[key] = now
         return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
 
-    def _judge(self, hello: Hello) -> Refused | None:
+    def _judge(self, hello: Hello, owner: str) -> Refused | None:
         """Why this client may not take part, None if it may."""
         if hello.protocol != PROTOCOL_VERSION:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
@@ -193,6 +206,8 @@ class ServerSession:
             if theirs is not None and theirs != mine:
                 return Refused("agreement", f"configuration differs: {key} is {mine} here, {theirs} there"[:2048])
         for peer in self.peers.values():
+            if peer.name == hello.name and peer.owner != owner:
+                return Refused("name", f"name {hello.name!r} is taken by a {peer.role} with another key")
             taken = peer.name == hello.name and peer.hello.client != hello.client
             if taken and hello.incarnation <= peer.hello.incarnation:
                 return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")

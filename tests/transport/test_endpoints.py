@@ -47,8 +47,10 @@ def test_beyond_loopback(endpoint: str, bind: bool) -> None:
     with pytest.raises(EndpointError) as caught:
         endpoints.check(endpoint, bind=bind)
     assert str(caught.value) == (
-        f"endpoint {endpoint!r} is beyond loopback; without keys only ipc:// and tcp://127.0.0.1 are allowed"
+        f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
+        "NAME', exchange them with 'td3-robot keys allow', and set endpoints.keys to their folder"
     )
+    endpoints.check(endpoint, bind=bind, keys=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""Both ends of a measured link: server processes, and a robot that asks for actions from within this process."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from td3_robot.bench import example
+from td3_robot.errors import NodeError
+from td3_robot.messages import Action
+from td3_robot.transport import codec, curve, session
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import AllowList, KeyFolder
+from td3_robot.transport.session import ClientSession
+
+_PATIENCE = 30.0  # seconds
+
+
+@contextlib.contextmanager
+def serving(what: str, endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
+    """Start :mod:`td3_robot.bench.server`; its process id and the endpoint it serves. Leaving stops it.
+
+    Raises:
+        NodeError: it does not come up.
+    """
+    command = [sys.executable, "-m", "td3_robot.bench.server", what, "--endpoint", endpoint, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        bound = process.stdout.readline().strip()
+        if not bound:
+            raise NodeError(f"the {what} process of the benchmark ended with exit code {process.wait(_PATIENCE)}")
+        yield process.pid, bound
+    finally:
+        process.terminate()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+class Robot:
+    """A source of ``robots`` robots that sends Steps prepared beforehand and takes Actions."""
+
+    def __init__(self, endpoint: str, robots: int, keys: AllowList | None = None) -> None:
+        self.bus = Bus(keys=keys)
+        name = f"{example.SOURCE}-{robots}"
+        hello = session.hello("driver", name, client=robots, robots=robots, spec=example.spec())
+        sizes = {"N": robots, "O": example.OBSERVATIONS, "A": example.ACTIONS}
+        self.bus.connect(endpoint, ClientSession("policy", hello, (Action,), sizes))
+        rng = np.random.default_rng(robots)
+        self._steps = [example.step(sequence, robots, rng, name) for sequence in range(1000)]
+        self._sent = 0
+
+    def send(self) -> int:
+        """Send the next Step; its sequence."""
+        step = self._steps[self._sent % len(self._steps)]
+        self._sent += 1
+        self.bus.send("policy", step)
+        return step.sequence
+
+    def answered(self, sequence: int, timeout: float) -> bool:
+        """Whether the Action that answers a Step comes within ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            for _, message in self.bus.receive(max(0.0, end - time.monotonic())):
+                if isinstance(message, Action) and message.answers == sequence:
+                    return True
+            if time.monotonic() >= end:
+                return False
+
+    def round_trip(self) -> int:
+        """Nanoseconds from an observation to the action for it, encoding and decoding included.
+
+        Raises:
+            NodeError: none came.
+        """
+        end = time.monotonic() + _PATIENCE
+        while not self.bus.welcome("policy"):
+            self.bus.receive(0.01)
+            if time.monotonic() > end:
+                raise NodeError(f"the policy server of the benchmark did not answer within {_PATIENCE} s")
+        begin = time.perf_counter_ns()
+        if not self.answered(self.send(), _PATIENCE):
+            raise NodeError(f"no action within {_PATIENCE} s")
+        return time.perf_counter_ns() - begin
+
+    def close(self) -> None:
+        self.bus.close()
+
+
+class Echo:
+    """A bare DEALER that sends as many bytes as a Step has and gets back as many as an Action has."""
+
+    def __init__(self, endpoint: str, robots: int, keys: str | None = None) -> None:
+        rng = np.random.default_rng(0)
+        step = codec.encode(example.step(500, robots, rng))
+        zeros = np.zeros((robots, example.ACTIONS), np.float32)
+        action = codec.encode(Action(example.SOURCE, 0, 500, 500, zeros, 1, 1, 0))
+        self._frames = [b"step", len(action).to_bytes(4, "little") + step[4:]]
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        if keys:
+            curve.as_client(self._socket, "policy", AllowList(KeyFolder(Path(keys))))
+        self._socket.connect(endpoint)
+
+    def round_trip(self) -> int:
+        begin = time.perf_counter_ns()
+        self._socket.send_multipart(self._frames)
+        self._socket.recv_multipart()
+        return time.perf_counter_ns() - begin
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

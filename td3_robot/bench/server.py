@@ -1,0 +1,70 @@
+"""The other end of ``bench link`` and ``bench policy``, as a process: the real policy core on the real bus, or an echo.
+
+``python -m td3_robot.bench.server policy|echo --endpoint E``; it prints the endpoint that it serves, then nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from td3_robot import realtime
+from td3_robot.bench import example
+from td3_robot.bundle import Bundle
+from td3_robot.messages import Step
+from td3_robot.policy.core import PolicyCore
+from td3_robot.realtime import RealtimeConfig
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import KeyFolder, open_keys
+from td3_robot.transport.session import ServerSession
+
+_IDLE = 0.05  # seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m td3_robot.bench.server")
+    parser.add_argument("what", choices=("policy", "echo"))
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--bundle", type=Path, help="policy to serve (default: the example)")
+    parser.add_argument("--keys", help="folder of keys")
+    parser.add_argument("--realtime", default="{}", help="RealtimeConfig as JSON")
+    options = parser.parse_args(arguments)
+    realtime.apply(msgspec.json.decode(options.realtime, type=RealtimeConfig))
+    if options.what == "echo":
+        _echo(options.endpoint, options.keys)
+    bundle = Bundle.load(options.bundle) if options.bundle else example.bundle()
+    core = PolicyCore(0)
+    core.load(1, bundle)
+    bus = Bus(keys=open_keys(options.keys))
+    accepts = {"driver": (Step,), "simulator": (Step,)}
+    print(
+        bus.serve(options.endpoint, ServerSession("policy", "bench", accepts, {}, os.getpid(), bundle.spec)), flush=True
+    )
+    while True:
+        for to, action in core.step(bus.receive(_IDLE), time.monotonic()):
+            bus.send(to, action)
+
+
+def _echo(endpoint: str, keys: str | None) -> None:
+    """What ZeroMQ itself costs in Python: a ROUTER that returns as many bytes as an Action has."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        if keys:
+            router.curve_server = True
+            router.curve_secretkey = KeyFolder(Path(keys)).identity().secret.encode()
+        router.bind(endpoint)
+        print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+        while True:
+            key, topic, payload = router.recv_multipart()
+            size = int.from_bytes(payload[:4], "little")
+            router.send_multipart([key, topic, payload[:size]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""``td3-robot bundle``: policies as files, made, shown, checked, and brought in from and out to others."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from td3_robot import config as configuration
+from td3_robot import files
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
+from td3_robot.learner import checkpoint
+from td3_robot.node import Parser
+from td3_robot.policy.actor import Actor
+from td3_robot.run_folder import RunFolder
+from td3_robot.specs import RobotSpec
+
+_EXAMPLES = """examples:
+  td3-robot bundle create runs/walker2d walker.safetensors --note "first on the robot"
+  td3-robot bundle create runs/walker2d/checkpoint/checkpoint-000000050000.safetensors early.safetensors
+  td3-robot bundle show walker.safetensors
+  td3-robot bundle verify walker.safetensors --like the-one-that-runs.safetensors
+  td3-robot bundle export walker.safetensors walker.onnx --onnx
+  td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
+"""
+_LONGEST = 100  # characters of a value that show prints
+_TRIALS = 64  # observations that verify asks a policy about
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot bundle",
+        description="Make, look at, check, export and import policy bundles.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    create = commands.add_parser("create", help="a bundle to deploy, from a run, a checkpoint or another bundle")
+    create.add_argument("source", type=Path, metavar="SOURCE", help="run folder, checkpoint file or bundle")
+    create.add_argument("out", type=Path, metavar="OUT", help="file to write")
+    create.add_argument("--best", action="store_true", help="of a run: the best of its evaluations, not the last")
+    create.add_argument("--note", metavar="TEXT", help="kept in its provenance")
+    create.add_argument(
+        "--noise", type=float, default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
+    )
+
+    show = commands.add_parser("show", help="what a bundle says about itself")
+    verify = commands.add_parser("verify", help="exit code 1 unless it is whole, sane and for this robot")
+    for command in (show, verify):
+        command.add_argument("file", type=Path, metavar="FILE")
+        command.add_argument("--json", action="store_true", help="as one JSON object")
+    _robot(verify)
+
+    export = commands.add_parser("export", help="for runtimes in other languages")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.add_argument("out", type=Path, metavar="OUT")
+    export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
+
+    brought = commands.add_parser("import", help="from a Stable-Baselines3 TD3 or DDPG zip; runs nothing that is in it")
+    brought.add_argument("file", type=Path, metavar="ZIP")
+    brought.add_argument("out", type=Path, metavar="OUT")
+    _robot(brought)
+
+    options = parser.parse_args(arguments)
+    act = {"create": _create, "show": _show, "verify": _verify, "export": _export, "import": _import}
+    return act[options.command](options)
+
+
+def _robot(command: argparse.ArgumentParser) -> None:
+    robot = command.add_mutually_exclusive_group()
+    robot.add_argument("--like", type=Path, metavar="BUNDLE", help="for the robot of this bundle")
+    robot.add_argument("--task", metavar="NAME", help="for the robot of this task, for example Walker2D")
+
+
+def _spec(options: argparse.Namespace) -> RobotSpec | None:
+    """The robot a person named; None where none was."""
+    if options.like:
+        return Bundle.load(options.like).spec
+    if options.task:  # by name: simulators are never imported
+        spec: RobotSpec = importlib.import_module("sims.tasks").spec(options.task)
+        return spec
+    return None
+
+
+def _create(options: argparse.Namespace) -> int:
+    if not 0 <= options.noise < math.inf:
+        raise UsageError(f"--noise is {options.noise}; it must be 0 or more")
+    source: Path = options.source
+    if source.is_dir():
+        run = RunFolder.open(source)
+        bundle = Bundle.load(run.best_file if options.best else run.policy_file)
+    elif options.best:
+        raise UsageError(f"--best needs a run folder; {str(source)!r} is a file")
+    else:
+        bundle = _from_checkpoint(source) if source.name.startswith("checkpoint-") else Bundle.load(source)
+    provenance = {**bundle.provenance, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    if options.note is not None:
+        provenance["note"] = options.note
+    exploration = Exploration("gaussian", options.noise) if options.noise else Exploration()
+    return _write(replace(bundle, exploration=exploration, provenance=provenance), options.out)
+
+
+def _from_checkpoint(path: Path) -> Bundle:
+    """The policy that a run would keep if it ended at this checkpoint."""
+    arrays, scalars = checkpoint.load(path)
+    run = path.resolve().parent.parent
+    config = configuration.load(run / "config.yaml")
+    averaged = config.learner.policy_average and scalars["td3"]["updates"] >= config.learner.policy_delay
+    part = "td3.average/" if averaged else "td3.online/"
+    tensors = {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(f"{part}actor.")}
+    provenance = {
+        "version": scalars["version"],
+        "updates": scalars["td3"]["updates"],
+        "env_steps": scalars["env_steps"],
+        "checkpoint": path.name,
+        "task": config.task,
+        "seed": config.seed,
+    }
+    bundle = Bundle(RobotSpec.from_description(scalars["spec"]), config.network.hidden, tensors, provenance=provenance)
+    return Bundle.decode(bundle.encode(), f"checkpoint {path.name}")
+
+
+def _write(bundle: Bundle, out: Path) -> int:
+    payload = bundle.encode()
+    files.write_atomically(out, payload)
+    print(f"{out}: {bundle.spec.name}, {_shape(bundle)}, sha256 {sha256(payload)}")
+    return EXIT_GOOD
+
+
+def _show(options: argparse.Namespace) -> int:
+    bundle = Bundle.load(options.file)
+    content = _described(bundle, options.file.read_bytes())
+    if options.json:
+        print(json.dumps(content))
+        return EXIT_GOOD
+    print(f"{options.file}: policy for {bundle.spec.name}, every {bundle.spec.control_period * 1e3:g} ms")
+    print(f"network      {_shape(bundle)}; {content['parameters']:,} numbers")
+    print(f"exploration  {bundle.exploration.kind}, scale {bundle.exploration.scale:g}")
+    print(f"sha256       {content['sha256']}")
+    for kind, channels in (("observation", bundle.spec.observations), ("action", bundle.spec.actions)):
+        print(f"{kind}s")
+        for index, channel in enumerate(channels):
+            name, unit = _line(channel.name), _line(channel.unit)
+            print(f"  {index:3} {name:<32} [{channel.low:g}, {channel.high:g}] {unit}")
+    for key, value in bundle.safety.settings().items():
+        print(f"safety       {_line(key)}: {_line(value)}")
+    print("provenance")
+    for key, value in bundle.provenance.items():
+        print(f"  {_line(key):<12} {_line(value)}")
+    return EXIT_GOOD
+
+
+def _verify(options: argparse.Namespace) -> int:
+    try:
+        robot = _spec(options)
+        bundle = Bundle.load(options.file)
+        checks = _check(bundle, robot, str(options.file))
+        payload = options.file.read_bytes()
+    except BundleError as error:
+        problem = " ".join(str(error).split())
+        if options.json:
+            print(json.dumps({"file": str(options.file), "good": False, "problem": problem}))
+        print(f"td3-robot bundle verify: {problem}", file=sys.stderr)
+        return EXIT_CHECK_FAILED
+    if options.json:
+        print(json.dumps({"file": str(options.file), "good": True, **checks, **_described(bundle, payload)}))
+    else:
+        print(f"{options.file}: good; {bundle.spec.name}, {_shape(bundle)}, sha256 {sha256(payload)}")
+    return EXIT_GOOD
+
+
+def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
+    """Beyond what reading it has checked: for this robot, and finite for observations in their ranges.
+
+    Raises:
+        BundleError: it is not.
+    """
+    if robot and (difference := robot.difference(bundle.spec)):
+        raise BundleError(f"policy {source!r} is for another robot: {difference}")
+    # Where a range is infinite a large number stands for it: an observation of a normalised robot is a few units.
+    low, high = (
+        np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
+    )
+    observations = np.random.default_rng(0).uniform(low, high, (_TRIALS, len(low))).astype(np.float32)
+    with np.errstate(all="ignore"):
+        actions = Actor(bundle)(observations)
+    if not np.isfinite(actions).all():
+        raise BundleError(f"policy {source!r}: its actions are not finite for observations within their ranges")
+    span = bundle.spec.action_high - bundle.spec.action_low
+    at_limit = np.isclose(actions, bundle.spec.action_low, atol=1e-3 * span) | np.isclose(
+        actions, bundle.spec.action_high, atol=1e-3 * span
+    )
+    return {"robot_checked": robot is not None, "actions_at_a_limit": round(float(at_limit.mean()), 3)}
+
+
+def _export(options: argparse.Namespace) -> int:
+    bundle = Bundle.load(options.file)
+    from td3_robot import onnx_export  # here: the package it needs is an extra
+
+    files.write_atomically(options.out, onnx_export.convert(bundle))
+    print(f"{options.out}: ONNX opset {onnx_export.OPSET}; the safety filter is not in it")
+    return EXIT_GOOD
+
+
+def _import(options: argparse.Namespace) -> int:
+    from td3_robot import sb3
+
+    spec = _spec(options)
+    if spec is None:
+        raise UsageError("which robot is it for? Name a bundle for it with --like, or a task with --task")
+    return _write(sb3.read(options.file, spec), options.out)
+
+
+def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
+    return {
+        "sha256": sha256(payload),
+        "bytes": len(payload),
+        "hidden": list(bundle.hidden),
+        "parameters": sum(tensor.size for tensor in bundle.tensors.values()),
+        "exploration": {"kind": bundle.exploration.kind, "scale": bundle.exploration.scale},
+        "spec": bundle.spec.describe(),
+        "safety": bundle.safety.settings(),
+        "provenance": dict(bundle.provenance),
+    }
+
+
+def _shape(bundle: Bundle) -> str:
+    sizes = (bundle.spec.observation_size, *bundle.hidden, bundle.spec.action_size)
+    return "-".join(map(str, sizes))
+
+
+def _line(value: Any) -> str:
+    """A value from a file on one line of a terminal, which it cannot steer; long ones are whole in --json."""
+    text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

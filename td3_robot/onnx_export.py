@@ -1,0 +1,70 @@
+"""A policy bundle as an ONNX model, for runtimes in C++ and others. Needs the extra ``onnx``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD, Bundle
+
+OPSET = 13
+IR_VERSION = 8
+"""Old on purpose: runtimes on robots are, and nothing newer is needed."""
+
+
+def convert(bundle: Bundle) -> bytes:
+    """The model: ``observation`` float32[N, O] to ``action`` float32[N, A], N free.
+
+    As the policy server computes it without noise: observations normalised if the bundle says so, ReLU layers, tanh,
+    scaled to and clipped at the action limits. The safety filter is not in it. The metadata key ``td3_robot`` holds specification and provenance as JSON.
+    """
+    spec = bundle.spec
+    half = (spec.action_high - spec.action_low) / np.float32(2)
+    middle = (spec.action_high + spec.action_low) / np.float32(2)
+    constants: dict[str, Any] = {
+        **bundle.tensors,
+        "half": half,
+        "middle": middle,
+        "low": spec.action_low,
+        "high": spec.action_high,
+    }
+    nodes = []
+    value = "observation"
+    if OBSERVATION_MEAN in bundle.tensors:
+        constants |= {"least": np.float32(-OBSERVATION_CLIP), "most": np.float32(OBSERVATION_CLIP)}
+        nodes += [
+            helper.make_node("Sub", [value, OBSERVATION_MEAN], ["centred"]),
+            helper.make_node("Div", ["centred", OBSERVATION_STD], ["normal"]),
+            helper.make_node("Clip", ["normal", "least", "most"], ["normalised"]),
+        ]
+        value = "normalised"
+    last = len(bundle.hidden)
+    for layer in range(last + 1):
+        inputs = [value, f"actor.{layer}.weight", f"actor.{layer}.bias"]
+        nodes.append(helper.make_node("Gemm", inputs, [f"linear.{layer}"], transB=1))
+        value = f"active.{layer}"
+        nodes.append(helper.make_node("Relu" if layer < last else "Tanh", [f"linear.{layer}"], [value]))
+    nodes += [
+        helper.make_node("Mul", [value, "half"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "middle"], ["moved"]),
+        helper.make_node("Max", ["moved", "low"], ["above"]),
+        helper.make_node("Min", ["above", "high"], ["action"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        spec.name,
+        [helper.make_tensor_value_info("observation", TensorProto.FLOAT, ["N", spec.observation_size])],
+        [helper.make_tensor_value_info("action", TensorProto.FLOAT, ["N", spec.action_size])],
+        [numpy_helper.from_array(np.asarray(array, np.float32, order="C"), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, producer_name="td3-robot", opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = IR_VERSION
+    described = {"spec": spec.describe(), "provenance": dict(bundle.provenance)}
+    helper.set_model_props(model, {"td3_robot": json.dumps(described)})
+    onnx.checker.check_model(model)
+    encoded: bytes = model.SerializeToString()
+    return encoded

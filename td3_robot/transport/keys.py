@@ -1,0 +1,308 @@
+"""CURVE keys of one machine, and the list of keys it lets in: a folder of small text files.
+
+``identity.secret``
+    The machine's own key pair, mode 0600, as one JSON object: name, public, secret.
+``identity.public``
+    ``NAME KEY``: what the other side is given.
+``allowed``
+    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas: ``client`` may connect to our
+    servers; ``server:LINK`` is who must serve LINK when we connect to it. The file is read again while nodes run.
+    The machine's own key may connect, and is expected of the server of a link that no other is named for: the
+    processes of one machine trust each other.
+
+Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from td3_robot import files
+from td3_robot.errors import KeysError
+from td3_robot.topics import LINKS
+
+CLIENT = "client"
+SERVER = "server:"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_OLDEST = (4, 3, 3)  # libzmq before it: CVE-2020-15166 and a leak of memory for every stranger, with CURVE on
+
+
+def default_folder() -> Path:
+    """``td3-robot/keys`` in the user's configuration folder (XDG Base Directory)."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / "td3-robot" / "keys"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A machine's own key pair, both halves in Z85."""
+
+    name: str
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:  # the secret must not get into a log
+        return f"Identity({self.name!r}, {self.public!r})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known key and what it is known for: ``client``, ``server:LINK``."""
+
+    name: str
+    key: str
+    roles: tuple[str, ...]
+
+
+class KeyFolder:
+    """The files of one folder; every change is atomic."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def secret_file(self) -> Path:
+        return self.path / "identity.secret"
+
+    @property
+    def public_file(self) -> Path:
+        return self.path / "identity.public"
+
+    @property
+    def allowed_file(self) -> Path:
+        return self.path / "allowed"
+
+    def create(self, name: str) -> Identity:
+        """Draw a key pair.
+
+        Raises:
+            KeysError: the name is malformed, or the folder has a key pair already.
+        """
+        check_name(name)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            if self.secret_file.exists():
+                raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
+            public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
+            content = json.dumps({"name": name, "public": public, "secret": secret}) + "\n"
+            files.write_atomically(self.secret_file, content.encode(), 0o600)
+            files.write_atomically(self.public_file, f"{name} {public}\n".encode())
+        return Identity(name, public, secret)
+
+    def identity(self) -> Identity:
+        """The machine's own key pair.
+
+        Raises:
+            KeysError: there is none, it is damaged, or others may read it.
+        """
+        path = self.secret_file
+        try:
+            mode = path.stat().st_mode & 0o777
+            if mode & 0o077:
+                raise KeysError(f"secret key {str(path)!r} has mode {mode:04o}; allowed is 0600: chmod 600 {path}")
+            content = json.loads(path.read_bytes())
+            identity = Identity(*(str(content[key]) for key in ("name", "public", "secret")))
+            if zmq.curve_public(identity.secret.encode()).decode() != identity.public:
+                raise KeysError(f"secret key {str(path)!r} is damaged: its halves do not belong together")
+        except FileNotFoundError:
+            raise KeysError(
+                f"key folder {str(self.path)!r} has no key pair; make one: "
+                f"td3-robot keys create NAME --keys {self.path}"
+            ) from None
+        except OSError as error:
+            raise KeysError(f"secret key {str(path)!r} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise KeysError(f"secret key {str(path)!r} is damaged: it is not a key pair in JSON") from None
+        return identity
+
+    def entries(self) -> dict[str, Entry]:
+        """Known keys by name, in the order they were allowed.
+
+        Raises:
+            KeysError: the list is damaged, or others may write it.
+        """
+        try:
+            mode = self.allowed_file.stat().st_mode & 0o777
+            text = self.allowed_file.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeysError(f"allow-list {str(self.allowed_file)!r} cannot be read: {error}") from None
+        if mode & 0o022:
+            raise KeysError(
+                f"allow-list {str(self.allowed_file)!r} has mode {mode:04o}; others may write it: chmod 600"
+            )
+        known: dict[str, Entry] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
+                raise KeysError(
+                    f"allow-list {str(self.allowed_file)!r}, line {number}: needs a new NAME, a KEY and ROLES"
+                )
+            known[words[0]] = Entry(words[0], words[1], tuple(words[2].split(",")))
+        return known
+
+    def allow(self, name: str, key: str, role: str = CLIENT) -> Entry:
+        """Know a key, for one role more.
+
+        Raises:
+            KeysError: name, key or role are malformed; the name has another key; the key or the link another name.
+        """
+        check_name(name)
+        if not _KEY.fullmatch(key):
+            raise KeysError(f"key {key[:60]!r} is not a public key: 40 characters of Z85, as 'keys create' prints it")
+        if role != CLIENT and role not in {SERVER + link for link in LINKS}:
+            raise KeysError(f"link {role.removeprefix(SERVER)!r} is not one; allowed: {', '.join(LINKS)}")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            known = self.entries()
+            old = known.get(name)
+            if old and old.key != key:
+                raise KeysError(f"{name!r} is known with another key; revoke it first: td3-robot keys revoke {name}")
+            for other in known.values():
+                if other.name != name and other.key == key:
+                    raise KeysError(f"this key is known as {other.name!r} already")
+                if other.name != name and role != CLIENT and role in other.roles:
+                    raise KeysError(
+                        f"link {role.removeprefix(SERVER)!r} has {other.name!r} as its server; revoke it first"
+                    )
+            roles = tuple(dict.fromkeys([*(old.roles if old else ()), role]))
+            known[name] = Entry(name, key, roles)
+            self._write(known)
+        return known[name]
+
+    def revoke(self, name: str) -> Entry:
+        """Forget a key; nodes that run let go of it within :data:`REVOCATION_TIME`.
+
+        Raises:
+            KeysError: there is none of that name.
+        """
+        with self._locked():
+            known = self.entries()
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise KeysError(f"no key is known as {name!r}; known in {str(self.path)!r}: {names}")
+            entry = known.pop(name)
+            self._write(known)
+        return entry
+
+    def _write(self, known: dict[str, Entry]) -> None:
+        lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]
+        files.write_atomically(self.allowed_file, "".join(lines).encode("ascii"), 0o600)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, so that two commands do not undo each other."""
+        try:
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+REVOCATION_TIME = 0.1
+"""Seconds after which a running node has seen a change of its allow-list, if its loop turns that often."""
+
+
+class AllowList:
+    """The keys of a folder as a running node uses them: its own pair, and the list as it is now.
+
+    Raises:
+        KeysError: see :meth:`KeyFolder.identity` and :meth:`KeyFolder.entries`; or libzmq cannot do CURVE.
+    """
+
+    def __init__(self, folder: KeyFolder) -> None:
+        if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST:
+            needed = ".".join(map(str, _OLDEST))
+            raise KeysError(f"keys need libzmq {needed} or newer with CURVE; this one is {zmq.zmq_version()}")
+        self.folder = folder
+        self.identity = folder.identity()
+        self._stamp = self._look()
+        self._read(folder.entries())
+
+    def refresh(self) -> str | None:
+        """Read the list again if it changed: None if it did not, else a line for the log.
+
+        A list that cannot be read lets in nobody else: what it once said may have been taken back.
+        """
+        stamp = self._look()
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            self._read(self.folder.entries())
+        except KeysError as error:
+            self._read({})
+            return f"no other machine is let in any more: {error}"
+        return f"allow-list read again: {', '.join(self._clients.values())} may connect"
+
+    def client(self, key: str) -> str | None:
+        """The name under which a client's key may connect; None if it may not."""
+        return self._clients.get(key)
+
+    def server(self, link: str) -> str:
+        """The key that the server of a link must hold."""
+        return self._servers.get(link, self.identity.public)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self.folder.allowed_file)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+    def _read(self, entries: dict[str, Entry]) -> None:
+        self._clients = {entry.key: entry.name for entry in entries.values() if CLIENT in entry.roles}
+        self._clients[self.identity.public] = self.identity.name
+        self._servers = {
+            role.removeprefix(SERVER): entry.key
+            for entry in entries.values()
+            for role in entry.roles
+            if role.startswith(SERVER)
+        }
+
+
+def open_keys(folder: str | None) -> AllowList | None:
+    """The keys in the folder that a configuration names; None where it names none.
+
+    Raises:
+        KeysError: they cannot be used.
+    """
+    return AllowList(KeyFolder(Path(folder).expanduser())) if folder is not None else None
+
+
+def read_public(text: str) -> str:
+    """The key in what a person gave: the key itself, or the path of an ``identity.public`` file.
+
+    Raises:
+        KeysError: it is neither.
+    """
+    if _KEY.fullmatch(text):
+        return text
+    try:
+        words = Path(text).read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        raise KeysError(f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file with one") from None
+    if len(words) != 2 or not _KEY.fullmatch(words[1]):
+        raise KeysError(f"file {text!r} does not hold a name and a public key, as identity.public does")
+    return words[1]
+
+
+def check_name(name: str) -> None:
+    """Raise KeysError if a key may not have this name."""
+    if not _NAME.fullmatch(name):
+        raise KeysError(f"name {name!r} is not allowed; allowed: 1 to 64 letters, digits, '_', '-' and '.'")

@@ -1,0 +1,160 @@
+"""``td3-robot bundle``: what each command writes, prints, and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot import config as configuration
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.cli import main as cli
+from td3_robot.learner import checkpoint
+from td3_robot.run_folder import RunFolder
+from td3_robot.specs import Channel, RobotSpec
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``td3-robot bundle``; exit code, output, error."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = cli.main(["bundle", *map(str, words)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path: Path, make_bundle: Callable[..., Bundle]) -> Path:
+    make_bundle(kind="gaussian", scale=0.1).save(tmp_path / "policy.safetensors")
+    return tmp_path / "policy.safetensors"
+
+
+def test_show(run: Any, file: Path) -> None:
+    code, out, _ = run("show", file)
+    assert code == 0
+    assert f"{file}: policy for Toy, every 20 ms" in out
+    assert "3-8-4-2; 78 numbers" in out  # 3*8 + 8 + 8*4 + 4 + 4*2 + 2
+    assert "gaussian, scale 0.1" in out
+    assert [line.split() for line in out.splitlines() if "left" in line] == [["0", "left", "[-1,", "3]", "N"]]
+    described = json.loads(run("show", file, "--json")[1])
+    assert described["sha256"] == sha256(file.read_bytes())
+    assert (described["hidden"], described["parameters"]) == ([8, 4], 78)
+
+
+def test_show_does_not_let_a_file_steer_the_terminal(run: Any, tmp_path: Path, make_bundle: Any) -> None:
+    whole = make_bundle()
+    channels = (Channel("\x1b[2J", "\x07", -1, 1), *whole.spec.observations[1:])
+    spec = RobotSpec("Toy", channels, whole.spec.actions, 0.02)
+    Bundle(spec, whole.hidden, whole.tensors, provenance={"a\nb": "\x1b[31m"}).save(tmp_path / "p")
+    _, out, _ = run("show", tmp_path / "p")
+    assert all(line.isprintable() for line in out.splitlines())
+
+
+def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    assert run("create", file, out, "--note", "for robot 7")[0] == 0
+    old, new = Bundle.load(file), Bundle.load(out)
+    assert new.exploration == Exploration()
+    assert new.provenance["note"] == "for robot 7"
+    assert new.provenance["version"] == old.provenance["version"]
+    assert all(np.array_equal(new.tensors[name], old.tensors[name]) for name in old.tensors)
+    run("create", file, out, "--noise", 0.05)
+    assert Bundle.load(out).exploration == Exploration("gaussian", 0.05)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.01])
+def test_create_from_a_run(run: Any, tmp_path: Path, make_bundle: Any, average: float) -> None:
+    config = configuration.parse({"network": {"hidden": [8, 4]}, "learner": {"policy_average": average}})
+    folder = RunFolder.create(tmp_path / "run", config)
+    last, best, online, averaged = (make_bundle(seed) for seed in range(4))
+    last.save(folder.policy_file)
+    best.save(folder.best_file)
+    arrays = {f"td3.online/{name}": tensor for name, tensor in online.tensors.items()}
+    arrays |= {f"td3.average/{name}": tensor for name, tensor in averaged.tensors.items()}
+    scalars = {"spec": online.spec.describe(), "td3": {"updates": 9}, "env_steps": 12, "version": 3}
+    saved = checkpoint.save(folder.checkpoints, 12, arrays, scalars, keep=1)
+    out = tmp_path / "out.safetensors"
+    expected = {
+        (folder.path,): last,
+        (folder.path, "--best"): best,
+        (saved,): averaged if average else online,
+    }
+    for (source, *options), bundle in expected.items():
+        assert run("create", source, out, *options)[0] == 0
+        made = Bundle.load(out)
+        assert all(np.array_equal(made.tensors[name], bundle.tensors[name]) for name in bundle.tensors)
+    assert (made.provenance["env_steps"], made.provenance["version"]) == (12, 3)
+
+
+def test_verify(run: Any, file: Path) -> None:
+    code, out, error = run("verify", file, "--like", file)
+    assert (code, error) == (0, "")
+    assert out == f"{file}: good; Toy, 3-8-4-2, sha256 {sha256(file.read_bytes())}\n"
+    report = json.loads(run("verify", file, "--json")[1])
+    assert (report["good"], report["robot_checked"]) == (True, False)
+    assert 0 <= report["actions_at_a_limit"] <= 1
+
+
+def _overflowing(bundle: Bundle) -> bytes:
+    """Every number of it is finite; its products are not."""
+    tensors = {name: np.full_like(tensor, 3e38) for name, tensor in bundle.tensors.items()}
+    tensors["actor.2.weight"] = np.stack([np.full(4, 3e38), np.array([3e38, -3e38, 3e38, -3e38])]).astype("f4")
+    return Bundle(bundle.spec, bundle.hidden, tensors).encode()
+
+
+DAMAGE: dict[str, Callable[[Bundle], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated": lambda bundle: bundle.encode()[:-1],
+    "header alone": lambda bundle: bundle.encode()[:100],
+    "trailing bytes": lambda bundle: bundle.encode() + b"x",
+    "pickle": lambda _: b"cos\nsystem\n(S'true'\ntR.",
+    "header announces terabytes": lambda bundle: (1 << 40).to_bytes(8, "little") + bundle.encode()[8:],
+    "not a number": lambda bundle: Bundle(
+        bundle.spec, bundle.hidden, {name: tensor * np.float32("nan") for name, tensor in bundle.tensors.items()}
+    ).encode(),
+    "overflowing": _overflowing,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_verify_refuses(run: Any, tmp_path: Path, make_bundle: Callable[..., Bundle], what: str) -> None:
+    path = tmp_path / "policy.safetensors"
+    path.write_bytes(DAMAGE[what](make_bundle()))
+    code, out, error = run("verify", path)
+    assert (code, out) == (1, "")
+    assert error.startswith(f"td3-robot bundle verify: policy '{path}'")
+    assert error.count("\n") == 1
+    assert json.loads(run("verify", path, "--json")[1])["good"] is False
+
+
+def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make_bundle: Any) -> None:
+    whole = make_bundle()
+    other = RobotSpec("Toy", whole.spec.observations, (whole.spec.actions[0], Channel("right", "N", -0.5, 0.6)), 0.02)
+    Bundle(other, whole.hidden, whole.tensors).save(tmp_path / "other")
+    code, _, error = run("verify", file, "--like", tmp_path / "other")
+    assert (code, error) == (
+        1,
+        f"td3-robot bundle verify: policy '{file}' is for another robot: actions[1].high is 0.6 here, 0.5 there\n",
+    )
+    assert run("verify", file, "--task", "Ant")[0] == 1
+
+
+def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
+    assert run("show", tmp_path / "missing")[0] == 2
+    assert "robot is it for" in run("import", file, tmp_path / "out")[2]
+    assert "not a zip file" in run("import", file, tmp_path / "out", "--like", file)[2]
+    assert "--best needs a run folder" in run("create", file, tmp_path / "out", "--best")[2]
+    assert "--noise is -1.0" in run("create", file, tmp_path / "out", "--noise", "-1")[2]
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_and_import(run: Any, file: Path, tmp_path: Path) -> None:
+    assert run("export", file, tmp_path / "policy.onnx", "--onnx")[0] == 0
+    assert (tmp_path / "policy.onnx").stat().st_size > 4 * 78

@@ -1,0 +1,76 @@
+"""``td3-robot keys``: what a person sees, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from td3_robot.cli import main as cli
+from td3_robot.transport.keys import KeyFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs ``td3-robot keys`` on a folder; exit code, output, error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = cli.main(["keys", *words, "--keys", str(tmp_path / "keys")])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_what_create_prints_is_what_allow_takes(run: Any, tmp_path: Path) -> None:
+    code, out, _ = run("create", "robot-7")
+    assert code == 0
+    identity = KeyFolder(tmp_path / "keys").identity()
+    assert identity.secret not in out
+    assert out.splitlines()[-1] == f"on the other machine: td3-robot keys allow robot-7 '{identity.public}'"
+    key = zmq.curve_keypair()[0].decode()
+    assert run("allow", "workstation", key) == (0, "workstation may connect\n", "")
+    assert run("allow", "workstation", key, "--server", "learner") == (0, "workstation is the server of learner\n", "")
+    code, out, _ = run("list")
+    assert [line.split() for line in out.splitlines()] == [
+        ["robot-7", identity.public, "this", "machine"],
+        ["workstation", key, "client,", "server:learner"],
+    ]
+    code, out, _ = run("list", "--json")
+    assert json.loads(out) == {
+        "folder": str(tmp_path / "keys"),
+        "identity": {"name": "robot-7", "key": identity.public},
+        "allowed": [{"name": "workstation", "key": key, "roles": ["client", "server:learner"]}],
+    }
+    code, out, _ = run("revoke", "workstation")
+    assert (code, out) == (0, "workstation is forgotten; processes that run let go of it within 0.1 s\n")
+    assert json.loads(run("list", "--json")[1])["allowed"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["create", "a/b"], "name 'a/b' is not allowed; allowed: 1 to 64 letters, digits, '_', '-' and '.'"),
+        (["allow", "a", "nonsense"], "'nonsense' is neither a public key (40 characters of Z85) nor a file with one"),
+        (["list"], "has no key pair; make one: td3-robot keys create NAME"),
+        (["revoke", "a"], "cannot be used: No such file or directory"),
+    ],
+)
+def test_mistakes_are_one_line(run: Any, words: list[str], line: str) -> None:
+    code, out, error = run(*words)
+    assert (code, out) == (2, "")
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_a_node_beyond_loopback_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "walker2d", "--out", str(tmp_path / "run"), "--set"]
+    assert cli.main([*words, "endpoints.learner=tcp://0.0.0.0:7001"]) == 2
+    error = capsys.readouterr().err
+    assert "'tcp://0.0.0.0:7001' is beyond loopback, and there are no keys: make them with 'td3-robot keys" in error
+    assert cli.main([*words, f"endpoints.keys={tmp_path}/keys"]) == 2
+    assert "has no key pair; make one: td3-robot keys create NAME" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

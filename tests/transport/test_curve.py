@@ -1,0 +1,361 @@
+"""Keys at work over real TCP: the right key in; a wrong one, none, or a revoked one out; strangers harmless."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from td3_robot.errors import EndpointError
+from td3_robot.messages import Action, Bye, Hello, Step, Welcome
+from td3_robot.transport import bus as bus_module
+from td3_robot.transport import codec, curve
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
+
+Make = Callable[..., Any]
+Folders = tuple[KeyFolder, KeyFolder]
+Linked = tuple[Bus, Bus, str]
+_PATIENCE = 20.0
+_QUIET = 0.6  # seconds in which a link that is refused tries at least twice
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
+    """Keys of a server and of a robot that know each other."""
+    server, robot = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "robot")
+    server.allow("robot-7", robot.create("robot-7").public)
+    robot.allow("server", server.create("server").public, "server:policy")
+    return server, robot
+
+
+@pytest.fixture
+def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
+    """Builds buses with the keys of a folder."""
+    with ExitStack() as stack:
+
+        def make(folder: KeyFolder | None) -> Bus:
+            bus = Bus(keys=AllowList(folder) if folder else None)
+            stack.callback(bus.close)
+            return bus
+
+        yield make
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[[], Any]]:
+    """Makes DEALER sockets that know nothing of the protocol, with a key pair of their own if ``server`` is given."""
+    with zmq.Context() as context, ExitStack() as stack:
+
+        def make(server: str | None = None) -> Any:
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            dealer.setsockopt(zmq.LINGER, 0)
+            if server:
+                public, secret = zmq.curve_keypair()
+                dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = public, secret, server.encode()
+            return dealer
+
+        yield make
+
+
+def listen(seconds: float, *buses: Bus) -> list[Any]:
+    """Everything that buses receive for a while."""
+    got: list[Any] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for bus in buses:
+            got += bus.receive(0.01)
+    return got
+
+
+def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) -> Any:
+    """A Step there and an Action back; the client as the server knows it."""
+    assert client.send("policy", make_step(1))
+    got, _ = pump(lambda got: bool(of(got[0], Step)), server, client)
+    peer = next(origin for origin, message in got if isinstance(message, Step))
+    assert server.send(peer, Action("sim-0", 0, 1, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
+    pump(lambda got: bool(of(got[0], Action)), client)
+    return peer
+
+
+@pytest.fixture
+def linked(
+    folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
+) -> tuple[Bus, Bus, str]:
+    """A server, a robot that it has welcomed over CURVE, and the endpoint."""
+    server, robot = make_locked(folders[0]), make_locked(folders[1])
+    bound = server.serve("tcp://127.0.0.1:*", make_server())
+    robot.connect(bound, make_client())
+    pump(lambda got: bool(got[0] and got[1]), server, robot)
+    return server, robot, bound
+
+
+def test_right_key(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
+    server, robot, _ = linked
+    peer = exchange(server, robot, make_step, pump, of)
+    assert peer.owner == folders[1].identity().public
+    assert not server.dropped() + robot.dropped()
+
+
+def test_nothing_readable_is_on_the_wire(
+    folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    """A relay between the two sees neither the names nor the topics."""
+    server, robot = make_locked(folders[0]), make_locked(folders[1])
+    bound = server.serve("tcp://127.0.0.1:*", make_server())
+    with closing(socket.create_server(("127.0.0.1", 0))) as relay:
+        robot.connect(f"tcp://127.0.0.1:{relay.getsockname()[1]}", make_client(name="secret-name"))
+        relay.settimeout(_PATIENCE)
+        with closing(relay.accept()[0]) as near, closing(socket.create_connection(_address(bound))) as far:
+            seen = b""
+
+            def carry(got: list[Any]) -> bool:
+                nonlocal seen
+                for source, sink in ((near, far), (far, near)):
+                    source.setblocking(False)
+                    try:
+                        data = source.recv(65536)
+                    except BlockingIOError:
+                        continue
+                    seen += data
+                    sink.setblocking(True)
+                    sink.sendall(data)
+                return bool(got[0] and got[1])
+
+            at_server, _ = pump(carry, server, robot)
+    assert at_server[0][0].name == "secret-name"
+    assert b"CURVE" in seen
+    assert b"secret-name" not in seen
+    assert b"hello" not in seen
+
+
+def test_key_that_is_not_allowed(
+    linked: Linked,
+    folders: Folders,
+    tmp_path: Path,
+    make_locked: Make,
+    make_client: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It pins the right server, and stays out; once allowed it is in, without a restart of either."""
+    server, robot, bound = linked
+    other = KeyFolder(tmp_path / "other")
+    key = other.create("robot-8").public
+    other.allow("server", folders[0].identity().public, "server:policy")
+    client = make_locked(other)
+    client.connect(bound, make_client("sim-8", client=8))
+    got, _ = pump(lambda _: bool(server.dropped()["denied"] and client.dropped()["not-allowed"]), server, client)
+    assert got == []
+    assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log says what to do
+    assert f"the server does not allow our key; there: td3-robot keys allow robot-8 '{key}'" in caplog.text
+    exchange(server, robot, make_step, pump, of)
+    folders[0].allow("robot-8", key)  # and is in a second later, without a restart of either
+    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
+
+
+def test_server_that_is_not_the_one_pinned(
+    linked: Linked,
+    folders: Folders,
+    tmp_path: Path,
+    make_locked: Make,
+    make_client: Make,
+    pump: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The robot's key is allowed; but it expects another server, and tells this one nothing."""
+    server, _, bound = linked
+    folders[1].revoke("server")
+    folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")
+    client = make_locked(folders[1])
+    client.connect(bound, make_client("sim-8", client=8))
+    got, _ = pump(lambda _: bool(client.dropped()["not-the-server"]), server, client)
+    assert not any(isinstance(message, Hello) for _, message in got)
+    assert "link policy: the server does not hold the key" in caplog.text
+
+
+def test_without_a_key(
+    linked: Linked,
+    make_locked: Make,
+    make_client: Make,
+    make_step: Make,
+    make_hello: Make,
+    pump: Make,
+    of: Make,
+    stranger: Make,
+) -> None:
+    server, robot, bound = linked
+    client = make_locked(None)
+    client.connect(bound, make_client("sim-8", client=8))
+    plain = stranger()
+    plain.connect(bound)
+    plain.send_multipart([b"hello", codec.encode(make_hello(name="sim-9", client=9))])
+    assert listen(_QUIET, server, client) == []
+    assert not plain.poll(0)
+    exchange(server, robot, make_step, pump, of)
+
+
+def test_client_with_keys_does_not_talk_to_a_server_without(
+    folders: Folders, make_locked: Make, make_server: Make, make_client: Make
+) -> None:
+    server, robot = make_locked(None), make_locked(folders[1])
+    robot.connect(server.serve("tcp://127.0.0.1:*", make_server()), make_client())
+    assert listen(_QUIET, server, robot) == []
+    assert not robot.welcome("policy")
+
+
+def test_revoked_key_is_out_at_once(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
+    """On the connection that it has: the core is told, nothing of it is heard and nothing is sent to it."""
+    server, robot, _ = linked
+    peer = exchange(server, robot, make_step, pump, of)
+    folders[0].revoke("robot-7")
+    (got,) = pump(lambda got: bool(got[0]), server)  # without a word from the robot
+    ((origin, bye),) = got
+    assert origin is peer
+    assert isinstance(bye, Bye)
+    assert bye.reason == "its key was revoked"
+    assert not server.send(peer, Action("sim-0", 0, 1, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
+    assert robot.send("policy", make_step(2))
+    got, _ = pump(lambda _: bool(server.dropped()["revoked"]), server, robot)
+    assert got == []
+    folders[0].allow("robot-7", folders[1].identity().public)
+    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)  # back on its own
+
+
+def test_revoked_server_is_left(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
+    server, robot, _ = linked
+    folders[1].revoke("server")
+    pump(lambda _: not robot.welcome("policy"), robot)
+    robot.send("policy", make_step(2))
+    assert not of(listen(_QUIET, server, robot), Step)
+    folders[1].allow("server", folders[0].identity().public, "server:policy")
+    pump(lambda got: bool(of(got[1], Welcome)), server, robot)
+    exchange(server, robot, make_step, pump, of)
+
+
+def test_name_of_a_robot_is_its_key_s(
+    linked: Linked,
+    folders: Folders,
+    tmp_path: Path,
+    make_locked: Make,
+    make_client: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+) -> None:
+    """A later incarnation of a name takes its place, but not one with another key, however well that is known."""
+    server, robot, bound = linked
+    other = KeyFolder(tmp_path / "other")
+    folders[0].allow("robot-8", other.create("robot-8").public)
+    listen(2 * REVOCATION_TIME, server)
+    other.allow("server", folders[0].identity().public, "server:policy")
+    client = make_locked(other)
+    client.connect(bound, make_client("sim-0", client=8, incarnation=99))
+    with pytest.raises(Exception, match="name 'sim-0' is taken by a simulator with another key"):
+        pump(lambda _: False, server, client)
+    exchange(server, robot, make_step, pump, of)
+
+
+def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:
+    """Messages under an identity that belongs to another key are nobody's."""
+    server, robot, _ = linked
+    peer = exchange(server, robot, make_step, pump, of)
+    session = server._servers["policy"][1]
+    frames = [b"step", codec.encode(make_step(2))]
+    assert session.receive(peer.key, frames, 0.0, "another") == ([], [])
+    inputs, _ = session.receive(peer.key, frames, 0.0, peer.owner)
+    assert len(inputs) == 1
+
+
+def test_a_message_under_no_key_at_all(linked: Linked) -> None:
+    assert curve.owner(zmq.Frame(b"from nowhere")) == ""
+    server, _, _ = linked
+    assert server.keys
+    assert server.keys.client("") is None
+
+
+def test_half_open_connections_are_closed(
+    folders: Folders, make_locked: Make, make_server: Make, pump: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever connects and says nothing costs a file descriptor for a while (5 s), not for ever."""
+    monkeypatch.setattr(bus_module, "_DEAD", 200)  # ms
+    server = make_locked(folders[0])
+    with closing(socket.create_connection(_address(server.serve("tcp://127.0.0.1:*", make_server())))) as silent:
+        silent.setblocking(False)
+
+        def closed(_: Any) -> bool:
+            try:
+                while silent.recv(1000):
+                    pass  # the server's greeting
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                pass
+            return True
+
+        pump(closed, server)
+
+
+def test_socket_files_need_no_keys(
+    folders: Folders,
+    tmp_path: Path,
+    make_locked: Make,
+    make_server: Make,
+    make_client: Make,
+    pump: Make,
+) -> None:
+    server, robot = make_locked(folders[0]), make_locked(None)
+    robot.connect(server.serve(f"ipc://{tmp_path}/policy", make_server()), make_client())
+    pump(lambda got: bool(got[0] and got[1]), server, robot)
+
+
+def test_processes_of_one_machine_trust_each_other(
+    folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    server, other = make_locked(folders[0]), make_locked(folders[0])
+    other.connect(server.serve("tcp://127.0.0.1:*", make_server()), make_client())
+    pump(lambda got: bool(got[0] and got[1]), server, other)
+
+
+def test_without_keys_nothing_is_served_beyond_loopback(make_locked: Make, make_server: Make) -> None:
+    with pytest.raises(EndpointError, match="td3-robot keys create"):
+        make_locked(None).serve("tcp://0.0.0.0:5555", make_server())
+
+
+def test_strangers_do_not_keep_a_robot_waiting(
+    linked: Linked,
+    folders: Folders,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+    stranger: Make,
+    rng: np.random.Generator,
+) -> None:
+    """Half-open connections, garbage, wrong keys and frames beyond the limit; the robot's exchanges go on."""
+    server, robot, bound = linked
+    with ExitStack() as stack:
+        for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:
+            half_open = stack.enter_context(closing(socket.create_connection(_address(bound))))
+            half_open.sendall(rng.bytes(size))
+        for _ in range(20):
+            flooder = stranger(folders[0].identity().public)
+            flooder.connect(bound)
+            flooder.send_multipart([b"weights", bytes(1 << 20)], copy=False)
+        for _ in range(20):
+            exchange(server, robot, make_step, pump, of)
+        pump(lambda _: server.dropped()["denied"] >= 20, server)
+    assert set(server.dropped()) == {"denied"}
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
