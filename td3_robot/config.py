@@ -106,12 +106,28 @@ class PacingConfig(Section, frozen=True):
     fallback: Literal["hold", "zero"] = "hold"
 
 
+class RecordConfig(Section, frozen=True):
+    """Whether and how a run is recorded into its folder; ``record: true`` is short for ``record: {enabled: true}``.
+
+    A new file is begun after ``split_mb`` megabytes or ``split_s`` seconds; 0 is never. With ``ring_s`` above 0 only
+    the last so many seconds are kept, in at most ``ring_mb`` megabytes of memory, and written when something happens:
+    a fault, an emergency stop, or the signal SIGUSR1.
+    """
+
+    enabled: bool = False
+    split_mb: NonNegative = 0.0
+    split_s: NonNegative = 0.0
+    ring_s: NonNegative = 0.0
+    ring_mb: Positive = 256.0
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder."""
 
     policy: str | None = None
     learner: str | None = None
     supervisor: str | None = None
+    recorder: str | None = None
 
 
 class Config(Section, frozen=True):
@@ -131,6 +147,7 @@ class Config(Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     pacing: PacingConfig = PacingConfig()
     randomization: RandomizationConfig = RandomizationConfig()
+    record: RecordConfig = RecordConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
 
     def __post_init__(self) -> None:
@@ -205,6 +222,8 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
         raise ConfigError(f"{source}: a key holds itself; YAML anchors must not make a circle") from None
     for override in overrides:
         _override(tree, override)
+    if isinstance(tree.get("record"), bool):
+        tree["record"] = {"enabled": tree["record"]}
     _refuse_unknown(tree, Config, source)
     try:
         return msgspec.convert(tree, Config)

@@ -7,6 +7,7 @@ Td3RobotError                 a sentence a person can act on; exit code 2 unless
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or may not be used
+├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
 └── NodeError                 a process of a launch died for good (exit code: its own, or 1)
 """
@@ -51,6 +52,10 @@ class HandshakeError(Td3RobotError):
 
 class EndpointError(Td3RobotError):
     """An endpoint is busy, malformed or not allowed without keys."""
+
+
+class SessionError(Td3RobotError):
+    """A recorded session is damaged, is none, or is of another protocol version."""
 
 
 class RunFolderError(Td3RobotError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from td3_robot.config import Config
-from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, HandshakeError, Td3RobotError, UsageError
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, HandshakeError, RunFolderError, Td3RobotError, UsageError
 from td3_robot.messages import Hello, Message, Status
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -32,6 +33,8 @@ STATUS_PERIOD = 0.5
 _LOOK_PERIOD = 1.0  # seconds between two looks at whether a run joined by hand still goes on
 _IDLE = 0.05  # seconds a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling may be late: ZeroMQ counts in milliseconds, from a clock that does too
+RECORDER = "recorder"
+"""Role of the process that records the others, and its link."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
 """Environment variable: the file descriptor that ends when the supervisor does."""
 
@@ -77,6 +80,11 @@ class Node:
     _supervised: bool = False
     _next_status: float = float("-inf")
     _next_look: float = float("-inf")
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor has started us, and will stop us."""
+        return self._supervised
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
         """Bind the endpoint of this run for a link.
@@ -227,6 +235,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             endpoint = run.endpoint("supervisor", node.config)
             bus.connect(endpoint, ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
+        if role != RECORDER:
+            with contextlib.suppress(RunFolderError):  # no recorder, no endpoint for one
+                recorder = ClientSession(RECORDER, node.hello("node"), ())
+                bus.record(run.endpoint(RECORDER, node.config), recorder, expected=node.config.record.enabled)
         node.status(Figures("starting"), now=True)
         try:
             body(node)

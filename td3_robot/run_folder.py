@@ -17,7 +17,7 @@ from td3_robot.config import Config
 from td3_robot.errors import RunFolderError
 from td3_robot.messages import Status
 
-LINKS = ("policy", "learner", "supervisor")
+LINKS = ("policy", "learner", "supervisor", "recorder")
 
 
 @dataclass(frozen=True)

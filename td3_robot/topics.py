@@ -12,7 +12,7 @@ from typing import Literal
 from td3_robot import messages
 from td3_robot.messages import Message
 
-QueueRule = Literal["never drop", "keep latest", "handshake"]
+QueueRule = Literal["never drop", "keep latest", "never wait", "handshake"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class Topic:
     """One row of the table.
 
     Attributes:
-        link: the server whose endpoint carries it: policy, learner, supervisor, or any.
+        link: the server whose endpoint carries it: policy, learner, supervisor, recorder, or any.
         rate: what to expect, in words, because most rates follow the configuration.
         queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
-            the receiver drains its queue, uses the newest and counts the rest.
+            the receiver drains its queue, uses the newest and counts the rest. *never wait*: bounded, the sender drops
+            what finds no room and counts it.
+        recorded: whether the recorder is offered it; a message that goes to several subscribers is offered once.
     """
 
     message: type[Message]
@@ -60,4 +62,5 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Weights, "learner", "evaluator", "learner", "every evaluation.every steps", "never drop", False),
     Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", True),
     Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", True),
+    Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", False),
 )

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
     "eval": ("sims.evaluate", "evaluate a policy, and make a video of it"),
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
+    "record": ("td3_robot.session.node", "record what a training's processes publish"),
     "sim": ("sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "run the policy server of a training by hand"),
     "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),
@@ -31,6 +32,7 @@ _EXTRAS = {
     "pybullet_data": "sim",
     "gymnasium": "sim",
     "imageio": "sim",
+    "mcap": "record",
 }
 
 

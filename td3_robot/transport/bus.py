@@ -17,6 +17,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec, endpoints
 from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession
+from td3_robot.transport.tap import Tap
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
 _TIMER = 0.1  # seconds: the longest sleep before handshakes and time-outs are looked at
@@ -36,6 +37,7 @@ class Bus:
         self._poller = zmq.Poller()
         self._servers: dict[str, tuple[zmq.Socket[bytes], ServerSession]] = {}
         self._clients: dict[str, tuple[zmq.Socket[bytes], ClientSession]] = {}
+        self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
@@ -70,16 +72,30 @@ class Bus:
         Raises:
             EndpointError: malformed or not allowed.
         """
+        self._clients[session.link] = (self._connected(endpoint), session)
+
+    def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
+        """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
+
+        Raises:
+            EndpointError: malformed or not allowed.
+        """
+        socket = self._connected(endpoint, immediate=True)
+        self._tap = socket, Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
+
+    def _connected(self, endpoint: str, *, immediate: bool = False) -> zmq.Socket[bytes]:
+        """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
         endpoints.check(endpoint, bind=False)
         socket = self._socket(zmq.DEALER, endpoint)
+        socket.setsockopt(zmq.IMMEDIATE, immediate)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             socket.close()
             raise EndpointError(f"endpoint {endpoint!r} cannot be connected to: {error}") from None
-        self._clients[session.link] = (socket, session)
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
+        return socket
 
     def receive(self, timeout: float) -> list[Input]:
         """Inputs from all links, in the order each link delivered them; waits up to ``timeout`` seconds for one.
@@ -103,14 +119,11 @@ class Bus:
 
     def send(self, to: Origin, message: Message) -> bool:
         """Hand a message to its link; False if its queue is full (ask again or count it lost) or the peer is gone."""
-        payload = codec.encode(message)
         if isinstance(to, Peer):
             socket, server = self._servers[to.link]
-            if to.key not in server.peers:
-                return False
-            return self._reply(socket, server, to.key, message.NAME, payload)
+            return to.key in server.peers and self._reply(socket, server, to.key, message)
         socket, client = self._clients[to]
-        if self._post(socket, [message.NAME.encode(), payload]):
+        if self._say(socket, to, message):
             client.sent(self._clock())
             return True
         return False
@@ -119,18 +132,25 @@ class Bus:
         """Whether the server of a link has welcomed us."""
         return self._clients[link][1].state == "welcome"
 
+    def peers(self, link: str) -> list[Peer]:
+        """The clients of a link that this bus serves."""
+        return list(self._servers[link][1].peers.values())
+
     def dropped(self) -> Counter[str]:
         """Malformed, refused and unexpected input by kind, over all links."""
         total = Counter(self.counts)
         for _, session in self._links():
             total += session.tally.counts
-        return total
+        return total + self._tap[1].counts() if self._tap else total
 
     def close(self, reason: str = "") -> None:
         """Say Bye on every link that was welcomed, close all sockets and remove their files."""
-        for socket, session in self._clients.values():
+        for link, (socket, session) in self._clients.items():
             if session.state == "welcome":
-                self._post(socket, [Bye.NAME.encode(), codec.encode(Bye(reason))])
+                self._say(socket, link, Bye(reason))
+        if self._tap:
+            self._tap[1].leave(reason)
+            self._tap[0].close(linger=200)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
         self._context.term()
@@ -154,31 +174,37 @@ class Bus:
         return socket
 
     def _timers(self, now: float) -> None:
-        for socket, client in self._clients.values():
+        for link, (socket, client) in self._clients.items():
             client.check()
             for message in client.due(now):
-                self._post(socket, [message.NAME.encode(), codec.encode(message)])
+                self._say(socket, link, message)
+        if self._tap:
+            self._tap[1].turn(now)
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
     def _drain(self, socket: zmq.Socket[bytes]) -> list[Input]:
         inputs: list[Input] = []
         now = self._clock()
-        session = next(session for other, session in self._links() if other is socket)
+        session = next((session for other, session in self._links() if other is socket), None)
         for _ in range(_DRAIN):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 break
+            if session is None:
+                if self._tap:
+                    self._tap[1].receive(frames, now)
+                continue
             if isinstance(session, ClientSession):
                 inputs += session.receive(frames, now)
                 for message in session.due(now):
-                    self._post(socket, [message.NAME.encode(), codec.encode(message)])
+                    self._say(socket, session.link, message)
                 continue
             received, replies = session.receive(frames[0], frames[1:], now)
             inputs += received
             for key, message in replies:
-                self._reply(socket, session, key, message.NAME, codec.encode(message))
+                self._reply(socket, session, key, message)
         return inputs
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
@@ -187,16 +213,23 @@ class Bus:
         inputs, replies = session.adopt(spec)
         self._waiting += inputs
         for key, message in replies:
-            self._reply(socket, session, key, message.NAME, codec.encode(message))
+            self._reply(socket, session, key, message)
 
-    def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, name: str, payload: bytes) -> bool:
+    def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:
-            return self._post(socket, [key, name.encode(), payload])
+            return self._say(socket, session.link, message, key)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._waiting += session.forget(key, "connection closed")
             return False
+
+    def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
+        payload = codec.encode(message)
+        sent = self._post(socket, [*to, message.NAME.encode(), payload])
+        if sent and self._tap:
+            self._tap[1].offer(link, message, payload)
+        return sent
 
     @staticmethod
     def _post(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:

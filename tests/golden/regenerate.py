@@ -27,6 +27,7 @@ from td3_robot.messages import (
     Heartbeat,
     Hello,
     Message,
+    Record,
     Refused,
     Status,
     Step,
@@ -91,6 +92,7 @@ def samples() -> list[Message]:
         Weights(3, 590, 596, sha256(payload), payload),
         Evaluation(3, 596, 590, np.array([1523.25, -0.5]), np.array([1000, 17], u4)),
         Status("learner", "ready", "", {"updates_per_s": 131.5, "wall_s": 60.0}, {"gaps": 0, "lost": 2}),
+        Record("bye", "learner", 12, 1_700_000_000_123_456_789, codec.encode(Bye("stopped"))),
     ]
 
 
