@@ -159,13 +159,17 @@ def examine(path: Path) -> dict[str, Any]:
     if not file.damages:
         problems += _index_problems(path, contents)
     report = contents.report()
-    host = metadata.pop("host", None)
+    try:
+        host = json.loads(metadata.pop("host", "null"))
+    except ValueError:
+        host = None
+        problems.append("what the recording says about its machine is not JSON")
     return {
         "file": str(path),
         "bytes": file.size,
         **report,
         "metadata": metadata,
-        "host": json.loads(host) if host else None,
+        "host": host,
         "attachments": attachments,
         "damages": [_line(damage) for damage in file.damages] + problems,
     }

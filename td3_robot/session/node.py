@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import time
@@ -18,6 +19,8 @@ from td3_robot.messages import Record
 from td3_robot.node import RECORDER, Figures, Node
 from td3_robot.session.entries import Attachment, facts_of_this_machine
 from td3_robot.session.recorder import Recorder
+
+log = logging.getLogger(__name__)
 
 _LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
 _EXAMPLES = """examples:
@@ -47,19 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
     options = parser.parse_args(arguments)
-    return nodes.main(RECORDER, options, lambda node: _record(node, options))
+    if options.out and options.out.exists():
+        raise UsageError(f"{str(options.out)!r} exists already; name another file")
+    if options.out and not options.out.parent.is_dir():
+        raise UsageError(f"{str(options.out)!r}: the folder {str(options.out.parent)!r} does not exist")
+    _settings(RecordConfig(), options)
+    attachments = [_attachment(file) for file in options.attach]
+    return nodes.main(RECORDER, options, lambda node: _record(node, options, attachments))
 
 
-def _record(node: Node, options: argparse.Namespace) -> None:
+def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attachment]) -> None:
     path = options.out or node.run.path / "session.mcap"
-    if options.out and path.exists():
-        raise UsageError(f"{str(path)!r} exists already; name another file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
-    facts = facts_of_this_machine(node.config, [_attachment(file) for file in options.attach])
+    facts = facts_of_this_machine(node.config, attachments)
     epoch = time.time_ns() - time.monotonic_ns()
     node.serve(RECORDER, {"node": (Record,)})
     recorder = Recorder(path, facts, _settings(node.config.record, options), epoch)
+    log.info("recording into %s", path)
     triggered: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
 

@@ -85,6 +85,7 @@ class SessionFile:
             raise SessionError(f"{str(self.path)!r} cannot be read: {error.strerror or error}") from None
 
     def _records(self, file: BinaryIO) -> Iterator[Item]:
+        checksum = zlib.crc32(_MAGIC)
         while True:
             self.read = offset = file.tell()
             head = file.read(_HEAD.size)
@@ -101,6 +102,10 @@ class SessionFile:
                     self._damaged(offset, "the file does not end with its footer")
                 self.read = self.size
                 return
+            data_end = opcode == Opcode.DATA_END
+            if data_end and int.from_bytes(body[:4], "little") not in (0, checksum) and not self.damages:
+                self._damaged(offset, "the checksum of all before this does not fit")
+            checksum = zlib.crc32(body, zlib.crc32(head, checksum))
             try:
                 items = self._items(opcode, body)
             except SessionError:

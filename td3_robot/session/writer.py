@@ -35,7 +35,7 @@ class SessionWriter:
         self.begun = now
         self.messages = 0
         self._file = path.open("xb")
-        self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD)
+        self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._due = now + CHUNK_S
