@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
     "record": ("td3_robot.session.node", "record what a training's processes publish"),
     "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
+    "play": ("td3_robot.session.play", "play a recording to live nodes"),
     "replay": ("td3_robot.session.replay", "drive the cores from recordings, and compare"),
     "recover": ("td3_robot.session.recover", "make a whole recording from a damaged one"),
     "sim": ("sims.node", "run one more simulator for a training"),

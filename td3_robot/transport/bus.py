@@ -132,6 +132,10 @@ class Bus:
         """Whether the server of a link has welcomed us."""
         return self._clients[link][1].state == "welcome"
 
+    def links(self) -> list[str]:
+        """The links that this bus is a client of."""
+        return list(self._clients)
+
     def peers(self, link: str) -> list[Peer]:
         """The clients of a link that this bus serves."""
         return list(self._servers[link][1].peers.values())
