@@ -51,7 +51,8 @@ class LearnerConfig(Section, frozen=True):
     moves that fraction of the way at each policy update (Polyak and Juditsky 1992; Izmailov et al. 2018 for why it
     helps): exploring and learning go on with the actor itself. The learning rate
     is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
-    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``.
+    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. ``recordings`` are files whose transitions the
+    replay buffer begins with; they count as no environment steps.
     """
 
     batch_size: Count = 256
@@ -72,6 +73,7 @@ class LearnerConfig(Section, frozen=True):
     publish_every: Count = 10
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
+    recordings: tuple[str, ...] = ()
 
 
 class ExplorationConfig(Section, frozen=True):

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
-    "sim": ("sims.bench", "environment steps a second, beside the published robots; memory of a robot"),
+    "sim": ("sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
+    "record": ("td3_robot.session.bench:record", "what it costs to be recorded; what a recorder writes a second"),
+    "replay": ("td3_robot.session.bench:replay_policy", "how many times real time the policy core is replayed"),
 }
-"""Benchmark: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what of."""
+"""Benchmark: the function it is (by module name: simulators are never imported), called with the arguments; what of."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in BENCHMARKS:
         given = repr(words[0]) if words else "missing"
         raise UsageError(f"the benchmark's name is {given}; it must be one of: {', '.join(BENCHMARKS)}")
-    code: int = importlib.import_module(BENCHMARKS[words[0]][0]).main(words[1:])
+    module, _, function = BENCHMARKS[words[0]][0].partition(":")
+    code: int = getattr(importlib.import_module(module), function)(words[1:])
     return code
 
 

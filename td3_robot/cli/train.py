@@ -29,6 +29,7 @@ _EXAMPLES = """examples:
   td3-robot train walker2d
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
+  td3-robot train walker2d --from runs/walker2d/session.mcap
   td3-robot train --resume runs/ant-3
 """
 
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="seed of everything random")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
     parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
+    parser.add_argument(
+        "--from", dest="recordings", nargs="+", default=[], metavar="FILE", help="begin with what these recordings hold"
+    )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
     parser.add_argument(
@@ -63,6 +67,8 @@ def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
     overrides += [f"total_steps={options.steps}"] if options.steps is not None else []
     overrides += [f"seed={options.seed}"] if options.seed is not None else []
     overrides += ["timing=lockstep"] if options.lockstep else []
+    files = [str(Path(file).resolve()) for file in options.recordings]
+    overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
     config = configuration.load(options.config, overrides)
     _check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -70,7 +76,7 @@ def _created(options: argparse.Namespace) -> tuple[RunFolder, Config]:
 
 
 def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
-    words = {name: getattr(options, name) for name in ("config", "seed", "out", "lockstep", "set")}
+    words = {name: getattr(options, name) for name in ("config", "seed", "out", "lockstep", "set", "recordings")}
     given = [name for name, value in words.items() if value is not None and value is not False and value != []]
     if given:
         raise UsageError(f"--resume goes on with the run's own configuration; {given[0]} cannot be given, only --steps")
@@ -89,14 +95,19 @@ def _resumed(options: argparse.Namespace) -> tuple[RunFolder, Config]:
 def _check(config: Config) -> None:
     """Find out before anything is started or written what would stop the processes: robot, endpoints, installation."""
     launch.expand(launch.load(config.launch), config)
-    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
+    recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
+    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium", *recordings):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
             endpoints.check(endpoint, bind=True)
     tasks = importlib.import_module("sims.tasks")
-    tasks.spec(config.task)
+    spec = tasks.spec(config.task)
+    if config.learner.recordings:
+        experience = importlib.import_module("td3_robot.session.experience")
+        for file in config.learner.recordings:
+            experience.check(Path(file), spec)
 
 
 def _train(run: RunFolder, config: Config, log_every: float) -> int:

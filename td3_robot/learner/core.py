@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.learner.td3 import TD3
-from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.transitions import Assembler, Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
@@ -111,6 +111,30 @@ class LearnerCore:
             outputs += self._publish_if_due()
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
+
+    def prefill(self, spec: RobotSpec, steps: Iterable[Step]) -> int:
+        """Store the transitions that these Steps of one recording make, as if they had come from sources of now.
+
+        They count as no environment steps, and no gap between them and what comes later is one.
+
+        Returns:
+            How many they were.
+
+        Raises:
+            BundleError: they are another robot's.
+        """
+        if self.spec is None:
+            self._begin(spec)
+            self._publish()
+        elif difference := self.spec.difference(spec):
+            raise BundleError(f"recorded Steps are another robot's: {difference}")
+        assemblers: dict[str, Assembler] = {}
+        before = self.replay.total_added
+        for step in steps:
+            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
+            if transitions is not None and len(transitions):
+                self._remember(transitions)
+        return self.replay.total_added - before
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
@@ -232,19 +256,22 @@ class LearnerCore:
             self.counters["beyond_total"] += len(transitions)
             return
         if len(transitions):
-            action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
-            self.replay.add(
-                transitions.observation,
-                action,
-                transitions.reward,
-                transitions.next_observation,
-                transitions.terminated,
-            )
+            self._remember(transitions)
             self.env_steps += len(transitions)
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
         self.meter.ended(transitions.ended)
         self.counters["episodes"] += len(transitions.ended)
+
+    def _remember(self, transitions: Transitions) -> None:
+        action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
+        self.replay.add(
+            transitions.observation,
+            action,
+            transitions.reward,
+            transitions.next_observation,
+            transitions.terminated,
+        )
 
     # -- learning ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from td3_robot import node as nodes
@@ -78,11 +79,23 @@ def _core(node: Node) -> LearnerCore:
     provenance = _provenance(node.config)
     saved = checkpoint.load_newest(node.run.checkpoints)
     if saved is None:
-        return LearnerCore(node.config, provenance=provenance)
+        core = LearnerCore(node.config, provenance=provenance)
+        _prefill(core, node.config.learner.recordings)
+        return core
     path, arrays, scalars = saved
     core = LearnerCore.restored(node.config, arrays, scalars, provenance)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
+
+
+def _prefill(core: LearnerCore, files: Sequence[str]) -> None:
+    """Begin with what recordings hold."""
+    if not files:
+        return
+    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
+
+    for file in files:
+        log.info("%s: %d transitions to begin with", file, core.prefill(*experience.read(Path(file))))
 
 
 def _save(node: Node, core: LearnerCore) -> bool:

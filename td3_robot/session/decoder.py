@@ -8,8 +8,15 @@ from td3_robot.session.entries import Entry
 from td3_robot.transport import codec
 from td3_robot.transport.session import ROBOT_ROLES
 
-_OF_A_SOURCE = frozenset(name for name, message in MESSAGES.items() if "source" in wire_fields(message))
-"""Topics whose sizes are a source's; an Action's one array does not say them by itself."""
+
+def _ambiguous(message: type[Message]) -> bool:
+    """Whether the arrays do not say their sizes by themselves: the first has two, as the one of an Action."""
+    shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
+    return bool(shapes) and len(shapes[0]) > 1
+
+
+_OF_A_SOURCE = frozenset(name for name, message in MESSAGES.items() if _ambiguous(message))
+"""Topics that can be read only by who knows the sizes of their source."""
 
 
 class Decoder:

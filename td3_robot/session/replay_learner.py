@@ -150,6 +150,8 @@ class _Recording:
         """Why what the learner said cannot be computed again; None if it can."""
         if self.config.timing != "lockstep":
             return "they follow from the Steps in lock-step only"
+        if self.config.learner.recordings:
+            return "it began with what other recordings hold"
         if len({(step.source, step.incarnation) for _, step in self.steps}) != len(self.names()):
             return "a simulator was started again while this was recorded"
         if other := machines.difference(self.session.metadata, _PACKAGES):

@@ -50,8 +50,11 @@ class Tap:
         """Take note of a message that went out on a link."""
         kind = type(message)
         recent = self._recent.get(kind)
-        if recent is None or any(message is other for other in recent):
+        if recent is None:
             return
+        for other in recent:
+            if message is other:
+                return
         recent.append(message)
         sequence = self._sequence[message.NAME]
         self._sequence[message.NAME] = sequence + 1
