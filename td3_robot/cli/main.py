@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
     "play": ("td3_robot.session.play", "play a recording to live nodes"),
     "replay": ("td3_robot.session.replay", "drive the cores from recordings, and compare"),
-    "export": ("td3_robot.session.export", "a recording as CSV or Parquet tables"),
+    "export": ("td3_robot.session.export", "a recording as CSV or Parquet tables, or in ROS 2 types"),
     "recover": ("td3_robot.session.recover", "make a whole recording from a damaged one"),
     "sim": ("sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "run the policy server of a training by hand"),

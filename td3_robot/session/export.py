@@ -1,4 +1,4 @@
-"""``td3-robot export``: a recording as tables, one for each topic, as CSV or Parquet."""
+"""``td3-robot export``: a recording as tables (CSV, Parquet), one for each topic, or as a bag in ROS 2 types."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Hello, Message, wire_fields
 from td3_robot.node import Parser
+from td3_robot.session import ros2
 from td3_robot.session.entries import Entry
 from td3_robot.session.reader import Session
 from td3_robot.transport.session import ROBOT_ROLES
@@ -25,6 +26,7 @@ _CHANNELS = {"O": "observations", "A": "actions"}
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
+  td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
 
 Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
 Maps are JSON text; of bytes only their number is given.
@@ -171,17 +173,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
-    parser.add_argument("--format", default="csv", choices=list(FORMATS), help="(default: csv)")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, "ros2"], help="(default: csv)")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
+    if options.topics and options.format == "ros2":
+        raise UsageError("--topics chooses tables; --format ros2 converts steps and statuses")
     session = Session(options.files)
     options.out.mkdir(parents=True, exist_ok=True)
-    counts = export(session, options.out, options.format, options.topics)
+    if options.format == "ros2":
+        counts = ros2.export(session, options.out / "ros2.mcap")
+    else:
+        counts = export(session, options.out, options.format, options.topics)
     if options.json:
         print(json.dumps(counts))
+    elif options.format == "ros2":
+        print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
     else:
         print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
     return EXIT_GOOD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import BinaryIO
 
 import yaml
 import zstandard
+from lz4.frame import LZ4FrameDecompressor
 from mcap import records
 from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
@@ -133,10 +135,7 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: records.Chunk) -> Iterator[Entry]:
-        unpacked = zstandard.frame_content_size(chunk.data) if chunk.compression == "zstd" else len(chunk.data)
-        if not 0 <= max(unpacked, chunk.uncompressed_size) <= _MAX_CHUNK:
-            raise ValueError(f"it says that it holds {max(unpacked, chunk.uncompressed_size)} bytes")
-        for record in breakup_chunk(chunk, validate_crc=True):
+        for record in breakup_chunk(_unpacked(chunk), validate_crc=True):
             if isinstance(record, records.Channel):
                 about = record.metadata
                 self._channels[record.id] = (
@@ -160,6 +159,22 @@ class SessionFile:
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
+
+
+def _unpacked(chunk: records.Chunk) -> records.Chunk:
+    """The chunk without its compression, which must not make more of it than it says, nor than any of ours holds."""
+    size = chunk.uncompressed_size
+    if size > _MAX_CHUNK:
+        raise ValueError(f"it says that it holds {size} bytes")
+    if chunk.compression == "lz4":
+        data = LZ4FrameDecompressor().decompress(chunk.data, size)
+    elif chunk.compression == "zstd":
+        if zstandard.frame_content_size(chunk.data) != size:
+            raise ValueError(f"it does not hold {size} bytes, as it says")
+        data = zstandard.ZstdDecompressor().decompress(chunk.data, size)
+    else:
+        data = chunk.data
+    return dataclasses.replace(chunk, compression="", data=data)
 
 
 def _name(opcode: int) -> str:
