@@ -93,6 +93,11 @@ def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()
     )
 
 
+def printable(text: str) -> str:
+    """Lines that a file had a part in, without what would steer a terminal."""
+    return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -21,7 +21,7 @@ from td3_robot.messages import Action, ActionOrigin, Message, Phase, Refused, St
 from td3_robot.node import Parser
 from td3_robot.session import triggers
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import METADATA, Attachment, Entry
+from td3_robot.session.entries import METADATA, Attachment, Entry, printable
 from td3_robot.session.reader import Damage, Metadata, SessionFile
 
 _EXAMPLES = """examples:
@@ -245,7 +245,7 @@ def text(report: dict[str, Any]) -> str:
         *(f"fault: {fault}" for fault in report["faults"]),
         *(f"DAMAGED at {damage}" for damage in report["damages"]),
     ]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _range(ends: list[int]) -> str:

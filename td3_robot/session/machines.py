@@ -8,6 +8,8 @@ from typing import Any
 
 from td3_robot import machine
 
+_HARDWARE = ("processor", "vector")
+
 
 def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | None:
     """What differs first between the recorded machine and this one; None for the same kind.
@@ -16,14 +18,15 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
         metadata: of a session.
         packages: those whose versions matter.
     """
+    here = machine.describe(packages)
     try:
         there: Any = json.loads(metadata["host"])
-        versions = dict(there["packages"])
-        recorded = {"processor": str(there["processor"]), **{name: str(versions[name]) for name in packages}}
+        recorded, today = (
+            {**{key: str(host[key]) for key in _HARDWARE}, **{name: str(host["packages"][name]) for name in packages}}
+            for host in (there, here)
+        )
     except (KeyError, TypeError, ValueError):
         return "the recording does not say on what machine it was made"
-    here = machine.describe(packages)
-    today = {"processor": str(here["processor"]), **{name: str(here["packages"][name]) for name in packages}}
     for name, value in recorded.items():
         if today[name] != value:
             return f"{name} was {value}, is {today[name]}"

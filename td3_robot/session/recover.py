@@ -11,7 +11,7 @@ from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.node import Parser
-from td3_robot.session.entries import METADATA, Attachment, Entry, Facts
+from td3_robot.session.entries import METADATA, Attachment, Entry, Facts, printable
 from td3_robot.session.info import Contents
 from td3_robot.session.reader import Metadata, SessionFile
 from td3_robot.session.writer import SessionWriter
@@ -101,7 +101,7 @@ def text(lost: dict[str, Any], source: Path, target: Path) -> str:
     if lost["bytes_not_read"]:
         lines.append(f"lost: {lost['bytes_not_read']} bytes at the end, and whatever came after them")
     lines += [f"lost: {count} messages of {name}" for name, count in lost["missing"].items()]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.node import Parser
 from td3_robot.session import machines, rewrite
 from td3_robot.session.compare import Comparison, compare, plot
+from td3_robot.session.entries import printable
 from td3_robot.session.outcome import Outcome, Replayed
 from td3_robot.session.reader import Session
 
@@ -160,7 +161,7 @@ def text(path: Path, reports: Sequence[CoreReport]) -> str:
         lines += [f"{head}not checked: {note}" for note in report.notes]
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def as_json(path: Path, reports: Sequence[CoreReport]) -> dict[str, Any]:

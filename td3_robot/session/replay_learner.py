@@ -101,7 +101,6 @@ class _Recording:
         self.said: dict[str, list[tuple[Entry, Message]]] = {Weights.NAME: [], Throttle.NAME: []}
         self.status: tuple[Entry, Status] | None = None
         self._learners: set[tuple[str, int]] = set()
-        self._undelivered = 0
         statuses: list[tuple[Entry, Status]] = []
         topics = [kind.NAME for kind in (Hello, Step, Evaluation, Weights, Throttle, Status)]
         for entry, message in session.messages(topics):
@@ -114,10 +113,10 @@ class _Recording:
                 self.inputs.append((entry.publisher, message))
             elif isinstance(message, Status):
                 statuses.append((entry, message))
-                self._undelivered += int(message.counters.get("undelivered", 0))
             else:
                 self.said[entry.topic].append((entry, message))
                 self._learners.add((entry.publisher, entry.incarnation))
+        self._undelivered = any(s.counters.get("undelivered") for e, s in statuses if e.publisher in self.names())
         for entry, status in statuses:
             if (entry.publisher, entry.incarnation) in self._learners and status.counters.get("steps"):
                 self.status = entry, status

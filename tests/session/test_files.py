@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,14 @@ def test_info_check_finds_a_message_that_is_none(acted: Make, save: Make, capsys
     assert main(["info", str(path)]) == 0
     assert main(["info", str(path), "--check"]) == 1
     assert "sim-0/step 99: step: has ['x']" in capsys.readouterr().out
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
+    assert main(["info", str(save("a.mcap", entries))]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
