@@ -32,4 +32,4 @@ def test_the_same_observation_gives_the_same_action(recorded_session, fake_robot
 
 def test_every_step_was_answered(recorded_session):
     answers = [m.answers for _, m in recorded_session(RECORDING).messages(["action"]) if isinstance(m, Action)]
-    assert answers == list(range(len(answers)))
+    assert set(answers) == set(range(max(answers) + 1))
