@@ -16,6 +16,8 @@ METADATA = "td3_robot"
 """Name of the MCAP metadata record that every session has."""
 CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
+METRICS = "metrics.jsonl"
+"""Name of the attachment with what a run that has ended said of its learning."""
 _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgpack", "mcap")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -17,7 +18,7 @@ from td3_robot.config import RecordConfig
 from td3_robot.errors import UsageError
 from td3_robot.messages import Record
 from td3_robot.node import RECORDER, Figures, Node
-from td3_robot.session.entries import Attachment, facts_of_this_machine
+from td3_robot.session.entries import METRICS, Attachment, facts_of_this_machine
 from td3_robot.session.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,15 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     def report() -> Figures:
         return Figures(figures={"files": float(len(recorder.files))}, counters=dict(recorder.counters))
 
+    known_now: list[Attachment] = []
     try:
         node.spin(recorder, busy=lambda: False, report=report, after=after)
         if node.supervised:
             _hear_last_words(node, recorder)
+            with contextlib.suppress(OSError):  # a run that ends before there is any
+                known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     finally:
-        recorder.close(time.monotonic())
+        recorder.close(time.monotonic(), known_now)
 
 
 def _hear_last_words(node: Node, recorder: Recorder) -> None:

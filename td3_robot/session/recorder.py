@@ -10,7 +10,7 @@ from pathlib import Path
 from td3_robot.config import RecordConfig
 from td3_robot.messages import Hello, Record, Weights
 from td3_robot.session import triggers
-from td3_robot.session.entries import Entry, Facts
+from td3_robot.session.entries import Attachment, Entry, Facts
 from td3_robot.session.writer import SessionWriter
 from td3_robot.transport.session import Input, Output, Peer
 
@@ -84,9 +84,11 @@ class Recorder:
             self._pending = reason
             self.counters["triggers"] += 1
 
-    def close(self, now: float) -> None:
-        """Write what is still to be written."""
+    def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
+        """Write what is still to be written, and into the last file what is known only now."""
         if self._writer:
+            for attachment in attachments:
+                self._writer.attach(attachment, self._epoch + int(now * 1e9))
             self._writer.close()
         elif self._pending:
             self._dump(now)

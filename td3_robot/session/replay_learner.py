@@ -1,16 +1,18 @@
 """The learner's core, driven by recorded Steps: the same transitions, and in lock-step the same weights?
 
-In lock-step everything the learner says follows from its Steps: all its Weights and Throttles are compared. Running
-free, its updates fall where the clock puts them; then what it counted is compared with its last Status, and the
-transitions it stores with those that ``--update`` has put into the recording.
+In lock-step everything the learner says follows from its Steps: all its Weights and Throttles are compared, and its
+loss statistics where the recording holds those (of a run that has ended). Running free, its updates fall where the
+clock puts them; then what it counted is compared with its last Status, and the transitions it stores with those that
+``--update`` has put into the recording.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import safetensors.numpy
@@ -24,7 +26,7 @@ from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Evaluation, FieldType, Hello, Message, Status, Step, Throttle, Weights
 from td3_robot.session import machines
-from td3_robot.session.entries import Attachment, Entry
+from td3_robot.session.entries import METRICS, Attachment, Entry
 from td3_robot.session.outcome import Outcome, Replayed
 from td3_robot.session.reader import Session
 from td3_robot.specs import Float32
@@ -52,6 +54,15 @@ class Transition(Message):
     reward: Float32 = field(metadata=_1)
     not_terminated: Float32 = field(metadata=_1)
     next_observation: Float32 = field(metadata=_O)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses(Message):
+    """A line of metrics.jsonl about training, without the time; never sent anywhere."""
+
+    NAME: ClassVar[str] = "loss statistics"
+
+    figures: dict[str, Any] = field(metadata={"wire": FieldType("map", "")})
 
 
 def replay(session: Session) -> Outcome:
@@ -190,7 +201,31 @@ def _lockstep(recording: _Recording) -> list[Replayed]:
         expected = [(entry, message) for entry, message in recording.said[kind.NAME] if _follows(message)]
         got = [message for message in said if isinstance(message, kind) and _follows(message)]
         parts.append(Replayed(kind.NAME, _PACKAGES, expected, got))
+    losses = _losses(recording.session)
+    if losses is not None:
+        records = [record for record in core.take_records() if record["kind"] == "train"]
+        lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+        old, now = [_timeless(record) for record in losses], [_timeless(record) for record in records]
+        same = [item.figures for item in old] == [item.figures for item in now]
+        reference = None if same else Attachment(METRICS, "application/jsonl", lines)
+        parts.append(Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], now, reference))
     return parts
+
+
+def _timeless(record: Mapping[str, Any]) -> Losses:
+    return Losses({name: value for name, value in record.items() if name != "wall_s"})
+
+
+def _losses(session: Session) -> list[dict[str, Any]] | None:
+    """What the recorded run said of its training; None where that is not in the recording."""
+    attached = session.attachments.get(METRICS)
+    if attached is None:
+        return None
+    try:
+        lines = [json.loads(line) for line in attached.data.decode().splitlines()]
+        return [line for line in lines if line["kind"] == "train"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
 
 
 def _follows(message: Message) -> bool:

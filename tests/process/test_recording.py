@@ -15,7 +15,7 @@ from td3_robot.session.reader import Session
 from td3_robot.session.recover import EXIT_LOST
 
 
-def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path) -> None:
+def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
     """Every Step the learner counted is in the file, and every core does again what it did."""
     run = train(2000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
     run.wait_for("^ready: recorder, learner, policy, sim-0$")
@@ -32,6 +32,8 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path) ->
     assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # each, from 1 on
     assert Session([file]).config().timing == "lockstep"
     assert main(["replay", str(file)]) == 0
+    checked = capsys.readouterr().out
+    assert "2 loss statistics messages the same" in checked  # a line each 1,000 steps
 
 
 def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
