@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded)
 _KEPT: dict[type[Message], int] = {Hello: 4, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
+_EARLY = 256  # messages held back for a recorder that is expected and not there yet
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
 
 
@@ -26,7 +27,8 @@ class Tap:
     Args:
         session: the handshake with the recorder; where it refuses us, we go on without one.
         post: sends a topic name and a payload to the recorder; False where there is no recorder or no room.
-        expected: a recorder is part of the run, so that what it misses before it is there counts too.
+        expected: a recorder is part of the run: the first messages wait for it, and what it misses counts from the
+            beginning.
         wall: the wall clock, in nanoseconds since 1970.
     """
 
@@ -44,6 +46,7 @@ class Tap:
         self._sequence: Counter[str] = Counter()
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
         self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
+        self._early: list[Record] | None = [] if expected else None
         self._missed = 0
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
@@ -59,21 +62,25 @@ class Tap:
         sequence = self._sequence[message.NAME]
         self._sequence[message.NAME] = sequence + 1
         welcome = self._session.state == "welcome"
-        if not welcome and kind not in self._kept:
+        early = self._early is not None and len(self._early) < _EARLY
+        if not (welcome or early or kind in self._kept):
             self._missed += self._expected
             return
         record = Record(message.NAME, link, sequence, self._wall(), payload)
-        if kind in self._kept:
-            self._kept[kind].append(record)
         if welcome:
             self._send(record)
+        elif self._early is not None and early and kind not in self._kept:
+            self._early.append(record)
+        if kind in self._kept:
+            self._kept[kind].append(record)
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
         before = self._session.state
         if self._session.receive(frames, now):
-            self._expected = True
-            for record in sorted((item for kept in self._kept.values() for item in kept), key=lambda item: item.stamp):
+            told = [*(self._early or ()), *(record for kept in self._kept.values() for record in kept)]
+            self._expected, self._early = True, None
+            for record in sorted(told, key=lambda item: item.stamp):
                 self._send(record)
         if self._session.refusal and before != "refused":
             log.warning("the recorder refuses us, so nothing of ours is recorded: %s", self._session.refusal.reason)
@@ -90,7 +97,7 @@ class Tap:
 
     def counts(self) -> Counter[str]:
         """What was published and not recorded, once a recorder was expected or there."""
-        return Counter({"not_recorded": self._missed} if self._missed else {}) + self._session.tally.counts
+        return Counter({"not_recorded": self._missed + len(self._early or ())}) + self._session.tally.counts
 
     def _send(self, record: Record) -> None:
         if not self._post(record.NAME, codec.encode(record)):

@@ -27,7 +27,8 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     streams = report["topics"]
     assert streams["sim-0/step"]["count"] == final["sim-0"]["counters"]["steps"]
     assert streams["policy/action"]["count"] == final["policy"]["counters"]["actions"]
-    assert sum(stream["missing"] for stream in streams.values()) == 0
+    assert sum(stream["missing"] + stream["begins_at"] for stream in streams.values()) == 0
+    assert not any("not_recorded" in process["counters"] for process in final.values())
     assert {"learner/weights", "learner/throttle", "learner/status", "sim-0/hello", "sim-0/bye"} <= streams.keys()
     assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # each, from 1 on
     assert Session([file]).config().timing == "lockstep"

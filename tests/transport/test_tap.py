@@ -107,6 +107,24 @@ def test_a_recorder_that_comes_later_is_told_who_we_are_and_the_newest_weights(
     assert late.topics()[3:] == [("step", 1)]
 
 
+def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make, make_step: Make) -> None:
+    late = Recorder(make_client(link="recorder"), expected=True)
+    late.there = False
+    late.offer(make_step(0), STATUS, make_step(1))
+    assert late.tap.counts() == {"not_recorded": 3}
+    late.there = True
+    late.tap.turn(1.0)
+    assert late.topics() == [("step", 0), ("status", 0), ("step", 1)]
+    assert late.tap.counts() == {}
+    many = Recorder(make_client(link="recorder"), expected=True)
+    many.there = False
+    many.offer(*(make_step(number) for number in range(300)))
+    many.there = True
+    many.tap.turn(1.0)
+    assert [number for _, number in many.topics()] == list(range(256))  # those after are lost, and counted
+    assert many.tap.counts() == {"not_recorded": 44}
+
+
 def test_a_refusal_costs_the_recording_and_nothing_else(
     make_client: Make, make_step: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
