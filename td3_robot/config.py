@@ -79,7 +79,8 @@ class LearnerConfig(Section, frozen=True):
     is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
     it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
     ``precision`` auto is bf16 on a processor that has it in hardware, and fp32 elsewhere. Random numbers are the same
-    on every device, so that a checkpoint goes on on another one.
+    on every device, so that a checkpoint goes on on another one. ``recordings`` are files
+    whose transitions the replay buffer begins with; they count as no environment steps.
     """
 
     algorithm: Literal["td3", "ddpg"] = "td3"
@@ -110,6 +111,7 @@ class LearnerConfig(Section, frozen=True):
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
+    recordings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for (key, choice), implied in IMPLIED.items():
@@ -201,6 +203,21 @@ class PolicyConfig(Section, frozen=True):
     frozen: bool = False
 
 
+class RecordConfig(Section, frozen=True):
+    """Whether and how a run is recorded into its folder; ``record: true`` is short for ``record: {enabled: true}``.
+
+    A new file is begun after ``split_mb`` megabytes or ``split_s`` seconds; 0 is never. With ``ring_s`` above 0 only
+    the last so many seconds are kept, in at most ``ring_mb`` megabytes of memory, and written when something happens:
+    a fault, an emergency stop, or the signal SIGUSR1.
+    """
+
+    enabled: bool = False
+    split_mb: NonNegative = 0.0
+    split_s: NonNegative = 0.0
+    ring_s: NonNegative = 0.0
+    ring_mb: Positive = 256.0
+
+
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
 
@@ -212,6 +229,7 @@ class EndpointsConfig(Section, frozen=True):
     learner: str | None = None
     supervisor: str | None = None
     keys: str | None = None
+    recorder: str | None = None
 
 
 class Config(Section, frozen=True):
@@ -234,6 +252,7 @@ class Config(Section, frozen=True):
     a2c: A2CConfig = A2CConfig()
     safety: SafetyConfig = SafetyConfig()
     policy: PolicyConfig = PolicyConfig()
+    record: RecordConfig = RecordConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
     realtime: RealtimeConfig = RealtimeConfig()
 
@@ -325,6 +344,8 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
         raise ConfigError(f"{source}: a key holds itself; YAML anchors must not make a circle") from None
     for override in overrides:
         _override(tree, override)
+    if isinstance(tree.get("record"), bool):
+        tree["record"] = {"enabled": tree["record"]}
     _refuse_unknown(tree, Config, source)
     learner = tree.get("learner", {})
     for (key, choice), implied in IMPLIED.items():

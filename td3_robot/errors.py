@@ -10,6 +10,7 @@ Td3RobotError                 a sentence a person can act on; exit code 2 unless
 ├── EndpointError             an address cannot be bound or may not be used
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to others
 ├── LifecycleError            a node is asked for what its state does not allow (exit code: 1)
+├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
 └── NodeError                 a process of a launch died for good (exit code: its own, or 1)
 """
@@ -68,6 +69,10 @@ class LifecycleError(Td3RobotError):
     """A node refuses a command: its state, or what it holds, does not allow it."""
 
     exit_code = EXIT_CHECK_FAILED
+
+
+class SessionError(Td3RobotError):
+    """A recorded session is damaged, is none, or is of another protocol version."""
 
 
 class RunFolderError(Td3RobotError):

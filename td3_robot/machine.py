@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 _GROUPS = Path("/sys/fs/cgroup")
+_VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Processor, cores, load and versions, as plain JSON values; ``load`` is the 1-minute average before measuring."""
+    """Processor, cores, load and versions, as plain JSON values; ``load`` is the 1-minute average before measuring.
+
+    ``vector`` names the instruction sets that decide in which order matrix products are summed.
+    """
     return {
         "processor": _processor(),
+        "vector": _vector(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
@@ -69,9 +74,18 @@ def _group_rooms(root: Path, path: str, limit: str, used: str, cached: str) -> l
 
 
 def _processor() -> str:
+    return _cpuinfo("model name") or platform.processor() or "unknown"
+
+
+def _vector() -> str:
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR)))
+
+
+def _cpuinfo(key: str) -> str:
+    """What Linux says of the first processor; empty where there is no Linux to ask."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or "unknown")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -65,6 +65,8 @@ class FieldType:
         dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
         limit: the most characters of text or bytes of bytes; a map is capped by its message's MAX_BYTES.
         unit, meaning: for the reader.
+        tolerance: by how much a number computed again on another kind of machine may differ: ``t + t·|value|``. On
+            the same kind of machine nothing may differ.
     """
 
     kind: Literal["u32", "u64", "i64", "text", "bytes", "map", "array"]
@@ -73,14 +75,15 @@ class FieldType:
     limit: int = 256
     dtype: str = ""
     shape: tuple[str, ...] = ()
+    tolerance: float = 0.0
 
 
 def _wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Any:
     return field(metadata={"wire": FieldType(kind, meaning, unit, limit)})
 
 
-def _array(dtype: str, shape: str, meaning: str, unit: str = "") -> Any:
-    return field(metadata={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape))})
+def _array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: float = 0.0) -> Any:
+    return field(metadata={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape), tolerance)})
 
 
 MAX_PAYLOAD = (1 << 26) - 4096
@@ -184,8 +187,10 @@ class Step(Message):
     phase: UInt8 = _array("<u1", "N", "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED")
     episode: UInt64 = _array("<u8", "N", "episode number of the robot within the incarnation, from 0")
     episode_step: UInt32 = _array("<u4", "N", "control periods since FIRST, which is 0")
-    observation: Float32 = _array("<f4", "NO", "observation channels in the order of the specification", "of channel")
-    reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1")
+    observation: Float32 = _array(
+        "<f4", "NO", "observation channels in the order of the specification", "of channel", tolerance=1e-5
+    )
+    reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1", tolerance=1e-4)
     action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
     origin: int = _wire(
         "u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last held, 3 zero, 4 safe"
@@ -235,7 +240,9 @@ class Action(Message):
     incarnation: int = _wire("u64", "of the Step answered")
     answers: int = _wire("u64", "sequence of the Step answered")
     stamp: int = _wire("i64", "stamp of the Step answered, echoed", "ns")
-    action: Float32 = _array("<f4", "NA", "what to apply, within the limits of the specification", "of channel")
+    action: Float32 = _array(
+        "<f4", "NA", "what to apply, within the limits of the specification", "of channel", tolerance=1e-5
+    )
     weights_version: int = _wire("u64", "weights that computed it; 0: none did, it is the safe action")
     noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck")
     noise_seed: int = _wire("u64", "seed of the noise; 0 where none")
@@ -379,6 +386,26 @@ class StateChange(Message):
     stamp: int = _wire("i64", "the node's monotonic clock", "ns")
 
 
+@dataclass(frozen=True, eq=False)
+class Record(Message):
+    """A message that was published, as its publisher offers it to the recorder, once; nobody waits for it."""
+
+    NAME: ClassVar[str] = "record"
+    MAX_BYTES: ClassVar[int] = Weights.MAX_BYTES + 1024
+
+    topic: str = _wire("text", "topic of the message", limit=64)
+    link: str = _wire("text", "link it was sent on", limit=64)
+    sequence: int = _wire("u64", "0, 1, 2, … for each topic of this publisher; a jump is what was not recorded")
+    stamp: int = _wire("i64", "wall clock of the publisher, since 1970; never compared between hosts", "ns")
+    payload: bytes = _wire("bytes", "the message as it went over the wire", limit=Weights.MAX_BYTES)
+
+    def problem(self) -> str | None:
+        kind = MESSAGES.get(self.topic)
+        if kind is None or kind is Record:
+            return f"topic {self.topic!r} is none that is recorded"
+        return f"payload has {len(self.payload)} bytes" if len(self.payload) > kind.MAX_BYTES else None
+
+
 MESSAGES: dict[str, type[Message]] = {
     message.NAME: message
     for message in (
@@ -397,6 +424,7 @@ MESSAGES: dict[str, type[Message]] = {
         Command,
         Reply,
         StateChange,
+        Record,
     )
 }
 

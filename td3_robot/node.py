@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -20,10 +21,19 @@ from typing import Any, NoReturn, Protocol
 from td3_robot import config as configuration
 from td3_robot import realtime
 from td3_robot.config import Config
-from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, ConfigError, HandshakeError, Td3RobotError, UsageError
+from td3_robot.errors import (
+    EXIT_GOOD,
+    EXIT_USAGE,
+    ConfigError,
+    HandshakeError,
+    RunFolderError,
+    Td3RobotError,
+    UsageError,
+)
 from td3_robot.messages import Hello, Message, Status
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
+from td3_robot.topics import RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
@@ -104,6 +114,11 @@ class Node:
     def agreement(self) -> dict[str, str]:
         """What peers must hold alike: what a run is about; deployed, nothing but the robot's specification."""
         return self.config.agreement() if self.folder else {}
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor has started us, and will stop us."""
+        return self._supervised
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
         """Bind the endpoint of a link.
@@ -293,6 +308,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             accepted: tuple[type[Message], ...] = ()
             bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
+        if role != RECORDER:
+            with contextlib.suppress(RunFolderError, ConfigError):  # no recorder, no endpoint for one
+                recorder = ClientSession(RECORDER, node.hello("node"), ())
+                bus.record(node.endpoint(RECORDER), recorder, expected=node.config.record.enabled)
         node.status(Figures("starting"), now=True)
         try:
             body(node)

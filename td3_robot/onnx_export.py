@@ -20,7 +20,8 @@ def convert(bundle: Bundle) -> bytes:
     """The model: ``observation`` float32[N, O] to ``action`` float32[N, A], N free.
 
     As the policy server computes it without noise: observations normalised if the bundle says so, ReLU layers, tanh,
-    scaled to and clipped at the action limits. The safety filter is not in it. The metadata key ``td3_robot`` holds specification and provenance as JSON.
+    scaled to and clipped at the action limits. The safety filter is not in it. The metadata key ``td3_robot`` holds
+    specification and provenance as JSON.
     """
     spec = bundle.spec
     half = (spec.action_high - spec.action_low) / np.float32(2)

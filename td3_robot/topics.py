@@ -12,7 +12,7 @@ from typing import Literal
 from td3_robot import messages
 from td3_robot.messages import Message
 
-QueueRule = Literal["never drop", "keep latest", "handshake"]
+QueueRule = Literal["never drop", "keep latest", "never wait", "handshake"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class Topic:
     """One row of the table.
 
     Attributes:
-        link: the server whose endpoint carries it: policy, learner, supervisor, or any.
+        link: the server whose endpoint carries it: policy, learner, supervisor, recorder, or any.
         rate: what to expect, in words, because most rates follow the configuration.
         queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
-            the receiver drains its queue, uses the newest and counts the rest.
+            the receiver drains its queue, uses the newest and counts the rest. *never wait*: bounded, the sender drops
+            what finds no room and counts it.
+        recorded: whether the recorder is offered it; a message that goes to several subscribers is offered once.
     """
 
     message: type[Message]
@@ -35,7 +37,9 @@ class Topic:
     recorded: bool
 
 
-LINKS = ("policy", "learner", "supervisor")
+RECORDER = "recorder"
+"""The link to whoever records. What a core sends there goes into the recording and nowhere else."""
+LINKS = ("policy", "learner", "supervisor", RECORDER)
 """The servers of a run, each of which is the end of one link."""
 
 QUEUE_LENGTH = 1000
@@ -72,4 +76,5 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Reply, "driver", "policy server", "policy", "one for each Command", "never drop", False),
     Topic(messages.StateChange, "policy server", "operator", "policy", "at every change", "never drop", True),
     Topic(messages.StateChange, "driver", "policy server", "policy", "at every change", "never drop", False),
+    Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", False),
 )

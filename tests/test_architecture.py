@@ -98,6 +98,18 @@ def test_policy_server_imports_nothing_heavy() -> None:
     assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims"}
 
 
+def test_recordings_are_made_looked_at_and_played_without_a_learner_or_simulator() -> None:
+    """On a robot: with the base install and the extra ``record``."""
+    modules = ("node", "info", "recover", "export", "play", "replay", "replay_policy", "pytest_plugin", "testing")
+    code = (
+        f"import sys, {', '.join(f'td3_robot.session.{name}' for name in modules)}\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "mcap" in loaded
+    assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims", "pyarrow"}
+
+
 def test_nothing_is_unpickled() -> None:
     for module in MODULES:
         assert not {"pickle", "cloudpickle", "dill", "msgpack_numpy"} & {

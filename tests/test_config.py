@@ -158,3 +158,11 @@ def test_every_key_of_the_agreement_is_a_key() -> None:
         for part in key.split("."):
             assert isinstance(value, msgspec.Struct)
             value = getattr(value, part)
+
+
+def test_record_true_is_short_for_a_section() -> None:
+    assert configuration.parse({"record": True}).record.enabled
+    assert not configuration.parse({"record": {"enabled": True}}, ["record=false"]).record.enabled
+    assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
+    with pytest.raises(ConfigError, match=r"record\.ring_s is -1"):
+        configuration.parse({"record": {"ring_s": -1}})

@@ -22,6 +22,8 @@ def test_the_training_expands_by_configuration() -> None:
         "sim-1",
         "sim-2",
     ]
+    recorded = configuration.parse({"record": True})
+    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # there before the others
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
 

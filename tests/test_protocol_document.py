@@ -21,10 +21,10 @@ import zmq
 from td3_robot.bundle import Bundle
 from td3_robot.messages import MESSAGES, Hello, NoiseKind, Step, wire_fields
 from td3_robot.policy.actor import Actor
-from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Noise
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import ROBOT_ROLES, ServerSession
+from tests.policy.unrecorded import PolicyCore
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "protocol.md").read_text(encoding="utf-8")

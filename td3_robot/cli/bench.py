@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
-    "policy": ("td3_robot.bench.policy", "time of the policy server for an action, its start and its memory"),
-    "link": ("td3_robot.bench.link", "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks"),
-    "sim": ("sims.bench", "environment steps a second, beside the published robots; memory of a robot"),
-    "learner": ("td3_robot.learner.bench", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
+    "policy": ("td3_robot.bench.policy:main", "time of the policy server for an action, its start and its memory"),
+    "link": (
+        "td3_robot.bench.link:main",
+        "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks",
+    ),
+    "sim": ("sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
+    "learner": ("td3_robot.learner.bench:main", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
+    "record": ("td3_robot.session.bench:record", "what it costs to be recorded; what a recorder writes a second"),
+    "replay": ("td3_robot.session.bench:replay_policy", "how many times real time the policy core is replayed"),
 }
-"""Benchmark: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what of."""
+"""Benchmark: the function it is (by module name: simulators are never imported), called with the arguments; what of."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in BENCHMARKS:
         given = repr(words[0]) if words else "missing"
         raise UsageError(f"the benchmark's name is {given}; it must be one of: {', '.join(BENCHMARKS)}")
-    code: int = importlib.import_module(BENCHMARKS[words[0]][0]).main(words[1:])
+    module, _, function = BENCHMARKS[words[0]][0].partition(":")
+    code: int = getattr(importlib.import_module(module), function)(words[1:])
     return code
 
 

@@ -19,6 +19,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
     "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
     "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
+    "record": ("td3_robot.session.node", "record what a training's processes publish"),
+    "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
+    "play": ("td3_robot.session.play", "play a recording to live nodes"),
+    "replay": ("td3_robot.session.replay", "drive the cores from recordings, and compare"),
+    "export": ("td3_robot.session.export", "a recording as CSV or Parquet tables, or in ROS 2 types"),
+    "recover": ("td3_robot.session.recover", "make a whole recording from a damaged one"),
     "sim": ("sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "serve a policy to a robot, or by hand in a training"),
     "node": ("td3_robot.cli.node", "command a policy server and its robots: state, activate, estop, load, …"),
@@ -35,6 +41,8 @@ _EXTRAS = {
     "gymnasium": "sim",
     "imageio": "sim",
     "onnx": "onnx",
+    "mcap": "record",
+    "pyarrow": "export",
 }
 
 

@@ -33,6 +33,7 @@ _EXAMPLES = """examples:
   td3-robot train walker2d
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
+  td3-robot train walker2d --from runs/walker2d/session.mcap
   td3-robot train --resume runs/ant-3
   td3-robot train --resume runs/ant-3 --steps 400000 --set learner.learning_rate=1e-4
 """
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="seed of everything random")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
     parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
+    parser.add_argument(
+        "--from", dest="recordings", nargs="+", default=[], metavar="FILE", help="begin with what these recordings hold"
+    )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; name what is to change")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
     parser.add_argument(
@@ -72,6 +76,8 @@ def _created(options: argparse.Namespace) -> Prepared:
     overrides += [f"total_steps={options.steps}"] if options.steps is not None else []
     overrides += [f"seed={options.seed}"] if options.seed is not None else []
     overrides += ["timing=lockstep"] if options.lockstep else []
+    files = [str(Path(file).resolve()) for file in options.recordings]
+    overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
     config = configuration.load(options.config, overrides)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
@@ -80,8 +86,8 @@ def _created(options: argparse.Namespace) -> Prepared:
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
-    words = {name: getattr(options, name) for name in ("seed", "out", "lockstep")}
-    given = [name for name, value in words.items() if value is not None and value is not False]
+    words = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings")}
+    given = [name for name, value in words.items() if value is not None and value is not False and value != []]
     if given:
         raise UsageError(f"--resume goes on with a run; {given[0]} cannot be given, only CONFIG, --steps and --set")
     run = RunFolder.open(options.resume)
@@ -105,7 +111,8 @@ def _check(config: Config, path: Path) -> str:
     Also whether the replay buffer fits; the line that says so.
     """
     launch.expand(launch.load(config.launch), config)
-    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"):
+    recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
+    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium", *recordings):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     keys = open_keys(config.endpoints.keys)
@@ -114,6 +121,10 @@ def _check(config: Config, path: Path) -> str:
             endpoints.check(endpoint, bind=True, keys=keys is not None)
     tasks = importlib.import_module("sims.tasks")
     spec: RobotSpec = tasks.spec(config.task)
+    if config.learner.recordings:
+        experience = importlib.import_module("td3_robot.session.experience")
+        for file in config.learner.recordings:
+            experience.check(Path(file), spec)
     width = storage.row_size(spec.observation_size, spec.action_size)
     return storage.announce(config.learner, width, RunFolder(path).replay)
 

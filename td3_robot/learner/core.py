@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
 from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.training import Training
-from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.transitions import Assembler, Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
@@ -123,6 +123,30 @@ class LearnerCore:
             outputs += self._publish_if_due()
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
+
+    def prefill(self, spec: RobotSpec, steps: Iterable[Step]) -> int:
+        """Store the transitions that these Steps of one recording make, as if they had come from sources of now.
+
+        They count as no environment steps, and no gap between them and what comes later is one.
+
+        Returns:
+            How many they were.
+
+        Raises:
+            BundleError: they are another robot's.
+        """
+        if self.spec is None:
+            self.begin(spec)
+            self.publish()
+        elif difference := self.spec.difference(spec):
+            raise BundleError(f"recorded Steps are another robot's: {difference}")
+        assemblers: dict[str, Assembler] = {}
+        before = self.training.replay.total_added
+        for step in steps:
+            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
+            if transitions is not None and len(transitions):
+                self.training.store(transitions, step)
+        return self.training.replay.total_added - before
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).

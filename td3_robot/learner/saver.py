@@ -6,7 +6,8 @@ import errno
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import BundleError
@@ -36,11 +37,23 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     saved = checkpoint.load_newest(node.run.checkpoints)
     if saved is None:
-        return LearnerCore(node.config, provenance=provenance, storage=room)
+        core = LearnerCore(node.config, provenance=provenance, storage=room)
+        _prefill(core, node.config.learner.recordings)
+        return core
     path, arrays, scalars = saved
     core = state.restored(node.config, arrays, scalars, provenance, room)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
+
+
+def _prefill(core: LearnerCore, recordings: Sequence[str]) -> None:
+    """Begin with what recordings hold."""
+    if not recordings:
+        return
+    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
+
+    for file in recordings:
+        log.info("%s: %d transitions to begin with", file, core.prefill(*experience.read(Path(file))))
 
 
 class Saver:

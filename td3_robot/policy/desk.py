@@ -10,6 +10,7 @@ from typing import Any
 from td3_robot.commands import TO_ALL, Verbs, carry_out
 from td3_robot.lifecycle import Lifecycle
 from td3_robot.messages import Command, Reply, StateChange
+from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,9 @@ class Desk:
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
 
     def announce(self, changes: list[StateChange]) -> list[Output]:
-        """Every operator that is there hears of every change of state."""
-        return [(operator, change) for change in changes for operator in self._operators]
+        """Every operator that is there hears of every change of state, and a recorder even where there is none."""
+        to: list[Peer | str] = [RECORDER, *self._operators]
+        return [(each, change) for change in changes for each in to]
 
     def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
         robot = self.robots.get(command.target)

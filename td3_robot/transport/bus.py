@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zmq
@@ -15,10 +16,11 @@ import zmq
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import QUEUE_LENGTH
+from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
 from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession, Tally
+from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,16 @@ _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
 cuts off earlier."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pin:
+    """A client's link with keys: where its server is, and the key expected of it."""
+
+    endpoint: str
+    key: str
+    socket: zmq.Socket[bytes]
+    session: ClientSession
 
 
 class Bus:
@@ -52,11 +64,12 @@ class Bus:
         self._sessions: dict[zmq.Socket[bytes], ServerSession | ClientSession] = {}
         self._others: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # told the time when they have something
         self._guarded: set[str] = set()  # links served with keys
-        self._pinned: dict[str, tuple[str, str]] = {}  # of each link with keys: endpoint, key of its server
+        self._pinned: dict[str, _Pin] = {}  # of each link with keys
         self._gatekeeper: curve.Gatekeeper | None = None
         self._watchers: list[curve.Watcher] = []
         self._retries: dict[str, float] = {}  # links to be connected anew, and when
         self._tally = Tally()
+        self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
@@ -98,11 +111,28 @@ class Bus:
         Raises:
             EndpointError: malformed or not allowed.
         """
+        socket = self._connected(endpoint, session)
+        self._clients[session.link] = (socket, session)
+        self._sessions[socket] = session
+
+    def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
+        """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
+
+        Raises:
+            EndpointError: malformed or not allowed.
+        """
+        socket = self._connected(endpoint, session, immediate=True)
+        self._tap = socket, Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
+        self._others[socket] = lambda now: self._hear_recorder(socket, now)
+
+    def _connected(self, endpoint: str, session: ClientSession, *, immediate: bool = False) -> zmq.Socket[bytes]:
+        """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, endpoint, session)
+        socket.setsockopt(zmq.IMMEDIATE, immediate)
         if self.keys and endpoints.is_tcp(endpoint):
             curve.as_client(socket, session.link, self.keys)
-            self._pinned[session.link] = endpoint, self.keys.server(session.link)
+            self._pinned[session.link] = _Pin(endpoint, self.keys.server(session.link), socket, session)
             watcher = curve.Watcher(socket, session.link, self.keys, self._tally)
             self._watchers.append(watcher)
             self._others[watcher.socket] = lambda now: self._look(watcher, now)
@@ -112,10 +142,9 @@ class Bus:
         except zmq.ZMQError as error:
             socket.close()
             raise EndpointError(f"endpoint {endpoint!r} cannot be connected to: {error}") from None
-        self._clients[session.link] = (socket, session)
-        self._sessions[socket] = session
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
+        return socket
 
     def receive(self, timeout: float) -> list[Input]:
         """Inputs from all links, in the order each link delivered them; waits up to ``timeout`` seconds for one.
@@ -139,14 +168,15 @@ class Bus:
 
     def send(self, to: Origin, message: Message) -> bool:
         """Hand a message to its link; False if its queue is full (ask again or count it lost) or the peer is gone."""
-        payload = codec.encode(message)
         if isinstance(to, Peer):
             socket, server = self._servers[to.link]
-            if to.key not in server.peers:
-                return False
-            return self._reply(socket, server, to.key, message.NAME, payload)
+            return to.key in server.peers and self._reply(socket, server, to.key, message)
+        if to == RECORDER:
+            if self._tap:
+                self._tap[1].offer(to, message, codec.encode(message))
+            return True
         socket, client = self._clients[to]
-        if self._post(socket, [message.NAME.encode(), payload]):
+        if self._say(socket, to, message):
             client.sent(self._clock())
             return True
         return False
@@ -155,20 +185,31 @@ class Bus:
         """Whether the server of a link has welcomed us."""
         return self._clients[link][1].state == "welcome"
 
+    def links(self) -> list[str]:
+        """The links that this bus is a client of."""
+        return list(self._clients)
+
+    def peers(self, link: str) -> list[Peer]:
+        """The clients of a link that this bus serves."""
+        return list(self._servers[link][1].peers.values())
+
     def dropped(self) -> Counter[str]:
         """Malformed, refused and unexpected input by kind, over all links."""
         total = Counter(self._tally.counts)
         for _, session in self._links():
             total += session.tally.counts
-        return total
+        return total + self._tap[1].counts() if self._tap else total
 
     def close(self, reason: str = "") -> None:
         """Say Bye on every link that was welcomed, close all sockets and remove their files."""
-        for socket, session in self._clients.values():
+        for link, (socket, session) in self._clients.items():
             if session.state == "welcome":
-                self._post(socket, [Bye.NAME.encode(), codec.encode(Bye(reason))])
+                self._say(socket, link, Bye(reason))
         for watcher in self._watchers:
             watcher.socket.close(linger=0)
+        if self._tap:
+            self._tap[1].leave(reason)
+            self._tap[0].close(linger=200)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
         if self._gatekeeper:
@@ -204,11 +245,13 @@ class Bus:
             self._rekey()
         for link in [link for link, due in self._retries.items() if now >= due]:
             del self._retries[link]
-            self._reconnect(link, self._pinned[link][0])
-        for socket, client in self._clients.values():
+            self._reconnect(self._pinned[link])
+        for link, (socket, client) in self._clients.items():
             client.check()
             for message in client.due(now):
-                self._post(socket, [message.NAME.encode(), codec.encode(message)])
+                self._say(socket, link, message)
+        if self._tap:
+            self._tap[1].turn(now)
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
@@ -220,20 +263,29 @@ class Bus:
             for key, peer in list(session.peers.items()):
                 if not self.keys.client(peer.owner):
                     self._waiting += session.forget(key, "its key was revoked")
-        for link, (endpoint, pinned) in self._pinned.items():
-            if self.keys.server(link) != pinned:
-                self._reconnect(link, endpoint)
+        for pin in list(self._pinned.values()):
+            if self.keys.server(pin.session.link) != pin.key:
+                self._reconnect(pin)
 
-    def _reconnect(self, link: str, endpoint: str) -> None:
+    def _reconnect(self, pin: _Pin) -> None:
         assert self.keys
-        socket, client = self._clients[link]
+        link = pin.session.link
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
-            socket.disconnect(endpoint)
-        curve.as_client(socket, link, self.keys)
-        socket.connect(endpoint)
-        self._pinned[link] = endpoint, self.keys.server(link)
-        if client.state == "welcome":
-            client.state = "connecting"
+            pin.socket.disconnect(pin.endpoint)
+        curve.as_client(pin.socket, link, self.keys)
+        pin.socket.connect(pin.endpoint)
+        self._pinned[link] = replace(pin, key=self.keys.server(link))
+        if pin.session.state == "welcome":
+            pin.session.state = "connecting"
+
+    def _hear_recorder(self, socket: zmq.Socket[bytes], now: float) -> None:
+        for _ in range(_DRAIN):
+            try:
+                frames = _frames(socket)
+            except zmq.Again:
+                return
+            if self._tap:
+                self._tap[1].receive(frames, now)
 
     def _look(self, watcher: curve.Watcher, now: float) -> None:
         if watcher.failed(now):
@@ -251,7 +303,7 @@ class Bus:
                 if isinstance(session, ClientSession):
                     inputs += session.receive(_frames(socket), now)
                     for message in session.due(now):
-                        self._post(socket, [message.NAME.encode(), codec.encode(message)])
+                        self._say(socket, session.link, message)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
@@ -275,7 +327,7 @@ class Bus:
             key, frames = socket.recv(_NOW), _frames(socket)
         inputs, replies = session.receive(key, frames, now, owner)
         for key, message in replies:
-            self._reply(socket, session, key, message.NAME, codec.encode(message))
+            self._reply(socket, session, key, message)
         return inputs
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
@@ -284,16 +336,23 @@ class Bus:
         inputs, replies = session.adopt(spec)
         self._waiting += inputs
         for key, message in replies:
-            self._reply(socket, session, key, message.NAME, codec.encode(message))
+            self._reply(socket, session, key, message)
 
-    def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, name: str, payload: bytes) -> bool:
+    def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:
-            return self._post(socket, [key, name.encode(), payload])
+            return self._say(socket, session.link, message, key)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._waiting += session.forget(key, "connection closed")
             return False
+
+    def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
+        payload = codec.encode(message)
+        sent = self._post(socket, [*to, message.NAME.encode(), payload])
+        if sent and self._tap:
+            self._tap[1].offer(link, message, payload)
+        return sent
 
     @staticmethod
     def _post(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:

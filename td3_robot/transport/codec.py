@@ -135,6 +135,18 @@ def _take_arrays(content: dict[str, Any], layout: Layout | None) -> bool:
     return True
 
 
+def source_of(payload: bytes) -> str:
+    """The field ``source`` of a payload; empty if there is none. For readers that have to find its sizes first."""
+    try:
+        content = msgpack.unpackb(
+            payload, strict_map_key=True, max_ext_len=0, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE
+        )
+    except Exception:  # as in decode, which will say what is wrong
+        return ""
+    source = content.get("source") if isinstance(content, dict) else None
+    return source if isinstance(source, str) else ""
+
+
 def _array(label: str, value: Any, wire: FieldType, dtype: np.dtype[Any], dims: dict[str, int]) -> Any:
     if type(value) is not bytes:
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs bin")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from td3_robot.messages import Message
+from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.session import ClientSession, Frames, Input, Origin, Peer, ServerSession
 
 
 class MemoryBus:
-    """The links of one node in memory. ``deliver`` can be replaced by a test to lose, change or reorder frames."""
+    """The links of one node in memory. ``deliver`` can be replaced by a test to lose, change or reorder frames.
+
+    Attributes:
+        tap: told the link, the message and the payload of whatever is sent; None for nobody.
+    """
 
     def __init__(self) -> None:
+        self.tap: Callable[[str, Message, bytes], None] | None = None
         self._server: ServerSession | None = None
         self._clients: dict[str, tuple[ClientSession, MemoryBus, bytes]] = {}
         self._back: dict[bytes, tuple[MemoryBus, str]] = {}
@@ -43,7 +50,7 @@ class MemoryBus:
         for session, server, key in self._clients.values():
             session.check()
             for message in session.due(now):
-                server.deliver(key, _frames(message))
+                server.deliver(key, self._frames(session.link, message))
         if self._server:
             inputs += self._server.expire(now)
         return inputs
@@ -55,9 +62,13 @@ class MemoryBus:
                 return False
             self._return(to.key, message)
             return True
+        if to == RECORDER:
+            if self.tap:
+                self.tap(to, message, codec.encode(message))
+            return True
         session, server, key = self._clients[to]
         session.sent(now)
-        server.deliver(key, _frames(message))
+        server.deliver(key, self._frames(to, message))
         return True
 
     def deliver(self, origin: bytes | str, frames: Frames) -> None:
@@ -66,8 +77,10 @@ class MemoryBus:
 
     def _return(self, key: bytes, message: Message) -> None:
         bus, link = self._back[key]
-        bus.deliver(link, _frames(message))
+        bus.deliver(link, self._frames(link, message))
 
-
-def _frames(message: Message) -> Frames:
-    return [message.NAME.encode(), codec.encode(message)]
+    def _frames(self, link: str, message: Message) -> Frames:
+        payload = codec.encode(message)
+        if self.tap:
+            self.tap(link, message, payload)
+        return [message.NAME.encode(), payload]

@@ -28,6 +28,7 @@ from td3_robot.messages import (
     Heartbeat,
     Hello,
     Message,
+    Record,
     Refused,
     Reply,
     SimulatorState,
@@ -99,6 +100,7 @@ def samples() -> list[Message]:
         Command(2**62 + 1, "leg-7", "load", "slips on ice", 5, sha256(payload), payload),
         Reply(2**62 + 1, "leg-7", "an emergency stop is in force", "fault", {"weights_version": 3, "frozen": True}),
         StateChange("policy/leg-7", "active", "fault", "no observation for 100 ms", 1_234_567_890_124),
+        Record("bye", "learner", 12, 1_700_000_000_123_456_789, codec.encode(Bye("stopped"))),
     ]
 
 

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 
 from td3_robot.bundle import Bundle
 from td3_robot.messages import Action, Phase, Step
-from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.safety import SafetyFilter
 from td3_robot.safety import SafetyConfig, joined
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.transport.session import Peer, hello
+from tests.policy.unrecorded import PolicyCore
 
 SPEC = RobotSpec(
     "Toy", (Channel("o", "m", -5.0, 5.0),), (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)), 0.02

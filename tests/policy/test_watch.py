@@ -12,10 +12,10 @@ import pytest
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.messages import Action, Bye, Command, Reply, StateChange, Step, Weights
-from td3_robot.policy.core import PolicyCore
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Input, Output, Peer, hello
+from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)
 Cores = Callable[..., PolicyCore]

@@ -43,6 +43,7 @@ trees = st.dictionaries(
 )
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
+    ("record", "topic"): st.sampled_from(sorted(set(MESSAGES) - {"record"})),
     ("step", "noise_kind"): st.integers(0, 2),
     ("step", "origin"): st.integers(0, 3),
     ("step", "world"): st.dictionaries(

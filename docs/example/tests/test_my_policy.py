@@ -1,0 +1,35 @@
+"""Tests of a policy as its owner would write them, with the fixtures that come with td3-robot."""
+
+import numpy as np
+
+from td3_robot.bundle import Bundle
+from td3_robot.messages import Action, Weights
+
+RECORDING = "tests/sessions/pendulum.mcap"
+
+
+def newest_policy(session):
+    payloads = [message.payload for _, message in session.messages(["weights"]) if isinstance(message, Weights)]
+    return Bundle.decode(payloads[-1])
+
+
+def test_torque_stays_within_limits(recorded_session, fake_robot):
+    robot = fake_robot(newest_policy(recorded_session(RECORDING)))
+    for angle in np.linspace(0, 2 * np.pi, 50):
+        action = robot.observe([np.cos(angle), np.sin(angle), 0.0])
+        assert np.all(action.action >= robot.spec.action_low)
+        assert np.all(action.action <= robot.spec.action_high)
+
+
+def test_the_same_observation_gives_the_same_action(recorded_session, fake_robot, manual_clock):
+    robot = fake_robot(newest_policy(recorded_session(RECORDING)))
+    first = robot.observe([1.0, 0.0, 0.5])
+    manual_clock.advance(60.0)
+    again = robot.observe([1.0, 0.0, 0.5])
+    assert np.array_equal(first.action, again.action)
+    assert again.answers == first.answers + 1
+
+
+def test_every_step_was_answered(recorded_session):
+    answers = [m.answers for _, m in recorded_session(RECORDING).messages(["action"]) if isinstance(m, Action)]
+    assert set(answers) == set(range(max(answers) + 1))

@@ -1,0 +1,194 @@
+"""Compares what was recorded with what the same code says today, message by message and field by field.
+
+Messages are paired by what they are about (the Step they answer, their version, …). Numbers may differ by the tolerance
+that stands beside their field in ``messages.py``, or, on the same kind of machine, not by one bit. Everything else
+(flags, versions, identities) must be equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.messages import Action, FieldType, Message, Step, Throttle, Weights, wire_fields
+
+KEYS: dict[str, tuple[str, ...]] = {
+    Step.NAME: ("source", "incarnation", "sequence"),
+    Action.NAME: ("source", "incarnation", "answers"),
+    Throttle.NAME: ("source", "incarnation", "answers"),
+    Weights.NAME: ("version",),
+}
+"""Topic: the fields that say what a message is about. Of a topic that is not here, the position does."""
+_SHOWN = 10  # differences kept in full; all are counted
+_AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
+_WIDTH, _HEIGHT = 60, 5
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as it was.
+
+    Attributes:
+        message: which, as the values of its key.
+        field: name of the field, with the place in it; or ``missing``, ``not expected``, ``order``.
+        expected, got: as text.
+    """
+
+    message: str
+    field: str
+    expected: str
+    got: str
+
+
+@dataclass
+class Comparison:
+    """The result of comparing two sequences of messages of one topic.
+
+    Attributes:
+        topic: its name.
+        compared: pairs of messages looked at.
+        first: the first differences, in the order of the recording.
+        counts: how many messages differ in each field, and how many are missing, not expected or out of order.
+        errors: field to the largest error of each compared message, in its order; infinite where there is no number.
+    """
+
+    topic: str
+    compared: int = 0
+    first: list[Difference] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        return not self.counts
+
+    def note(self, kind: str, difference: Difference) -> None:
+        self.counts[kind] += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(difference)
+
+    def worst(self) -> str | None:
+        """The field with the largest error; None where no field differs."""
+        return max(self.errors, key=lambda name: (max(self.errors[name]), name), default=None)
+
+
+def compare(topic: str, expected: Sequence[Message], got: Sequence[Message], *, exact: bool) -> Comparison:
+    """Compare messages of one topic.
+
+    Args:
+        exact: not one bit may differ; else numbers may by their fields' tolerance.
+    """
+    result = Comparison(topic)
+    ours, theirs = keyed(topic, got), keyed(topic, expected)
+    _compare_order(result, list(theirs), list(ours))
+    errors: dict[str, list[float]] = {}
+    for key, message in theirs.items():
+        if key not in ours:
+            result.note("missing", Difference(_text(key), "missing", "a message", "none"))
+            continue
+        for name, wire in wire_fields(type(message)).items():
+            error = _compare_field(result, key, name, wire, getattr(message, name), getattr(ours[key], name), exact)
+            errors.setdefault(name, []).append(error)
+        result.compared += 1
+    for key in ours:
+        if key not in theirs:
+            result.note("not expected", Difference(_text(key), "not expected", "none", "a message"))
+    result.errors = {name: errors[name] for name in errors if name in result.counts}
+    return result
+
+
+def keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
+    """The messages by what they are about; the second about the same thing is its own."""
+    names, times = KEYS.get(topic, ()), Counter[Key]()
+    keyed: dict[Key, Message] = {}
+    for message in messages:
+        key = tuple(getattr(message, name) for name in names)
+        times[key] += 1
+        repeated = (f"the {times[key]}th",) if times[key] > 1 or not names else ()
+        keyed[(*key, *repeated)] = message
+    return keyed
+
+
+def _text(key: Key) -> str:
+    return " ".join(str(part) for part in key)
+
+
+def _compare_order(result: Comparison, expected: list[Key], got: list[Key]) -> None:
+    here, there = set(got), set(expected)
+    both = [key for key in expected if key in here]
+    for theirs, ours in zip(both, (key for key in got if key in there), strict=True):
+        if theirs != ours:
+            result.note("order", Difference(_text(theirs), "order", _text(theirs), _text(ours)))
+
+
+def _compare_field(
+    result: Comparison, key: Key, name: str, wire: FieldType, expected: Any, got: Any, exact: bool
+) -> float:
+    """Note a difference; how large the error is, 0 for none."""
+    if wire.kind != "array":
+        if type(expected) is type(got) and expected == got:
+            return 0.0
+        result.note(name, Difference(_text(key), name, _short(expected), _short(got)))
+        return float("inf")
+    if expected.shape != got.shape:
+        shapes = (str(list(array.shape)) for array in (expected, got))
+        result.note(name, Difference(_text(key), f"{name}, its shape", *shapes))
+        return float("inf")
+    wrong = _differing(expected, got, 0.0 if exact else wire.tolerance, exact)
+    if not wrong.any():
+        return 0.0
+    place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    where = ", ".join(f"{_AXES.get(axis, axis)} {index}" for axis, index in zip(wire.shape, place, strict=True))
+    others = int(wrong.sum()) - 1
+    more = f" and {others} more" if others else ""
+    result.note(
+        name,
+        Difference(_text(key), f"{name}[{where}]{more}", repr(expected[place].item()), repr(got[place].item())),
+    )
+    error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
+    return float(np.nan_to_num(error, nan=np.inf).max()) or 5e-324  # differs in the sign of a zero, say
+
+
+def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
+    """bool of the arrays' shape: where they differ. Not-a-number is as good as the same not-a-number only."""
+    if exact or expected.dtype.kind != "f":
+        unsigned = f"u{expected.dtype.itemsize}"
+        bits: NDArray[np.bool_] = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(got).view(
+            unsigned
+        )
+        return bits
+    both_nan = np.isnan(expected) & np.isnan(got)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - expected) <= tolerance + tolerance * np.abs(expected)
+    differing: NDArray[np.bool_] = ~(near | (expected == got) | both_nan)
+    return differing
+
+
+def _short(value: Any) -> str:
+    text = value[:20].hex() + f"… ({len(value)} bytes)" if isinstance(value, bytes) and len(value) > 20 else repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def plot(errors: Sequence[float]) -> list[str]:
+    """A small picture of the error (up) over the messages (to the right); infinite ones touch the top."""
+    finite = [error for error in errors if np.isfinite(error)]
+    top = max(finite, default=0.0) or 1.0
+    columns = min(_WIDTH, len(errors))
+    edges = np.linspace(0, len(errors), columns + 1).astype(int)
+    peaks = [max(errors[a:b]) for a, b in itertools.pairwise(edges.tolist())]
+    heights = [_HEIGHT if not np.isfinite(peak) else int(np.ceil(peak / top * _HEIGHT)) for peak in peaks]
+    lines = []
+    for level in range(_HEIGHT, 0, -1):
+        label = f"{top * level / _HEIGHT:9.2g}"
+        lines.append(f"{label} │" + "".join("█" if height >= level else " " for height in heights))
+    lines.append(f"{'0':>9} └" + "─" * columns)
+    lines.append(f"{'':11}first{'':{max(1, columns - 9)}}last" if columns >= 10 else "")
+    return lines

@@ -1,0 +1,45 @@
+"""What a learner can learn from a recording: its Steps, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from td3_robot.errors import ConfigError, SessionError
+from td3_robot.messages import Hello, Step
+from td3_robot.session.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import ROBOT_ROLES
+
+
+def read(path: Path) -> tuple[RobotSpec, Iterator[Step]]:
+    """The robot of a recording, and its Steps in the order in which each source published them.
+
+    Raises:
+        SessionError: the file is damaged, or does not say which robot it is of.
+    """
+    session = Session([path])
+    spec: RobotSpec | None = None
+    for _, message in session.messages((Hello.NAME,)):
+        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
+            try:
+                mine = RobotSpec.from_description(message.spec)
+            except ConfigError as error:
+                raise SessionError(f"{str(path)!r}: {error}") from None
+            if spec and (difference := spec.difference(mine)):
+                raise SessionError(f"{str(path)!r} holds two kinds of robots: {difference}")
+            spec = mine
+    if spec is None:
+        raise SessionError(f"{str(path)!r} does not say which robot it is of: there is no Hello in it")
+    return spec, (message for _, message in session.messages((Step.NAME,)) if isinstance(message, Step))
+
+
+def check(path: Path, spec: RobotSpec) -> None:
+    """Whether a recording can be learned from by this robot.
+
+    Raises:
+        SessionError: as :func:`read`, or it is another robot's.
+    """
+    recorded, _ = read(path)
+    if difference := spec.difference(recorded):
+        raise SessionError(f"{str(path)!r} is of another robot: {difference}")

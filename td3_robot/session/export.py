@@ -1,0 +1,200 @@
+"""``td3-robot export``: a recording as tables (CSV, Parquet), one for each topic, or as a bag in ROS 2 types."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from td3_robot.errors import EXIT_GOOD, UsageError
+from td3_robot.messages import MESSAGES, Hello, Message, wire_fields
+from td3_robot.node import Parser
+from td3_robot.session import ros2
+from td3_robot.session.entries import Entry
+from td3_robot.session.reader import Session
+from td3_robot.transport.session import ROBOT_ROLES
+
+_BATCH = 5000  # rows that a Parquet file gets at once
+_CHANNELS = {"O": "observations", "A": "actions"}
+_EXAMPLES = """examples:
+  td3-robot export session.mcap --out tables
+  td3-robot export session.mcap --out tables --format parquet --topics step action
+  td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
+
+Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
+Maps are JSON text; of bytes only their number is given.
+"""
+
+Row = dict[str, Any]
+Specs = Mapping[str, Mapping[str, Any]]
+
+
+class Table(Protocol):
+    """Takes rows of the same columns."""
+
+    def add(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CsvTable:
+    """A CSV file with a head line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x", newline="", encoding="utf-8")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def add(self, row: Row) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row))
+            self._writer.writeheader()
+        self._writer.writerow(row)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetTable:
+    """A Parquet file; the first rows say the types of the columns."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        if path.exists():
+            raise FileExistsError(17, "File exists", str(path))
+        self._arrow, self._parquet = pyarrow, pyarrow.parquet
+        self._path = path
+        self._rows: list[Row] = []
+        self._writer: Any = None
+
+    def add(self, row: Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _BATCH:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        schema = self._writer.schema if self._writer is not None else None
+        table = self._arrow.Table.from_pylist(self._rows, schema=schema)
+        if self._writer is None:
+            self._writer = self._parquet.ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table)
+        self._rows.clear()
+
+
+FORMATS: dict[str, Callable[[Path], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
+
+
+def rows(entry: Entry, message: Message, specs: Specs) -> Iterator[Row]:
+    """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
+    head: Row = {
+        "received_s": entry.received * 1e-9,
+        "published_s": entry.published * 1e-9,
+        "publisher": entry.publisher,
+        "publisher_incarnation": entry.incarnation,
+        "message": entry.sequence,
+    }
+    wires = wire_fields(type(message))
+    arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
+    count = len(getattr(message, next(iter(arrays)))) if arrays else 1
+    names = specs.get(getattr(message, "source", ""), {})
+    for index in range(count):
+        row = {**head, "row": index} if arrays else dict(head)
+        for name, wire in wires.items():
+            value = getattr(message, name)
+            if name not in arrays:
+                row[name] = _plain(value)
+            elif len(wire.shape) == 1:
+                row[name] = value[index].item()
+            else:
+                labels = names.get(_CHANNELS.get(wire.shape[1], "")) or map(str, itertools.count())
+                row |= {f"{name}.{label}": item for label, item in zip(labels, value[index].tolist(), strict=False)}
+        yield row
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return len(value) if isinstance(value, bytes) else value
+
+
+def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
+    """Write the tables; rows by topic.
+
+    Raises:
+        SessionError: the recording is damaged.
+        OSError: a table exists or cannot be written.
+    """
+    specs = _specs(session)
+    counts: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        tables: dict[str, Table] = {}
+        for entry, message in session.messages(topics):
+            if entry.topic not in tables:
+                tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}")
+                stack.callback(tables[entry.topic].close)
+            for row in rows(entry, message, specs):
+                tables[entry.topic].add(row)
+                counts[entry.topic] += 1
+    return counts
+
+
+def _specs(session: Session) -> dict[str, dict[str, list[str]]]:
+    """Names of channels, by source and kind."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for _, message in session.messages((Hello.NAME,)):
+        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
+            found[message.name] = {
+                kind: [str(channel["name"]) for channel in message.spec[kind]] for kind in _CHANNELS.values()
+            }
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot export",
+        description="Write a recording as tables.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, "ros2"], help="(default: csv)")
+    parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
+    parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.topics) - MESSAGES.keys()):
+        raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
+    if options.topics and options.format == "ros2":
+        raise UsageError("--topics chooses tables; --format ros2 converts steps and statuses")
+    session = Session(options.files)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.format == "ros2":
+        counts = ros2.export(session, options.out / "ros2.mcap")
+    else:
+        counts = export(session, options.out, options.format, options.topics)
+    if options.json:
+        print(json.dumps(counts))
+    elif options.format == "ros2":
+        print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
+    else:
+        print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
+    return EXIT_GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

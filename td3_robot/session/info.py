@@ -1,0 +1,256 @@
+"""``td3-robot info``: what is in a recording, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mcap.reader import make_reader
+
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
+from td3_robot.messages import Action, ActionOrigin, Message, Phase, Refused, Step, Weights
+from td3_robot.node import Parser
+from td3_robot.session import triggers
+from td3_robot.session.decoder import Decoder
+from td3_robot.session.entries import METADATA, Attachment, Entry, printable
+from td3_robot.session.reader import Damage, Metadata, SessionFile
+
+_EXAMPLES = """examples:
+  td3-robot info runs/walker2d/session.mcap
+  td3-robot info runs/walker2d/session.mcap --check
+  td3-robot info walk.mcap --json | jq .topics
+
+With --check the exit code is 1 where the file is damaged or a message in it is not one of the protocol.
+"""
+
+
+@dataclass
+class Stream:
+    """One topic of one publisher.
+
+    Attributes:
+        begins: sequence of its first message; above 0 where the recorder came later.
+        gaps, missing: places where the sequence jumps, and messages missing there.
+        longest: the longest time between two messages, in seconds.
+    """
+
+    begins: int
+    first: int
+    last: int
+    sequence: int
+    count: int = 0
+    size: int = 0
+    gaps: int = 0
+    missing: int = 0
+    longest: float = 0.0
+
+    def add(self, entry: Entry) -> None:
+        if self.count and entry.sequence > self.sequence + 1:
+            self.gaps += 1
+            self.missing += entry.sequence - self.sequence - 1
+        self.longest = max(self.longest, (entry.received - self.last) * 1e-9)
+        self.sequence, self.last = max(self.sequence, entry.sequence), max(self.last, entry.received)
+        self.count += 1
+        self.size += len(entry.payload)
+
+    def report(self) -> dict[str, Any]:
+        seconds = (self.last - self.first) * 1e-9
+        return {
+            "count": self.count,
+            "rate_hz": round((self.count - 1) / seconds, 3) if seconds > 0 else None,
+            "bytes": self.size,
+            "begins_at": self.begins,
+            "gaps": self.gaps,
+            "missing": self.missing,
+            "longest_s": round(self.longest, 4),
+        }
+
+
+@dataclass
+class Contents:
+    """Everything ``info`` says, gathered message by message."""
+
+    streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    shipped: list[int] = field(default_factory=list)
+    acted: set[int] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    seen: set[tuple[str, int, str, int]] = field(default_factory=set)
+
+    def add(self, entry: Entry) -> bool:
+        """Take in an entry; False if it is the copy of one before."""
+        if entry.identity in self.seen:
+            return False
+        self.seen.add(entry.identity)
+        stream = self.streams.get(entry.stream)
+        if stream is None:
+            stream = Stream(entry.sequence, entry.received, entry.received, entry.sequence)
+            self.streams[entry.stream] = stream
+        stream.add(entry)
+        return True
+
+    def look(self, entry: Entry, message: Message) -> None:
+        """Take in what a message says."""
+        if why := triggers.reason(entry):
+            self.faults.append(why)
+        if isinstance(message, Step):
+            for phase in Phase:
+                self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
+            self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
+        elif isinstance(message, Weights):
+            self.shipped.append(message.version)
+        elif isinstance(message, Action):
+            self.acted.add(message.weights_version)
+        elif isinstance(message, Refused) and message.code != "hello":
+            self.faults.append(f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}")
+
+    def report(self) -> dict[str, Any]:
+        streams = self.streams.values()
+        begin, end = min((s.first for s in streams), default=0), max((s.last for s in streams), default=0)
+        return {
+            "begin": datetime.fromtimestamp(begin * 1e-9, timezone.utc).isoformat(timespec="milliseconds"),
+            "duration_s": round((end - begin) * 1e-9, 3),
+            "messages": sum(s.count for s in streams),
+            "topics": {
+                f"{publisher}/{topic}" + (f" ({incarnation})" if incarnation else ""): stream.report()
+                for (publisher, incarnation, topic), stream in sorted(self.streams.items())
+            },
+            "robot_steps": {phase.name.lower(): self.counts[phase.name.lower()] for phase in Phase},
+            "policy_versions": {
+                "recorded": [min(self.shipped), max(self.shipped)] if self.shipped else [],
+                "count": len(set(self.shipped)),
+                "acting": [min(self.acted), max(self.acted)] if self.acted else [],
+            },
+            "fallback_steps": self.counts["fallbacks"],
+            "faults": list(dict.fromkeys(self.faults)),
+        }
+
+
+def examine(path: Path) -> dict[str, Any]:
+    """What is in a file, as plain JSON values; ``damages`` lists what is wrong with it.
+
+    Raises:
+        SessionError: it cannot be read, or is no session.
+    """
+    file, contents = SessionFile(path), Contents()
+    attachments: list[dict[str, Any]] = []
+    metadata: dict[str, str] = {}
+    decode = _decoder(path)
+    problems: list[str] = []
+    for item in file.items():
+        if isinstance(item, Metadata) and item.name == METADATA:
+            metadata = item.values
+        elif isinstance(item, Attachment):
+            attachments.append({"name": item.name, "bytes": len(item.data)})
+        elif isinstance(item, Entry) and contents.add(item):
+            try:
+                contents.look(item, decode(item))
+            except SessionError as error:
+                problems.append(str(error))
+    if not file.damages:
+        problems += _index_problems(path, contents)
+    report = contents.report()
+    try:
+        host = json.loads(metadata.pop("host", "null"))
+    except ValueError:
+        host = None
+        problems.append("what the recording says about its machine is not JSON")
+    return {
+        "file": str(path),
+        "bytes": file.size,
+        **report,
+        "metadata": metadata,
+        "host": host,
+        "attachments": attachments,
+        "damages": [_line(damage) for damage in file.damages] + problems,
+    }
+
+
+def _decoder(path: Path) -> Decoder:
+    """One that knows the sizes of every source in the file."""
+    decoder = Decoder(repr(str(path)))
+    for item in SessionFile(path).items():
+        if isinstance(item, Entry):
+            with contextlib.suppress(SessionError):  # found again, and reported, when the messages are looked at
+                decoder.learn(item)
+    return decoder
+
+
+def _index_problems(path: Path, contents: Contents) -> list[str]:
+    """Whether the index at the end says what the file holds: other readers go by it."""
+    try:
+        with path.open("rb") as file:
+            summary = make_reader(file).get_summary()
+        assert summary is not None
+        assert summary.statistics is not None
+        written = summary.statistics.message_count
+    except Exception as error:  # whatever the library makes of bytes that are no index
+        return [f"the index cannot be read ({type(error).__name__})"]
+    found = len(contents.seen)
+    return [f"the index says {written} messages, the file holds {found}"] if written < found else []
+
+
+def _line(damage: Damage) -> str:
+    return f"byte {damage.offset}: {damage.why}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot info",
+        description="Say what is in a recording: topics, rates, gaps, policy versions, faults.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
+    parser.add_argument("--check", action="store_true", help="exit 1 if anything in the file is damaged")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    report = examine(options.file)
+    print(json.dumps(report, indent=2) if options.json else text(report))
+    return EXIT_CHECK_FAILED if options.check and report["damages"] else EXIT_GOOD
+
+
+def text(report: dict[str, Any]) -> str:
+    """The report for a person."""
+    about, versions, robot = report["metadata"], report["policy_versions"], report["robot_steps"]
+    lines = [
+        f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
+        f"recorded {report['begin']} by td3-robot {about.get('td3-robot', '?')}, "
+        f"protocol {about.get('protocol', '?')}, task {about.get('task', '?')}",
+        "",
+        f"{'topic':<28}{'count':>8}{'Hz':>10}{'MB':>9}{'begins':>8}{'gaps':>6}{'missing':>9}{'longest s':>11}",
+    ]
+    for name, stream in report["topics"].items():
+        rate = f"{stream['rate_hz']:.1f}" if stream["rate_hz"] else "-"
+        lines.append(
+            f"{name:<28}{stream['count']:>8}{rate:>10}{stream['bytes'] / 1e6:>9.2f}{stream['begins_at']:>8}"
+            f"{stream['gaps']:>6}{stream['missing']:>9}{stream['longest_s']:>11.3f}"
+        )
+    lines += [
+        "",
+        "robot steps: " + ", ".join(f"{count} {phase}" for phase, count in robot.items()),
+        f"policy: {versions['count']} versions recorded{_range(versions['recorded'])}, "
+        f"acting{_range(versions['acting'])}",
+        f"steps without an action in time: {report['fallback_steps']}",
+        f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
+        *(f"fault: {fault}" for fault in report["faults"]),
+        *(f"DAMAGED at {damage}" for damage in report["damages"]),
+    ]
+    return printable("\n".join(lines))
+
+
+def _range(ends: list[int]) -> str:
+    return f" ({ends[0]} to {ends[1]})" if ends else " (none)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The recorder process: ``python -m td3_robot.session.node --run DIR``, or ``td3-robot record OUT.mcap --run DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import ValidationError, convert, to_builtins
+
+from td3_robot import node as nodes
+from td3_robot.config import RecordConfig
+from td3_robot.errors import UsageError
+from td3_robot.messages import Record
+from td3_robot.node import Figures, Node
+from td3_robot.session.entries import METRICS, Attachment, facts_of_this_machine
+from td3_robot.session.recorder import Recorder
+from td3_robot.topics import RECORDER
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
+_EXAMPLES = """examples:
+  td3-robot record walk.mcap --run runs/walker2d
+  td3-robot record walk.mcap --run runs/walker2d --split-mb 500
+  td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (then: kill -USR1 of it, or a fault, writes a file)
+
+A training records itself with --set record=true.
+"""
+_OPTIONS = {
+    "split_mb": "begin a new file after so many megabytes",
+    "split_s": "begin a new file after so many seconds",
+    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1",
+    "ring_mb": "memory for that, in megabytes",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = nodes.parser("record", RECORDER, "Record what the nodes of a run publish; none of them waits for this.")
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "out", nargs="?", type=Path, metavar="OUT.mcap", help="file to write (default: session.mcap in the run folder)"
+    )
+    parser.add_argument(
+        "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
+    )
+    for name, text in _OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
+    options = parser.parse_args(arguments)
+    if options.out and options.out.exists():
+        raise UsageError(f"{str(options.out)!r} exists already; name another file")
+    if options.out and not options.out.parent.is_dir():
+        raise UsageError(f"{str(options.out)!r}: the folder {str(options.out.parent)!r} does not exist")
+    _settings(RecordConfig(), options)
+    attachments = [_attachment(file) for file in options.attach]
+    return nodes.main(RECORDER, options, lambda node: _record(node, options, attachments))
+
+
+def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attachment]) -> None:
+    path = options.out or node.run.path / "session.mcap"
+    facts = facts_of_this_machine(node.config, attachments)
+    epoch = time.time_ns() - time.monotonic_ns()
+    node.serve(RECORDER, {"node": (Record,)})
+    recorder = Recorder(path, facts, _settings(node.config.record, options), epoch)
+    log.info("recording into %s", path)
+    triggered: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
+
+    def after() -> bool:
+        if triggered:
+            triggered.clear()
+            recorder.trigger("SIGUSR1")
+        return False
+
+    def report() -> Figures:
+        return Figures(figures={"files": float(len(recorder.files))}, counters=dict(recorder.counters))
+
+    known_now: list[Attachment] = []
+    try:
+        node.spin(recorder, busy=lambda: False, report=report, after=after)
+        if node.supervised:
+            _hear_last_words(node, recorder)
+            with contextlib.suppress(OSError):  # a run that ends before there is any
+                known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
+    finally:
+        recorder.close(time.monotonic(), known_now)
+
+
+def _hear_last_words(node: Node, recorder: Recorder) -> None:
+    """The others are stopped together with us: stay until the last of them has said Bye, or the time is over."""
+    deadline = time.monotonic() + _LAST_WORDS
+    while (now := time.monotonic()) < deadline and node.bus.peers(RECORDER):
+        recorder.step(node.bus.receive(0.05), now)
+
+
+def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:
+    given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
+    try:
+        return convert({**to_builtins(config), **given}, RecordConfig)
+    except ValidationError as error:
+        raise UsageError(f"recording options {given}: {error}") from None
+
+
+def _attachment(file: Path) -> Attachment:
+    try:
+        return Attachment(file.name, "application/octet-stream", file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--attach {str(file)!r} cannot be read: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What driving a core from a recording gives: what it said then, and what it says now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from td3_robot.messages import Message
+from td3_robot.session.entries import Attachment, Entry
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a core was recorded to say, and what it says now, of one topic.
+
+    Attributes:
+        topic: their name.
+        packages: which packages, besides the processor, decide whether numbers must be the same to the bit.
+        expected: recorded messages, with their entries (None for what is kept in an attachment).
+        got: today's.
+        reference: the attachment that would hold ``got``, for what is not a message of the recording.
+    """
+
+    topic: str
+    packages: tuple[str, ...]
+    expected: Sequence[tuple[Entry | None, Message]]
+    got: Sequence[Message]
+    reference: Attachment | None = None
+
+
+@dataclass
+class Outcome:
+    """What replaying one core gave; ``notes`` say what could not be checked, and why."""
+
+    parts: list[Replayed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

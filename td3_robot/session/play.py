@@ -1,0 +1,193 @@
+"""``td3-robot play``: what was recorded, said again to live nodes, at the pace it was recorded with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import select
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
+from td3_robot.messages import Step
+from td3_robot.node import Parser
+from td3_robot.run_folder import RunFolder
+from td3_robot.session.entries import Entry
+from td3_robot.session.player import Player, playable
+from td3_robot.session.reader import Session
+
+_WAIT = 10.0  # seconds within which a live node must take part
+_LOOK = 0.05  # seconds between two looks at the links while nothing is due
+Handler = Callable[[int, Any], None]
+_EXAMPLES = """examples:
+  td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
+  td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
+  td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
+
+By default Steps are played: the player is the robot. Of a topic that a server publishes (action, throttle, weights)
+the player is that server, and serves its endpoint. SIGUSR1, or Enter on a terminal, pauses and goes on.
+"""
+
+
+@dataclass
+class Schedule:
+    """When each entry is due: as far from the first as it was recorded, divided by the rate.
+
+    Args:
+        rate: times as fast.
+        start: seconds of the recording to leave out.
+        duration: seconds of the recording to play; None for all.
+    """
+
+    rate: float = 1.0
+    start: float = 0.0
+    duration: float | None = None
+    _origin: int | None = field(default=None, init=False)
+
+    def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
+        """Pairs of seconds since the beginning, and an entry."""
+        for entry in entries:
+            self._origin = entry.received if self._origin is None else self._origin
+            offset = (entry.received - self._origin) * 1e-9 - self.start
+            if offset < 0:
+                continue
+            if self.duration is not None and offset > self.duration:
+                return
+            yield offset / self.rate, entry
+
+
+class Pause:
+    """A clock that can be stopped; SIGUSR1 or a line on a terminal does it."""
+
+    def __init__(self, paused: bool) -> None:
+        self.paused = paused
+        self._stood = 0.0  # seconds of standing still so far
+        self._since = time.monotonic()
+
+    def toggle(self) -> None:
+        now = time.monotonic()
+        if self.paused:
+            self._stood += now - self._since
+        self.paused, self._since = not self.paused, now
+
+    def now(self) -> float:
+        """Seconds of a clock that stands still while paused."""
+        return (self._since if self.paused else time.monotonic()) - self._stood
+
+    def look(self) -> None:
+        """Whether somebody has pressed Enter."""
+        if sys.stdin and sys.stdin.isatty() and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
+            self.toggle()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot play",
+        description="Play a recording to live nodes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
+    for link in ("policy", "learner"):
+        parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
+    parser.add_argument("--topics", nargs="+", default=[Step.NAME], metavar="TOPIC", help="(default: step)")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
+    parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
+    parser.add_argument("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher another name")
+    parser.add_argument("--start", type=float, default=0.0, metavar="S", help="leave out the first seconds")
+    parser.add_argument("--duration", type=float, metavar="S", help="play so many seconds of the recording")
+    parser.add_argument("--paused", action="store_true", help="begin paused")
+    parser.add_argument("--json", action="store_true", help="print what was played as one JSON object")
+    options = parser.parse_args(arguments)
+    return _play(options)
+
+
+def _play(options: argparse.Namespace) -> int:
+    if not options.rate > 0 or options.start < 0 or (options.duration is not None and options.duration <= 0):
+        raise UsageError("--rate and --duration must be above 0, and --start not below it")
+    if unknown := sorted(set(options.topics) - playable().keys()):
+        raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(playable())}")
+    session, names, played = Session(options.files), _renamed(options.remap), Counter[str]()
+    endpoints, stopped, pause = _endpoints(options), list[int](), Pause(options.paused)
+    handlers: dict[int, Handler] = {
+        signal.SIGINT: lambda number, _: stopped.append(number),
+        signal.SIGTERM: lambda number, _: stopped.append(number),
+        signal.SIGUSR1: lambda *_: pause.toggle(),
+    }
+    loop = 0
+    with _handling(handlers):
+        while not stopped and (loop == 0 or options.loop):
+            player = Player(session, options.topics, endpoints, names, loop)
+            try:
+                if missing := _meet(player, stopped):
+                    print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
+                    return EXIT_CHECK_FAILED
+                schedule = Schedule(options.rate, options.start, options.duration)
+                _run(player, schedule.of(session.entries(options.topics)), pause, stopped)
+            finally:
+                played += player.counts()
+                player.close()
+            loop += 1
+    result = {"loops": loop, "interrupted": bool(stopped), **played}
+    print(json.dumps(result) if options.json else ", ".join(f"{count} {name}" for name, count in played.items()))
+    return EXIT_INTERRUPTED if stopped else EXIT_GOOD
+
+
+@contextlib.contextmanager
+def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
+    """These signals do this, for as long as it lasts."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
+    """Wait for the live nodes; the links on which none answers."""
+    deadline = time.monotonic() + _WAIT
+    while (missing := player.missing()) and time.monotonic() < deadline and not stopped:
+        player.turn(_LOOK)
+    return [] if stopped else missing
+
+
+def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> None:
+    begin = pause.now()
+    for offset, entry in schedule:
+        while (wait := begin + offset - pause.now()) > 0 or pause.paused:
+            player.turn(_LOOK if pause.paused else min(wait, _LOOK))
+            pause.look()
+            if stopped:
+                return
+        player.say(entry)
+    player.turn(0.0)
+
+
+def _renamed(remap: Sequence[str]) -> dict[str, str]:
+    names = dict(item.partition("=")[::2] for item in remap)
+    if wrong := [item for item in remap if not all(item.partition("="))]:
+        raise UsageError(f"--remap is {wrong[0]!r}; it must be OLD=NEW")
+    return names
+
+
+def _endpoints(options: argparse.Namespace) -> dict[str, str]:
+    given = {link: getattr(options, link) for link in ("policy", "learner") if getattr(options, link)}
+    if options.run:
+        run = RunFolder.open(options.run)
+        return {link: run.endpoint(link, run.config()) for link in ("policy", "learner")} | given
+    if not given:
+        raise UsageError("to whom? give --run DIR, or --policy and --learner with an ENDPOINT")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

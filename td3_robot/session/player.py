@@ -1,0 +1,158 @@
+"""The live end of ``play``: in the place of those who published, with their names and handshakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import cache
+
+from td3_robot.messages import Action, Evaluation, Hello, Message, Step, Throttle, Weights
+from td3_robot.session.entries import Entry
+from td3_robot.session.reader import Session
+from td3_robot.topics import TOPICS
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession
+
+_LINKS = ("policy", "learner")
+_PLAYED = (Step, Action, Throttle, Weights)  # what moves and teaches; commands are for people to give
+_STARTS = 1000  # incarnations of a recording that one more loop leaves behind
+_ACCEPTED: dict[str, tuple[type[Message], ...]] = {
+    **dict.fromkeys(ROBOT_ROLES, (Step,)),
+    "policy": (),
+    "evaluator": (Evaluation,),
+}
+
+
+@cache
+def playable() -> dict[str, list[tuple[str, bool]]]:
+    """Topic to the links it goes out on, each with whether its publisher is the server of that link."""
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for row in TOPICS:
+        if row.link in _LINKS and row.message in _PLAYED:
+            link = row.link, row.publisher.split()[0] == row.link
+            if link not in found.setdefault(row.message.NAME, []):
+                found[row.message.NAME].append(link)
+    return found
+
+
+class Player:
+    """Connects as the recorded robots, or serves as the recorded server, and says what it is given.
+
+    What live nodes answer is taken and not looked at. Nothing is waited for: what finds no room is counted as lost.
+
+    Args:
+        topics: what will be played.
+        endpoints: of the links policy and learner, as far as they are wanted.
+        names: publishers that get another name.
+        loop: how often this was played before; robots come back as a later incarnation of themselves.
+
+    Raises:
+        EndpointError: an endpoint to be served is busy, or one is not allowed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topics: Collection[str],
+        endpoints: Mapping[str, str],
+        names: Mapping[str, str],
+        loop: int = 0,
+    ) -> None:
+        self._session = session
+        self._names = names
+        self._later = loop * _STARTS
+        self._counts: Counter[str] = Counter()
+        self._served: set[str] = set()
+        self._buses: dict[str, Bus] = {}
+        self._server = Bus()
+        links = {link for topic in topics for link in playable()[topic] if link[0] in endpoints}
+        try:
+            for link, serves in sorted(links):
+                self._open(link, endpoints[link], serves)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, link: str, endpoint: str, serves: bool) -> None:
+        task = {"task": self._session.metadata.get("task", "")}
+        if serves:
+            self._served.add(link)
+            accepted = ServerSession(link, f"player of {link}", _ACCEPTED, task, secrets.randbits(63))
+            self._server.serve(endpoint, accepted)
+            return
+        for hello in self._robots():
+            self._connect(hello, link, endpoint, task)
+
+    def _robots(self) -> list[Hello]:
+        robots: dict[str, Hello] = {}
+        for _, message in self._session.messages((Hello.NAME,)):
+            if isinstance(message, Hello) and message.role in ROBOT_ROLES:
+                robots[message.name] = message
+        return list(robots.values())
+
+    def _connect(self, recorded: Hello, link: str, endpoint: str, task: dict[str, str]) -> None:
+        hello = dataclasses.replace(
+            recorded,
+            name=self._names.get(recorded.name, recorded.name),
+            incarnation=recorded.incarnation + self._later,
+            client=secrets.randbits(63),
+            agreement=task,
+        )
+        spec = recorded.spec
+        sizes = {"N": recorded.robots, "O": len(spec["observations"]), "A": len(spec["actions"])}
+        bus = self._buses.setdefault(recorded.name, Bus())
+        bus.connect(endpoint, ClientSession(link, hello, (Action, Throttle), sizes))
+
+    def missing(self) -> list[str]:
+        """The links on which nobody takes part yet."""
+        missing = {link for link in self._served if not self._server.peers(link)}
+        for bus in self._buses.values():
+            missing |= {link for link in bus.links() if not bus.welcome(link)}
+        return sorted(missing)
+
+    def turn(self, timeout: float) -> None:
+        """Look at the links, for up to so many seconds.
+
+        Raises:
+            HandshakeError: a live node refuses us.
+        """
+        buses = [*self._buses.values(), self._server]
+        for bus in buses:
+            bus.receive(timeout / len(buses))
+
+    def say(self, entry: Entry) -> None:
+        """Send a recorded message to whom it was sent."""
+        message = self._renamed(self._session.decode(entry))
+        for link, serves in playable()[entry.topic]:
+            if serves and link in self._served:
+                source = getattr(message, "source", None)
+                for peer in self._server.peers(link):
+                    wanted = peer.name == source if source else peer.role not in ROBOT_ROLES
+                    if wanted:
+                        self._count(entry.topic, self._server.send(peer, message))
+            elif not serves and (bus := self._buses.get(entry.publisher)) and link in bus.links():
+                self._count(entry.topic, bus.send(link, message))
+
+    def _renamed(self, message: Message) -> Message:
+        """The message of a robot that has another name, and was started more often."""
+        fields = {item.name for item in dataclasses.fields(message)}  # type: ignore[arg-type]
+        if "source" not in fields:
+            return message
+        source, incarnation = getattr(message, "source"), getattr(message, "incarnation")  # noqa: B009
+        changes = {"source": self._names.get(source, source), "incarnation": incarnation + self._later}
+        renamed: Message = dataclasses.replace(message, **changes)  # type: ignore[type-var]
+        return renamed
+
+    def _count(self, topic: str, sent: bool) -> None:
+        self._counts[topic if sent else "lost"] += 1
+
+    def counts(self) -> Counter[str]:
+        """Messages sent, by topic, and those lost."""
+        return +self._counts
+
+    def close(self) -> None:
+        """Say Bye to everybody."""
+        for bus in (*self._buses.values(), self._server):
+            bus.close("played")

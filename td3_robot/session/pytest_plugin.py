@@ -1,0 +1,110 @@
+"""The pytest plugin that comes with td3-robot: each recording in a folder is a test; fixtures for tests of one's own.
+
+In ``pyproject.toml``::
+
+    [tool.pytest.ini_options]
+    td3_robot_sessions = ["tests/sessions"]
+
+Loaded by pytest of itself; imports the rest of td3-robot only when a test needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from td3_robot.session.reader import Session
+    from td3_robot.session.testing import FakeRobot, ManualClock
+    from td3_robot.transport.memory import MemoryBus
+
+INI = "td3_robot_sessions"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(INI, "folders whose recordings (*.mcap) are replayed as tests by td3-robot", "paths", [])
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    folders = [Path(folder).resolve() for folder in parent.config.getini(INI)]
+    if file_path.suffix == ".mcap" and any(folder in file_path.resolve().parents for folder in folders):
+        return SessionCollector.from_parent(parent, path=file_path)
+    return None
+
+
+class SessionCollector(pytest.File):
+    """A recording."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield SessionItem.from_parent(self, name="replay")
+
+
+class SessionDiffersError(Exception):
+    """The cores no longer say what they said."""
+
+
+class SessionItem(pytest.Item):
+    """Replays one recording through every core that is installed."""
+
+    def runtest(self) -> None:
+        from td3_robot.session import replay
+        from td3_robot.session.reader import Session
+
+        reports = replay.check(Session([self.path]))
+        text = replay.text(self.path, reports)
+        if not all(report.same for report in reports) or not any(report.compared for report in reports):
+            raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {self.path} --update")
+        self.add_report_section("call", "replay", text)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        from td3_robot.errors import Td3RobotError
+
+        if isinstance(excinfo.value, (SessionDiffersError, Td3RobotError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"replay of {self.path.name}"
+
+
+@pytest.fixture
+def recorded_session() -> Callable[..., Session]:
+    """``recorded_session(PATH, …)``: a recording, or the parts of one, as :class:`td3_robot.session.reader.Session`."""
+    from td3_robot.session.reader import Session
+
+    return lambda *paths: Session([Path(path) for path in paths])
+
+
+@pytest.fixture
+def memory_bus() -> Callable[[], MemoryBus]:
+    """Makes buses in memory, see :class:`td3_robot.transport.memory.MemoryBus`."""
+    from td3_robot.transport.memory import MemoryBus
+
+    return MemoryBus
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    """A clock that is moved by hand, see :class:`td3_robot.session.testing.ManualClock`."""
+    from td3_robot.session.testing import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def fake_robot(manual_clock: ManualClock) -> Callable[..., FakeRobot]:
+    """``fake_robot(POLICY)``: a robot for a policy bundle (a path or a Bundle), see :class:`FakeRobot`."""
+    from td3_robot.bundle import Bundle
+    from td3_robot.policy.core import PolicyCore
+    from td3_robot.session.testing import FakeRobot
+
+    def make(policy: Path | str | Bundle, *, exploring: bool = False, seed: int = 0) -> FakeRobot:
+        bundle = policy if isinstance(policy, Bundle) else Bundle.load(Path(policy))
+        core = PolicyCore(seed, exploring=exploring)
+        core.load(max(1, int(bundle.provenance.get("version", 1))), bundle)
+        return FakeRobot(core, bundle.spec, manual_clock)
+
+    return make

@@ -1,0 +1,270 @@
+"""Reads session files, whole or not: record by record, every length and checksum looked at before it is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import yaml
+import zstandard
+from lz4.frame import LZ4FrameDecompressor
+from mcap import records
+from mcap.data_stream import ReadDataStream
+from mcap.opcode import Opcode
+from mcap.stream_reader import breakup_chunk
+
+from td3_robot import config as configuration
+from td3_robot.config import Config
+from td3_robot.errors import SessionError
+from td3_robot.messages import PROTOCOL_VERSION, Message
+from td3_robot.session.decoder import Decoder
+from td3_robot.session.entries import CONFIG, METADATA, Attachment, Entry
+from td3_robot.session.writer import PROFILE
+
+_MAGIC = b"\x89MCAP0\r\n"
+_HEAD = struct.Struct("<BQ")
+_MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Where a file is not what it should be: the byte, and what is wrong with the record that begins there."""
+
+    offset: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A metadata record."""
+
+    name: str
+    values: dict[str, str]
+
+
+Item = Entry | Attachment | Metadata
+
+
+class SessionFile:
+    """One file, read from its beginning.
+
+    A record that is damaged within is skipped; where the length of one makes no sense, reading ends.
+
+    Attributes:
+        damages: what was found so far, while :meth:`items` is read.
+        size: bytes of the file.
+        read: bytes read so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damages: list[Damage] = []
+        self.size = 0
+        self.read = 0
+        self._channels: dict[int, tuple[str, int, str, str]] = {}
+
+    def items(self) -> Iterator[Item]:
+        """Everything in the file in its order.
+
+        Raises:
+            SessionError: it cannot be read, or is no session at all.
+        """
+        self.damages.clear()
+        self._channels.clear()
+        try:
+            with self.path.open("rb") as file:
+                self.size = self.path.stat().st_size
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    raise SessionError(f"{str(self.path)!r} is not an MCAP file")
+                yield from self._records(file)
+        except OSError as error:
+            raise SessionError(f"{str(self.path)!r} cannot be read: {error.strerror or error}") from None
+
+    def _records(self, file: BinaryIO) -> Iterator[Item]:
+        checksum = zlib.crc32(_MAGIC)
+        while True:
+            self.read = offset = file.tell()
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                self._damaged(offset, "the file ends here, without its index" if not head else "the file ends here")
+                return
+            opcode, length = _HEAD.unpack(head)
+            if length > self.size - offset - _HEAD.size:
+                self._damaged(offset, f"a record of {length} bytes begins here, and the file ends before it does")
+                return
+            body = file.read(length)
+            if opcode == Opcode.FOOTER:
+                if file.read() != _MAGIC:
+                    self._damaged(offset, "the file does not end with its footer")
+                self.read = self.size
+                return
+            data_end = opcode == Opcode.DATA_END
+            if data_end and int.from_bytes(body[:4], "little") not in (0, checksum) and not self.damages:
+                self._damaged(offset, "the checksum of all before this does not fit")
+            checksum = zlib.crc32(body, zlib.crc32(head, checksum))
+            try:
+                items = self._items(opcode, body)
+            except SessionError:
+                raise
+            except Exception as error:  # struct, UTF-8, zstd, checksums: the libraries below raise a dozen kinds
+                self._damaged(offset, f"{_name(opcode)} record: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            yield from items
+
+    def _items(self, opcode: int, body: bytes) -> list[Item]:
+        stream = ReadDataStream(BytesIO(body))
+        if opcode == Opcode.HEADER:
+            if records.Header.read(stream).profile != PROFILE:
+                raise SessionError(f"{str(self.path)!r} is an MCAP file, but not a recording of td3-robot")
+        elif opcode == Opcode.METADATA:
+            record = records.Metadata.read(stream)
+            return [Metadata(record.name, dict(record.metadata))]
+        elif opcode == Opcode.ATTACHMENT:
+            if zlib.crc32(body[:-4]) != int.from_bytes(body[-4:], "little"):
+                raise ValueError("its checksum does not fit")
+            attached = records.Attachment.read(stream)
+            return [Attachment(attached.name, attached.media_type, attached.data)]
+        elif opcode == Opcode.CHUNK:
+            return list(self._chunk(records.Chunk.read(stream)))
+        return []
+
+    def _chunk(self, chunk: records.Chunk) -> Iterator[Entry]:
+        for record in breakup_chunk(_unpacked(chunk), validate_crc=True):
+            if isinstance(record, records.Channel):
+                about = record.metadata
+                self._channels[record.id] = (
+                    about["publisher"],
+                    int(about["incarnation"]),
+                    about["topic"],
+                    about["link"],
+                )
+            elif isinstance(record, records.Message):
+                publisher, incarnation, topic, link = self._channels[record.channel_id]
+                yield Entry(
+                    publisher,
+                    incarnation,
+                    topic,
+                    link,
+                    record.sequence,
+                    record.publish_time,
+                    record.log_time,
+                    record.data,
+                )
+
+    def _damaged(self, offset: int, why: str) -> None:
+        self.damages.append(Damage(offset, why))
+
+
+def _unpacked(chunk: records.Chunk) -> records.Chunk:
+    """The chunk without its compression, which must not make more of it than it says, nor than any of ours holds."""
+    size = chunk.uncompressed_size
+    if size > _MAX_CHUNK:
+        raise ValueError(f"it says that it holds {size} bytes")
+    if chunk.compression == "lz4":
+        data = LZ4FrameDecompressor().decompress(chunk.data, size)
+    elif chunk.compression == "zstd":
+        if zstandard.frame_content_size(chunk.data) != size:
+            raise ValueError(f"it does not hold {size} bytes, as it says")
+        data = zstandard.ZstdDecompressor().decompress(chunk.data, size)
+    else:
+        data = chunk.data
+    return dataclasses.replace(chunk, compression="", data=data)
+
+
+def _name(opcode: int) -> str:
+    try:
+        return Opcode(opcode).name.lower()
+    except ValueError:
+        return f"unknown (opcode {opcode})"
+
+
+class Session:
+    """A recording: one whole file, or the parts that a recorder split it into, in their order.
+
+    Attributes:
+        metadata: what the recorder said about itself.
+        attachments: by name.
+        decode: from an entry to its message.
+
+    Raises:
+        SessionError: a file is damaged, no session, or of another protocol version.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self.metadata: dict[str, str] = {}
+        self.attachments: dict[str, Attachment] = {}
+        self.decode = Decoder(repr(str(self.paths[0])))
+        for item in self._items():
+            if isinstance(item, Metadata) and item.name == METADATA:
+                self.metadata = self.metadata or item.values
+                self._check_protocol()
+            elif isinstance(item, Attachment):
+                self.attachments.setdefault(item.name, item)
+            elif isinstance(item, Entry):
+                self.decode.learn(item)
+        self._check_protocol()
+
+    def config(self) -> Config:
+        """The resolved configuration of the run.
+
+        Raises:
+            SessionError: the recording holds none that this version understands.
+        """
+        attached = self.attachments.get(CONFIG)
+        if attached is None:
+            raise SessionError(f"{self._label} holds no {CONFIG}")
+        try:
+            return configuration.parse(yaml.safe_load(attached.data), source=f"{CONFIG} in {self._label}")
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise SessionError(f"{CONFIG} in {self._label} is not YAML: {' '.join(str(error).split())}") from None
+
+    def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
+        """The messages of these topics (of all, if none is named) in the order they were recorded, each once.
+
+        Raises:
+            SessionError: a file is damaged.
+        """
+        seen: set[tuple[str, int, str, int]] = set()
+        for item in self._items():
+            if isinstance(item, Entry) and (not topics or item.topic in topics) and item.identity not in seen:
+                seen.add(item.identity)
+                yield item
+
+    def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
+        """As :meth:`entries`, decoded.
+
+        Raises:
+            SessionError: a file is damaged, or a message in it.
+        """
+        for entry in self.entries(topics):
+            yield entry, self.decode(entry)
+
+    @property
+    def _label(self) -> str:
+        return self.decode.label
+
+    def _items(self) -> Iterator[Item]:
+        for path in self.paths:
+            file = SessionFile(path)
+            yield from file.items()
+            if file.damages:
+                damage = file.damages[0]
+                raise SessionError(
+                    f"{str(path)!r} is damaged at byte {damage.offset}: {damage.why}; "
+                    f"mend it with td3-robot recover {path}"
+                )
+
+    def _check_protocol(self) -> None:
+        version = self.metadata.get("protocol", "none")
+        if version != str(PROTOCOL_VERSION):
+            raise SessionError(
+                f"{self._label} was recorded with protocol version {version}; this version of td3-robot reads "
+                f"{PROTOCOL_VERSION}"
+            )

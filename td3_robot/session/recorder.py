@@ -1,0 +1,164 @@
+"""What the recorder does with what it is offered: files, split or not, or a ring of the last seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from td3_robot.config import RecordConfig
+from td3_robot.messages import Hello, Record, Weights
+from td3_robot.session import triggers
+from td3_robot.session.entries import Attachment, Entry, Facts
+from td3_robot.session.writer import SessionWriter
+from td3_robot.transport.session import Input, Output, Peer
+
+log = logging.getLogger(__name__)
+
+_REPEATED = {Hello.NAME: 1, Weights.NAME: 2}
+"""How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
+
+
+class Recorder:
+    """Takes Records and writes them.
+
+    Args:
+        path: the first file; further ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
+        facts: what every file says about itself.
+        config: when to begin a new file, or how many seconds to keep.
+        epoch: nanoseconds to be added to the time of :meth:`step` to make them count from 1970.
+
+    Raises:
+        OSError: a file cannot be written; also from the other methods.
+    """
+
+    def __init__(self, path: Path, facts: Facts, config: RecordConfig, epoch: int) -> None:
+        self.path = path
+        self.files: list[Path] = []
+        self.counters: Counter[str] = Counter()
+        self._facts = facts
+        self._config = config
+        self._epoch = epoch
+        self._sequence: dict[tuple[str, int, str], int] = {}
+        self._repeated: dict[tuple[str, str, str], deque[Entry]] = {}
+        self._ring: deque[Entry] = deque()
+        self._ring_bytes = 0
+        self._pending: str | None = None
+        self._not_before = float("-inf")
+        self._writer: SessionWriter | None = None
+        if not config.ring_s:
+            self._begin(float("-inf"))
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
+        received = self._epoch + int(now * 1e9)
+        for origin, message in inputs:
+            if isinstance(origin, Peer) and isinstance(message, Record):
+                self._take(
+                    Entry(
+                        origin.name,
+                        origin.hello.incarnation,
+                        message.topic,
+                        message.link,
+                        message.sequence,
+                        message.stamp,
+                        received,
+                        message.payload,
+                    )
+                )
+        if self._writer:
+            if self._writer.begun == float("-inf"):
+                self._writer.begun = now
+            self._writer.turn(now)
+            self._split(now)
+        else:
+            self._forget_old(received)
+            if self._pending and now >= self._not_before:
+                self._dump(now)
+        return []
+
+    def trigger(self, reason: str) -> None:
+        """Write down the last seconds, if only those are kept: at once, or when those of the time before are over."""
+        if self._config.ring_s and not self._pending:
+            self._pending = reason
+            self.counters["triggers"] += 1
+
+    def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
+        """Write what is still to be written, and into the last file what is known only now."""
+        if self._writer:
+            for attachment in attachments:
+                self._writer.attach(attachment, self._epoch + int(now * 1e9))
+            self._writer.close()
+        elif self._pending:
+            self._dump(now)
+
+    # -- what is kept --------------------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry) -> None:
+        last = self._sequence.get(entry.stream, -1)
+        if entry.sequence <= last:
+            self.counters["repeated"] += 1
+            return
+        self.counters["missed"] += entry.sequence - last - 1 if last >= 0 else 0
+        self._sequence[entry.stream] = entry.sequence
+        self.counters["messages"] += 1
+        self.counters["bytes"] += len(entry.payload)
+        if self._writer:
+            self._writer.add(entry)
+            self._remember(entry)
+            return
+        self._ring.append(entry)
+        self._ring_bytes += len(entry.payload)
+        if why := triggers.reason(entry):
+            self.trigger(why)
+
+    def _remember(self, entry: Entry) -> None:
+        if entry.topic in _REPEATED:
+            key = entry.publisher, entry.topic, entry.link
+            self._repeated.setdefault(key, deque(maxlen=_REPEATED[entry.topic])).append(entry)
+
+    def _forget_old(self, received: int) -> None:
+        oldest = received - int(self._config.ring_s * 1e9)
+        while self._ring and (self._ring[0].received < oldest or self._ring_bytes > self._config.ring_mb * 1e6):
+            entry = self._ring.popleft()
+            self._ring_bytes -= len(entry.payload)
+            self.counters["ring_too_small"] += entry.received >= oldest
+            self._remember(entry)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> SessionWriter:
+        path = free_name(self.path)
+        self._writer = SessionWriter(path, self._facts, now)
+        self.files.append(path)
+        for kept in self._repeated.values():
+            for entry in kept:
+                self._writer.add(entry)
+        return self._writer
+
+    def _split(self, now: float) -> None:
+        writer, config = self._writer, self._config
+        assert writer
+        too_long = config.split_s > 0 and now - writer.begun >= config.split_s
+        if too_long or (config.split_mb > 0 and writer.size() >= config.split_mb * 1e6):
+            writer.close()
+            self._begin(now)
+
+    def _dump(self, now: float) -> None:
+        writer = self._begin(now)
+        for entry in self._ring:
+            writer.add(entry)
+        writer.close()
+        self._writer = None
+        log.info("wrote the last %g s to %s: %s", self._config.ring_s, writer.path, self._pending)
+        self._pending, self._not_before = None, now + self._config.ring_s
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first of ``NAME_1.mcap``, ``NAME_2.mcap``, … that does not exist."""
+    name, number = path, 0
+    while name.exists():
+        number += 1
+        name = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    return name

@@ -1,0 +1,194 @@
+"""``td3-robot replay``: drives the real cores from a recording, and says where they no longer do what they did."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.node import Parser
+from td3_robot.session import machines, rewrite
+from td3_robot.session.compare import Comparison, compare, plot
+from td3_robot.session.entries import printable
+from td3_robot.session.outcome import Outcome, Replayed
+from td3_robot.session.reader import Session
+
+CORES: dict[str, str] = {
+    "policy": "td3_robot.session.replay_policy",
+    "simulator": "sims.replay",
+    "learner": "td3_robot.session.replay_learner",
+}
+"""Core: the module whose ``replay(session)`` drives it (by name: simulators are never imported)."""
+_EXTRAS = {"torch": "learner", "pybullet": "sim", "pybullet_data": "sim", "gymnasium": "sim"}
+_EXAMPLES = """examples:
+  td3-robot replay tests/replay/sessions/*.mcap
+  td3-robot replay session.mcap --core policy --json
+  td3-robot replay session.mcap --update         show what changed, then make it what is expected
+
+Exit codes: 0 everything is as recorded, 1 something is not, or nothing could be checked.
+"""
+
+
+Replay = Callable[[Session], Outcome]
+
+
+@dataclass
+class CoreReport:
+    """One core of one session.
+
+    Attributes:
+        exact: to the bit, or within tolerance, with the reason.
+        recorded_s, taken_s: how long what was replayed took when it was recorded, and now.
+    """
+
+    core: str
+    comparisons: list[tuple[Comparison, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    recorded_s: float = 0.0
+    taken_s: float = 0.0
+    parts: list[Replayed] = field(default_factory=list)
+
+    @property
+    def compared(self) -> int:
+        return sum(comparison.compared for comparison, _ in self.comparisons)
+
+    @property
+    def same(self) -> bool:
+        return all(comparison.same for comparison, _ in self.comparisons)
+
+
+def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[CoreReport]:
+    """Replay a session through the cores named (all that are installed, if none is).
+
+    Args:
+        exact: to the bit, or within tolerance; None decides by the machine and the versions recorded.
+
+    Raises:
+        SessionError: the recording is damaged, or holds what no core can be driven by.
+        UsageError: a core was named that is not installed.
+    """
+    reports = []
+    for name in cores or CORES:
+        report = CoreReport(name)
+        reports.append(report)
+        try:
+            replay: Replay = importlib.import_module(CORES[name]).replay
+        except ModuleNotFoundError as error:
+            package = (error.name or "").split(".")[0]
+            missing = f"needs {error.name}: pip install 'td3-robot[{_EXTRAS.get(package, 'train')}]'"
+            if cores:
+                raise UsageError(f"--core {name} {missing}") from None
+            report.notes.append(missing)
+            continue
+        begin = time.perf_counter()
+        outcome = replay(session)
+        report.taken_s = time.perf_counter() - begin
+        report.notes += outcome.notes
+        report.parts = outcome.parts
+        for part in outcome.parts:
+            if not part.expected and not part.got:
+                continue
+            other = None if exact is not None else machines.difference(session.metadata, part.packages)
+            to_the_bit = exact if exact is not None else other is None
+            comparison = compare(part.topic, [message for _, message in part.expected], part.got, exact=to_the_bit)
+            report.comparisons.append((comparison, "to the bit" if to_the_bit else f"within tolerance ({other})"))
+            times = [entry.received for entry, _ in part.expected if entry]
+            report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
+    return reports
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot replay",
+        description="Drive the policy server, the simulators and the learner from recordings, and compare.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
+    parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
+    parser.add_argument("--parts", action="store_true", help="the files are parts of one session, in this order")
+    parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
+    parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    if options.parts and options.update:
+        raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
+    sessions = [options.files] if options.parts else [[file] for file in options.files]
+    good, results = True, []
+    for paths in sessions:
+        session = Session(paths)
+        reports = check(session, options.core, exact=options.exact)
+        good = good and all(report.same for report in reports) and any(report.compared for report in reports)
+        results.append(as_json(paths[0], reports))
+        if not options.json:
+            print(text(paths[0], reports))
+        if options.update and (written := rewrite.rewrite(session, [part for r in reports for part in r.parts])):
+            print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print(json.dumps({"same": good, "sessions": results}, indent=2))
+    return EXIT_GOOD if good or options.update else EXIT_CHECK_FAILED
+
+
+def text(path: Path, reports: Sequence[CoreReport]) -> str:
+    """The report for a person."""
+    lines = []
+    for report in reports:
+        head = f"{path}: {report.core}: "
+        for comparison, how in report.comparisons:
+            if comparison.same:
+                lines.append(f"{head}{comparison.compared} {comparison.topic} messages the same {how}")
+                continue
+            counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
+            lines.append(f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)")
+            first = comparison.first[0]
+            lines += [
+                f"  first at {comparison.topic} {first.message}: {first.field}",
+                f"    expected {first.expected}",
+                f"    got      {first.got}",
+            ]
+            if worst := comparison.worst():
+                lines += [
+                    f"  error of {worst} over the messages:",
+                    *(f"  {line}" for line in plot(comparison.errors[worst])),
+                ]
+        lines += [f"{head}not checked: {note}" for note in report.notes]
+    if not any(report.compared for report in reports):
+        lines.append(f"{path}: NOTHING could be checked")
+    return printable("\n".join(lines))
+
+
+def as_json(path: Path, reports: Sequence[CoreReport]) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    return {
+        "file": str(path),
+        "same": all(report.same for report in reports),
+        "cores": {
+            report.core: {
+                "recorded_s": round(report.recorded_s, 3),
+                "taken_s": round(report.taken_s, 3),
+                "not_checked": report.notes,
+                "topics": [
+                    {
+                        "topic": comparison.topic,
+                        "how": how,
+                        "compared": comparison.compared,
+                        "differences": dict(comparison.counts),
+                        "first": [vars(item) for item in comparison.first],
+                    }
+                    for comparison, how in report.comparisons
+                ],
+            }
+            for report in reports
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

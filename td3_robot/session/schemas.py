@@ -1,0 +1,50 @@
+"""A JSON Schema for each message, made from its declaration: MCAP's viewers look them up by name.
+
+Arrays and other bytes are msgpack ``bin``, which JSON does not know: they are described as binary strings, with their
+type, shape and unit beside.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from td3_robot.messages import FieldType, Message, wire_fields
+
+ENCODING = "jsonschema"
+_KINDS: dict[str, dict[str, Any]] = {
+    "u32": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+    "u64": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    "i64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "text": {"type": "string"},
+    "map": {"type": "object"},
+    "bytes": {"type": "string", "contentEncoding": "binary"},
+    "array": {"type": "string", "contentEncoding": "binary"},
+}
+
+
+def schema(message: type[Message]) -> bytes:
+    """The JSON Schema of a message, as UTF-8."""
+    wires = wire_fields(message)
+    return json.dumps(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": message.NAME,
+            "description": " ".join((message.__doc__ or "").split()),
+            "type": "object",
+            "properties": {name: _property(wire) for name, wire in wires.items()},
+            "required": list(wires),
+            "additionalProperties": False,
+        }
+    ).encode()
+
+
+def _property(wire: FieldType) -> dict[str, Any]:
+    described = {**_KINDS[wire.kind], "description": wire.meaning}
+    if wire.unit:
+        described["unit"] = wire.unit
+    if wire.kind == "array":
+        described |= {"dtype": wire.dtype, "shape": list(wire.shape)}
+    elif wire.kind in ("text", "bytes"):
+        described["maxLength"] = wire.limit
+    return described

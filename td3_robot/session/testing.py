@@ -1,0 +1,105 @@
+"""For tests of policies and robots: a clock moved by hand, and a robot in memory that is told what it observes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from td3_robot.messages import Action, ActionOrigin, NoiseKind, Phase, Step
+from td3_robot.policy.core import PolicyCore
+from td3_robot.specs import Float32, RobotSpec
+from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.session import ClientSession, ServerSession, hello
+
+
+class ManualClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def advance(self, seconds: float) -> float:
+        """Let time pass; the new time.
+
+        Raises:
+            ValueError: it would go back.
+        """
+        if seconds < 0:
+            raise ValueError(f"a clock does not go back by {-seconds} s")
+        self.now += seconds
+        return self.now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeRobot:
+    """One robot (N = 1) linked in memory to a policy server's core: handshake, encoding and decoding are the real ones.
+
+    Args:
+        policy: what answers.
+        spec: what the robot is.
+        clock: moved on by a control period with each observation.
+        source: its name.
+    """
+
+    def __init__(self, policy: PolicyCore, spec: RobotSpec, clock: ManualClock, source: str = "fake-robot") -> None:
+        self.policy, self.spec, self.clock, self.source = policy, spec, clock, source
+        self.bus, self.server = MemoryBus(), MemoryBus()
+        self.steps: list[Step] = []
+        self.last: Action | None = None
+        self._episode = 0
+        self._episode_step = 0
+        self.server.serve(ServerSession("policy", "policy", {"driver": (Step,)}, {}, 1))
+        sizes = {"N": 1, "O": spec.observation_size, "A": spec.action_size}
+        session = ClientSession("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
+        self.bus.connect(session, self.server)
+        self._exchange()
+
+    def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
+        """Publish an observation, float32[O]; the Action that answers it, None if none does.
+
+        The last Action is what was applied. The first observation, and the one after an end, is FIRST whatever is said.
+        """
+        last = self.steps[-1] if self.steps else None
+        if last is None or last.phase[0] >= Phase.TERMINATED:
+            phase = Phase.FIRST
+            self._episode += last is not None
+            self._episode_step = 0
+        else:
+            self._episode_step += 1
+        sequence = len(self.steps)
+        applied = self.last if phase is not Phase.FIRST else None
+        zero = np.zeros((1, self.spec.action_size), np.float32)
+        held = ActionOrigin.NONE if phase is Phase.FIRST else ActionOrigin.ZERO
+        step = Step(
+            source=self.source,
+            incarnation=0,
+            sequence=sequence,
+            transitions=sequence - self._episode,
+            stamp=int(self.clock.advance(self.spec.control_period) * 1e9),
+            phase=np.array([phase], np.uint8),
+            episode=np.array([self._episode], np.uint64),
+            episode_step=np.array([self._episode_step], np.uint32),
+            observation=np.asarray(observation, np.float32).reshape(1, -1),
+            reward=np.array([0.0 if phase is Phase.FIRST else reward], np.float32),
+            action=applied.action.copy() if applied else zero,
+            origin=int(ActionOrigin.POLICY if applied else held),
+            answered=applied.answers if applied else sequence,
+            weights_version=applied.weights_version if applied else 0,
+            noise_kind=applied.noise_kind if applied else int(NoiseKind.NONE),
+            noise_seed=applied.noise_seed if applied else 0,
+            needs_version=0,
+            world={},
+        )
+        self.steps.append(step)
+        self.bus.send("policy", step, self.clock.now)
+        self.last = self._exchange()
+        return self.last
+
+    def _exchange(self) -> Action | None:
+        now = self.clock.now
+        self.bus.receive(now)
+        for to, message in self.policy.step(self.server.receive(now), now):
+            self.server.send(to, message, now)
+        answers = [message for _, message in self.bus.receive(now) if isinstance(message, Action)]
+        return answers[-1] if answers else None

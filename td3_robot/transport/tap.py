@@ -1,0 +1,104 @@
+"""What a node publishes, offered to the recorder: never waited for, and counted where it is not taken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from td3_robot.messages import Bye, Hello, Message, Record, Weights
+from td3_robot.topics import TOPICS
+from td3_robot.transport import codec
+from td3_robot.transport.session import ClientSession, Frames
+
+log = logging.getLogger(__name__)
+
+RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded)
+_KEPT: dict[type[Message], int] = {Hello: 4, Weights: 2}
+"""The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
+_EARLY = 256  # messages held back for a recorder that is expected and not there yet
+_RECENT = 4  # messages of a topic looked at to see whether this one was offered already
+
+
+class Tap:
+    """Turns each message object that is sent, to however many subscribers, into one Record.
+
+    Args:
+        session: the handshake with the recorder; where it refuses us, we go on without one.
+        post: sends a topic name and a payload to the recorder; False where there is no recorder or no room.
+        expected: a recorder is part of the run: the first messages wait for it, and what it misses counts from the
+            beginning.
+        wall: the wall clock, in nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        post: Callable[[str, bytes], bool],
+        expected: bool = False,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._session = session
+        self._post = post
+        self._expected = expected
+        self._wall = wall
+        self._sequence: Counter[str] = Counter()
+        self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
+        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
+        self._early: list[Record] | None = [] if expected else None
+        self._missed = 0
+
+    def offer(self, link: str, message: Message, payload: bytes) -> None:
+        """Take note of a message that went out on a link."""
+        kind = type(message)
+        recent = self._recent.get(kind)
+        if recent is None:
+            return
+        for other in recent:
+            if message is other:
+                return
+        recent.append(message)
+        sequence = self._sequence[message.NAME]
+        self._sequence[message.NAME] = sequence + 1
+        welcome = self._session.state == "welcome"
+        early = self._early is not None and len(self._early) < _EARLY
+        if not (welcome or early or kind in self._kept):
+            self._missed += self._expected
+            return
+        record = Record(message.NAME, link, sequence, self._wall(), payload)
+        if welcome:
+            self._send(record)
+        elif self._early is not None and early and kind not in self._kept:
+            self._early.append(record)
+        if kind in self._kept:
+            self._kept[kind].append(record)
+
+    def receive(self, frames: Frames, now: float) -> None:
+        """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
+        before = self._session.state
+        if self._session.receive(frames, now):
+            told = [*(self._early or ()), *(record for kept in self._kept.values() for record in kept)]
+            self._expected, self._early = True, None
+            for record in sorted(told, key=lambda item: item.stamp):
+                self._send(record)
+        if self._session.refusal and before != "refused":
+            log.warning("the recorder refuses us, so nothing of ours is recorded: %s", self._session.refusal.reason)
+
+    def turn(self, now: float) -> None:
+        """What the handshake has to send at this time (s)."""
+        for message in self._session.due(now):
+            self._post(message.NAME, codec.encode(message))
+
+    def leave(self, reason: str) -> None:
+        """Say Bye, if there is anybody to say it to."""
+        if self._session.state == "welcome":
+            self._post(Bye.NAME, codec.encode(Bye(reason)))
+
+    def counts(self) -> Counter[str]:
+        """What was published and not recorded, once a recorder was expected or there."""
+        return Counter({"not_recorded": self._missed + len(self._early or ())}) + self._session.tally.counts
+
+    def _send(self, record: Record) -> None:
+        if not self._post(record.NAME, codec.encode(record)):
+            self._missed += 1

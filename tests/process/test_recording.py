@@ -1,0 +1,92 @@
+"""Recording real runs: everything is in the file, nobody waits for it, and its death costs nobody anything."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Step
+from td3_robot.session.info import examine
+from td3_robot.session.reader import Session
+from td3_robot.session.recover import EXIT_LOST
+
+
+def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
+    """Every Step the learner counted is in the file, and every core does again what it did."""
+    run = train(2000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
+    run.wait_for("^ready: recorder, learner, policy, sim-0$")
+    assert run.finish() == 0, run.output()
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    file = tmp_path / "run" / "session.mcap"
+    report = examine(file)
+    assert report["damages"] == []
+    streams = report["topics"]
+    assert streams["sim-0/step"]["count"] == final["sim-0"]["counters"]["steps"]
+    assert streams["policy/action"]["count"] == final["policy"]["counters"]["actions"]
+    assert sum(stream["missing"] + stream["begins_at"] for stream in streams.values()) == 0
+    assert not any("not_recorded" in process["counters"] for process in final.values())
+    assert {"learner/weights", "learner/throttle", "learner/status", "sim-0/hello", "sim-0/bye"} <= streams.keys()
+    assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # each, from 1 on
+    assert Session([file]).config().timing == "lockstep"
+    assert main(["replay", str(file)]) == 0
+    checked = capsys.readouterr().out
+    assert "2 loss statistics messages the same" in checked  # a line each 1,000 steps
+
+
+def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
+    run = train(4000, "record=true", "learner.replay_ratio=0.1")
+    run.wait_for_steps(1000)
+    run.children()["recorder"].send_signal(signal.SIGSTOP)
+    run.wait_for_steps(2000)  # one that stands still holds up nobody
+    run.children()["recorder"].send_signal(signal.SIGKILL)
+    run.wait_for("^recorder was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    last = json.loads((tmp_path / "run" / "final.json").read_text())
+    assert last["learner"]["counters"]["missed"] == 0
+    assert "0 Steps lost" in run.output()
+    killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
+    assert main(["recover", str(killed)]) == EXIT_LOST
+    steps = [
+        m.sequence
+        for _, m in Session([killed.with_name("session.recovered.mcap")]).messages((Step.NAME,))
+        if isinstance(m, Step)
+    ]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > 500
+    # The new one is told who everybody is, and goes on to the end.
+    assert main(["info", str(second), "--check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.partition("{")[2].join(("{", "")))
+    assert {"sim-0/hello", "learner/weights", "sim-0/step"} <= report["topics"].keys()
+    (action,) = (stream for name, stream in report["topics"].items() if name == "policy/action")
+    assert action["begins_at"] > 0
+    assert main(["replay", str(second), "--core", "policy"]) == 0
+
+
+def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
+    """Started and stopped by hand, beside a training that does not know of it."""
+    run = train(30_000, "learner.replay_ratio=0.05")
+    run.wait_for_steps(300)
+    recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "run/config.yaml")
+    recorder.wait_for("recording")
+    run.wait_for_steps(4000)
+    recorder.interrupt()
+    assert recorder.finish() == 130, recorder.output()
+    run.interrupt()
+    assert run.finish() == 130
+    report = examine(tmp_path / "by-hand.mcap")
+    assert report["damages"] == []
+    assert report["topics"]["sim-0/step"]["begins_at"] > 0
+    assert report["topics"]["sim-0/step"]["count"] > 100
+    assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
+    for arguments, words in (
+        ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
+        ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),
+        (("x.mcap", "--run", "run", "--ring-s", "-1"), "recording options"),
+        (("x.mcap", "--run", "run", "--attach", "no-such-file"), "--attach"),
+    ):
+        assert main(["record", *arguments]) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""Makes the recorded sessions that `test_sessions.py` replays:
+
+    python tests/replay/make_sessions.py [NAME …]
+
+Two are trainings with real processes, one of which loses its policy server on the way; two are runs in one process,
+whose clock and links are in our hands, so that a message can be lost, another be late, and a deadline be missed. Make
+them anew when the protocol changes; when only behaviour changes on purpose, `td3-robot replay FILE --update` shows and
+keeps that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sims.in_process import InProcess
+from td3_robot import config as configuration
+from td3_robot.cli.main import main as td3_robot
+from td3_robot.config import Config
+from td3_robot.messages import Command, Message, Record, Reply, StateChange, Status, Step
+from td3_robot.session.entries import Entry, facts_of_this_machine
+from td3_robot.session.writer import SessionWriter
+from td3_robot.transport import codec
+from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.session import ClientSession, Origin, hello
+from td3_robot.transport.tap import Tap
+
+FOLDER = Path(__file__).parent / "sessions"
+SMALL = (
+    "record=true",
+    "network.hidden=[8]",
+    "learner.batch_size=16",
+    "learner.publish_every=40",
+    "learner.policy_average=0",
+    "checkpoint.every=0",
+)
+PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
+_TIMEOUT = 120.0
+
+
+def walkers(target: Path) -> None:
+    """Lock-step, two simulators of two robots each, evaluations; every episode ends with a fall."""
+    overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
+    run = Training(target.parent, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep")
+    run.finish()
+    run.session.rename(target)
+
+
+def pendulum(target: Path) -> None:
+    """One robot whose episodes are truncated after 200 steps; the policy server is killed and comes back."""
+    run = Training(target.parent, 700, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.5")
+    run.wait_for_steps(300)
+    os.kill(run.pid_of("policy"), signal.SIGKILL)
+    run.finish()
+    run.session.rename(target)
+
+
+def tampered(target: Path) -> None:
+    """Three robots in real time: Step 20 comes after Step 21, the policy server pauses, Step 60 is lost."""
+    overrides = ("pacing.mode=realtime", "robots=3", "learner.learning_starts=60", "learner.replay_ratio=0.2")
+    config = configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"])
+    run = InProcess(config)
+    tape = Tape(target, config)
+    taps = {name: tape.of(name) for name in ("learner", "policy", "sim-0")}
+    for (_, bus), tap in zip(run.nodes, taps.values(), strict=True):
+        bus.tap = tap.offer
+    robot = run.nodes[2][1]
+    assert isinstance(robot, MemoryBus)
+    tamper(robot, lost=60, late=20)
+    while not run.learner.done:
+        tape.now += 1_000_000
+        step = run.simulators[0].counters["steps"]
+        paused = 40 <= step < 43
+        for core, bus in run.nodes:
+            if core is run.policy and paused:
+                continue
+            now = tape.now * 1e-9
+            for to, message in core.step(bus.receive(now), now):
+                bus.send(to, message, now)
+    last = Status("learner", "finished", "", run.learner.figures(0.0), run.learner.counts())
+    taps["learner"].offer("supervisor", last, codec.encode(last))
+    run.close()
+    tape.writer.close()
+
+
+def faulted(target: Path) -> None:
+    """A robot in real time: its policy server pauses until the watchdog bites; later an operator stops and starts it.
+
+    One period is 1/30 s: with a deadline of 100 ms, a pause of 8 periods is a fault, which 100 ms of Actions end.
+    """
+    overrides = ("pacing.mode=realtime", "learner.learning_starts=40", "learner.replay_ratio=0.2", "total_steps=180")
+    safety = ("safety.action_deadline_ms=100", "safety.recovery=automatic", "safety.recovery_ms=100", "safety.rate=20")
+    config = configuration.load("walker2d", [*PENDULUM, *overrides, *safety, "safety.limits=[-1.5, 1.5]"])
+    run = InProcess(config)
+    tape = Tape(target, config)
+    taps = {name: tape.of(name) for name in ("learner", "policy", "sim-0")}
+    for (_, bus), tap in zip(run.nodes, taps.values(), strict=True):
+        bus.tap = tap.offer
+    operator, server = MemoryBus(), run.nodes[1][1]
+    assert isinstance(server, MemoryBus)
+    operator.connect(ClientSession("policy", hello("operator", "operator", client=9), (Reply, StateChange)), server)
+    operator.tap = tape.of("operator").offer
+    said = {20: "state", 90: "estop", 100: "reset", 104: "activate"}
+    while not run.learner.done:
+        tape.now += 1_000_000
+        now = tape.now * 1e-9
+        step = run.simulators[0].counters["steps"]
+        operator.receive(now)
+        if verb := said.pop(step, None):
+            operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""), now)
+        for core, bus in run.nodes:
+            if core is run.policy and 50 <= step < 58:
+                continue
+            for to, message in core.step(bus.receive(now), now):
+                bus.send(to, message, now)
+    last = Status("learner", "finished", "", run.learner.figures(0.0), run.learner.counts())
+    taps["learner"].offer("supervisor", last, codec.encode(last))
+    run.close()
+    tape.writer.close()
+
+
+class Training:
+    """`td3-robot train` as a process."""
+
+    def __init__(self, folder: Path, steps: int, *overrides: str) -> None:
+        self.run = Path(tempfile.mkdtemp(dir=folder)) / "run"
+        sets = [word for item in overrides for word in ("--set", item)]
+        command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(self.run)]
+        self.process = subprocess.Popen(
+            [*command, "--steps", str(steps), "--log-every", "0.1", *sets],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.session = self.run / "session.mcap"
+
+    def wait_for_steps(self, steps: int) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            made = line.split("/")[0].replace(",", "")
+            if made.isdigit() and int(made) >= steps:
+                return
+        raise RuntimeError(f"the training ended before {steps} steps")
+
+    def pid_of(self, name: str) -> int:
+        supervisor = json.loads((self.run / "run.json").read_text())["supervisor_pid"]
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        for child in children:
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"--name" in words and words[words.index(b"--name") + 1] == name.encode():
+                return int(child)
+        raise RuntimeError(f"no process is named {name}")
+
+    def finish(self) -> None:
+        output, _ = self.process.communicate(timeout=_TIMEOUT)
+        if self.process.returncode:
+            raise RuntimeError(output)
+
+
+class Tape:
+    """Records the buses of one process, with a clock of our own (``now``, in ns)."""
+
+    def __init__(self, target: Path, config: Config) -> None:
+        self.now = 1_000_000_000
+        self.writer = SessionWriter(target, facts_of_this_machine(config), 0.0)
+        self._begin = time.time_ns()
+
+    def of(self, publisher: str) -> Tap:
+        """What a node of this name is recorded by."""
+        session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
+        return Tap(session, lambda name, payload: self._write(publisher, name, payload), wall=self._wall)
+
+    def _wall(self) -> int:
+        return self._begin + self.now
+
+    def _write(self, publisher: str, name: str, payload: bytes) -> bool:
+        record = codec.decode(name, payload)
+        assert isinstance(record, Record)
+        entry = Entry(
+            publisher, 0, record.topic, record.link, record.sequence, record.stamp, self._wall(), record.payload
+        )
+        self.writer.add(entry)
+        self.writer.turn(self.now * 1e-9)
+        return True
+
+
+def tamper(bus: MemoryBus, *, lost: int, late: int) -> None:
+    """Let one Step vanish, and hold another back until the one after it has gone out."""
+    send = bus.send
+    held: list[tuple[Origin, Message]] = []
+
+    def changed(to: Origin, message: Message, now: float) -> bool:
+        if isinstance(message, Step) and message.sequence == lost:
+            return False
+        if isinstance(message, Step) and message.sequence == late:
+            held.append((to, message))
+            return True
+        result = send(to, message, now)
+        if isinstance(message, Step) and message.sequence == late + 1:
+            for number, (link, waiting) in enumerate(held):
+                if link == to:
+                    send(*held.pop(number), now)
+                    assert waiting is not message
+                    break
+        return result
+
+    bus.send = changed  # type: ignore[method-assign]
+
+
+SESSIONS = {"walkers": walkers, "pendulum": pendulum, "tampered": tampered, "faulted": faulted}
+
+
+def main(names: list[str]) -> int:
+    FOLDER.mkdir(exist_ok=True)
+    for name in names or SESSIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / f"{name}.mcap"
+            SESSIONS[name](made)
+            if code := td3_robot(["replay", str(made), "--update"]):
+                return code
+            (FOLDER / made.name).write_bytes(made.read_bytes())
+    return td3_robot(["replay", *(str(FOLDER / f"{name}.mcap") for name in names or SESSIONS)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""The recorded sessions: today's cores do what they did. And the set still holds what it is there to hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sims.environment import Outcome
+from sims.fleet import Fleet
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.transitions import Assembler
+from td3_robot.messages import Action, ActionOrigin, Message, NoiseKind, Phase, Refused, StateChange, Step
+from td3_robot.policy.noise import Noise
+from td3_robot.session import replay
+from td3_robot.session.entries import Entry
+from td3_robot.session.reader import Session
+from td3_robot.transport.tap import RECORDED
+
+FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
+
+
+@cache
+def checked(path: Path) -> list[replay.CoreReport]:
+    return replay.check(Session([path]))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_session(path: Path) -> None:
+    reports = checked(path)
+    print(replay.text(path, reports))
+    for report in reports:
+        assert report.same, f"{report.core} differs; on purpose? td3-robot replay {path} --update"
+        assert report.compared, f"{report.core} was not checked"
+
+
+@dataclass
+class Held:
+    """What one session holds."""
+
+    robots: set[int] = field(default_factory=set)
+    topics: set[str] = field(default_factory=set)
+    phases: set[int] = field(default_factory=set)
+    origins: set[int] = field(default_factory=set)
+    versions: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    lost: int = 0
+    late: int = 0
+    met_again: int = 0
+    servers: set[tuple[str, int]] = field(default_factory=set)
+    states: set[tuple[str, str]] = field(default_factory=set)  # before and after each change
+    stops: int = 0
+
+
+@cache
+def held(path: Path) -> Held:
+    result = Held()
+    last: dict[tuple[str, int], int] = {}
+    for entry, message in Session([path]).messages():
+        result.topics.add(entry.topic)
+        look(result, last, entry, message)
+    return result
+
+
+def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: Message) -> None:
+    if isinstance(message, Step):
+        source = message.source, message.incarnation
+        jump = message.sequence - last.get(source, -1)
+        result.lost += jump > 1
+        result.late += jump < 0
+        last[source] = max(message.sequence, last.get(source, -1))
+        result.robots.add(len(message.phase))
+        result.phases |= set(message.phase.tolist())
+        result.origins.add(message.origin)
+    elif isinstance(message, Action):
+        server = entry.publisher, entry.incarnation
+        result.versions.setdefault(server, set()).add(message.weights_version)
+        result.servers.add(server)
+    elif isinstance(message, StateChange):
+        result.states.add((message.previous, message.state))
+        result.stops += "emergency stop" in message.reason
+    elif isinstance(message, Refused):
+        result.met_again += message.code == "hello"
+
+
+NEEDED: dict[str, Callable[[Held], bool]] = {
+    "a termination": lambda it: Phase.TERMINATED in it.phases,
+    "a truncation": lambda it: Phase.TRUNCATED in it.phases,
+    "a swap of weights": lambda it: any(len(versions) > 2 for versions in it.versions.values()),
+    "a lost Step": lambda it: it.lost > 0,
+    "a late Step": lambda it: it.late > 0,
+    "an action that came too late": lambda it: ActionOrigin.HELD in it.origins,
+    "a reconnect to a policy server that was started again": lambda it: it.met_again > 0 and len(it.servers) > 1,
+    "a safe action": lambda it: ActionOrigin.SAFE in it.origins,
+    "a fault": lambda it: ("active", "fault") in it.states,
+    "a recovery": lambda it: ("fault", "active") in it.states,
+    "an emergency stop": lambda it: it.stops > 0,
+    "one robot": lambda it: it.robots == {1},
+    "several robots": lambda it: max(it.robots) > 1,
+}
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_the_set_holds(what: str) -> None:
+    assert any(NEEDED[what](held(path)) for path in FILES), f"no session holds {what}; see make_sessions.py"
+
+
+def test_the_set_holds_every_topic() -> None:
+    together = set().union(*(held(path).topics for path in FILES))
+    assert {kind.NAME for kind in RECORDED} - together == set()
+
+
+def test_every_kind_of_comparison_is_made() -> None:
+    made = {comparison.topic for path in FILES for report in checked(path) for comparison, _ in report.comparisons}
+    wanted = {"action", "step", "status", "transition"}
+    here = any("same kind of machine" in note for path in FILES for r in checked(path) for note in r.notes)
+    assert wanted | (set() if here else {"weights", "throttle"}) <= made
+
+
+def test_the_set_stays_small() -> None:
+    assert sum(path.stat().st_size for path in FILES) < 2_000_000
+
+
+def session(name: str) -> Session:
+    return Session([path for path in FILES if path.stem == name])
+
+
+def differing(name: str, core: str) -> dict[str, int]:
+    (report,) = replay.check(session(name), [core])
+    return {field: count for comparison, _ in report.comparisons for field, count in comparison.counts.items()}
+
+
+def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousandth, in one step of 704."""
+    sound, made = Fleet._sound, itertools.count()
+
+    def changed(self: Fleet, robot: int, outcome: Outcome) -> Outcome:
+        result = sound(self, robot, outcome)
+        return result._replace(reward=result.reward + 1e-3) if next(made) == 300 else result
+
+    monkeypatch.setattr(Fleet, "_sound", changed)
+    assert differing("pendulum", "simulator") == {"reward": 1}
+
+
+def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaussian noise a thousandth too large; the uniform actions of the beginning are as they were."""
+    noise = Noise.__call__
+
+    def changed(self: Noise, kind: NoiseKind, *when: Any) -> Any:
+        drawn = noise(self, kind, *when)
+        return drawn * np.float32(1.001) if kind is NoiseKind.GAUSSIAN else drawn
+
+    monkeypatch.setattr(Noise, "__call__", changed)
+    (count,) = differing("pendulum", "policy").values()
+    assert 100 < count < 704
+
+
+def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assembler that takes Step 61 for the one after 59: three robots, three transitions that never were."""
+    add = Assembler.add
+
+    def changed(self: Assembler, step: Step) -> Any:
+        if step.sequence > 60:
+            step = replace(step, sequence=step.sequence - 1, episode_step=step.episode_step - np.uint32(1))
+        return add(self, step)
+
+    monkeypatch.setattr(Assembler, "add", changed)
+    found = differing("tampered", "learner")
+    assert found["not expected"] == 3
+    assert found["counters"] == 1
+
+
+def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In lock-step every weight follows from the Steps: another learning rate is another policy."""
+    monkeypatch.setattr(LearnerCore, "learning_rate", property(lambda _: 0.9e-3))
+    assert any("same kind of machine" in note for note in checked(FILES[-1])[2].notes) or differing(
+        "walkers", "learner"
+    ).keys() == {"payload", "sha256"}

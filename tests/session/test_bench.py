@@ -1,0 +1,24 @@
+"""What ``bench record`` and ``bench replay`` report; not how fast this machine happens to be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from td3_robot.cli.main import main
+
+
+@pytest.mark.parametrize("name", ["record", "replay"])
+def test_the_report(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--json", "--steps", "40", "--rounds", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report.pop("machine")["processor"]
+    assert all(value > 0 for value in report.values())
+    if name == "record":
+        assert report["messages"] == 82  # Hello, Weights, 40 Steps and their Actions
+        # Of a Step: 22 + 6 + 1 float32 and 13 bytes of phase, episode and episode_step, and names; of an Action 6.
+        assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
+    assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
+    assert "cores" in capsys.readouterr().out
+    assert main(["bench", name, "--rounds", "0"]) == 2

@@ -1,0 +1,93 @@
+"""Learning from recordings: the same transitions as live, of the same robot only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot import config as configuration
+from td3_robot.cli.main import main
+from td3_robot.errors import BundleError, SessionError
+from td3_robot.learner.core import LearnerCore
+from td3_robot.messages import Phase
+from td3_robot.session import experience
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import Peer
+from tests.session.sessions import entries_of
+
+Make = Callable[..., Any]
+CONFIG = configuration.parse({"network": {"hidden": [4]}, "learner": {"learning_starts": 500}, "total_steps": 1000})
+
+
+def steps(make_step: Make) -> list[Any]:
+    """Three episodes of two robots, one of which ends at Step 5; Step 8 is lost."""
+    made = []
+    for number in range(12):
+        phase = Phase.FIRST if number in (0, 6) else Phase.TERMINATED if number == 5 else Phase.MID
+        made.append(
+            make_step(
+                number,
+                2,
+                phase=np.array([phase, Phase.MID if number else Phase.FIRST], np.uint8),
+                episode=np.array([number >= 6, 0], np.uint64),
+                episode_step=np.array([number % 6, number], np.uint32),
+                reward=np.array([number, -number], np.float32),
+            )
+        )
+    return [step for step in made if step.sequence != 8]
+
+
+def rows(core: LearnerCore) -> Any:
+    return core.training.replay.state()[0]["rows"]
+
+
+def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Make) -> None:
+    """Robot 0: 5 of its first episode, 1 + 2 of its second; robot 1: 7 + 2; the lost Step costs each two."""
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
+    path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
+    live, peer = LearnerCore(CONFIG), Peer("learner", b"k", hello, {})
+    live.step([(peer, hello)], 0.0)
+    for step in steps(make_step):
+        live.step([(peer, step)], 0.0)
+    begun = LearnerCore(CONFIG)
+    assert begun.prefill(*experience.read(path)) == len(rows(live)) == (5 + 1 + 2) + (7 + 2)
+    assert rows(begun).tobytes() == rows(live).tobytes()
+    assert (begun.env_steps, begun.updates) == (0, 0)
+    assert live.env_steps == 17
+
+
+def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spec: RobotSpec) -> None:
+    """It is greeted with weights as ever, and no gap is seen between then and now."""
+    core = LearnerCore(CONFIG)
+    core.prefill(spec, steps(make_step))
+    assert core.version == 1
+    hello = handshake.hello("simulator", "sim-0", client=0, incarnation=3, robots=2, spec=spec)
+    peer = Peer("learner", b"k", hello, {})
+    core.step([(peer, hello)], 0.0)
+    for number in range(3):
+        core.step([(peer, make_step(number, 2, incarnation=3))], 0.0)
+    assert core.env_steps == 4
+    assert core.counts()["gaps"] == 0
+
+
+def test_another_robots_recording_is_refused(
+    make_step: Make, spec: RobotSpec, save: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
+    path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
+    assert main(["train", "walker2d", "--out", str(tmp_path / "run"), "--from", str(path)]) == 2
+    assert "is of another robot: robot is 'Walker2D' here, 'Toy' there" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    bare = save("b.mcap", entries_of([("sim-0", make_step(0))]))
+    with pytest.raises(SessionError, match="does not say which robot"):
+        experience.read(bare)
+    core = LearnerCore(CONFIG)
+    core.prefill(spec, [])
+    other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
+    with pytest.raises(BundleError, match="another robot's"):
+        core.prefill(other, [])

@@ -1,0 +1,73 @@
+"""Tables: every robot a row, every channel a column, the numbers those of the recording."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Action, Status
+from td3_robot.session.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session as handshake
+from tests.session.sessions import BEGIN, entries_of
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    status = Status("sim-0", "ready", "", {"lag_s": 0.5}, {"steps": 3})
+    path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(10), ("sim-0", status)]))
+    return path
+
+
+def test_csv(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"hello": 1, "weights": 2, "step": 20, "action": 20, "status": 1}
+    with (tmp_path / "t" / "action.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    actions = [m.action for _, m in Session([recorded]).messages(("action",)) if isinstance(m, Action)]
+    written = np.array([[float(row["action.left"]), float(row["action.right"])] for row in table], np.float32)
+    assert written.tobytes() == np.concatenate(actions).tobytes()  # 10 messages of 2 robots
+    assert [(row["message"], row["row"], row["answers"]) for row in table[:3]] == [
+        ("0", "0", "0"),
+        ("0", "1", "0"),
+        (
+            "1",
+            "0",
+            "1",
+        ),
+    ]
+    with (tmp_path / "t" / "step.csv").open(encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert {"observation.o0", "observation.o2", "reward", "phase"} <= first.keys()
+    assert float(first["published_s"]) == pytest.approx(BEGIN * 1e-9 + 2 / 60, abs=1e-3)
+    with (tmp_path / "t" / "status.csv").open(encoding="utf-8") as file:
+        (status,) = csv.DictReader(file)
+    assert json.loads(status["counters"]) == {"steps": 3}
+
+
+def test_parquet(recorded: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--format", "parquet", "--topics", "step"]) == 0
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["step.parquet"]
+    table = parquet.read_table(tmp_path / "t" / "step.parquet")
+    assert table.num_rows == 20
+    assert table["sequence"].to_pylist() == [number for number in range(10) for _ in range(2)]
+    assert table["observation.o1"].to_pylist() == [float(number) for number in range(10) for _ in range(2)]
+
+
+def test_wrong_use(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "stepp"]) == 2
+    assert "'stepp' is none; topics: hello" in capsys.readouterr().err
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 1  # never over what is there
+    assert "File exists" in capsys.readouterr().err

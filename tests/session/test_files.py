@@ -1,0 +1,227 @@
+"""Session files: what is written is read again, by us and by others, and what is damaged is named."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mcap.reader import make_reader
+from mcap.writer import Writer
+
+from td3_robot.cli.main import main
+from td3_robot.config import Config
+from td3_robot.errors import SessionError
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, wire_fields
+from td3_robot.session import schemas
+from td3_robot.session.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.session.info import examine
+from td3_robot.session.reader import Session, SessionFile
+from td3_robot.session.recover import recover
+from td3_robot.session.writer import CHUNK_S, SessionWriter
+from tests.session.sessions import BEGIN, entries_of
+
+Make = Callable[..., Any]
+
+
+def test_what_is_written_is_read(acted: Make, save: Make) -> None:
+    entries = entries_of(acted())
+    session = Session([save("a.mcap", entries)])
+    assert list(session.entries()) == entries
+    assert session.config() == Config()
+    assert session.decode.sizes == {"sim-0": {"N": 2, "O": 3, "A": 2}}
+    actions = [message for _, message in session.messages((Action.NAME,))]
+    assert [message.action.shape for message in actions if isinstance(message, Action)] == [(2, 2)] * 30
+
+
+def test_other_readers_see_topics_schemas_and_times(acted: Make, save: Make) -> None:
+    path = save("a.mcap", entries_of(acted(3)))
+    with path.open("rb") as file:
+        rows = list(make_reader(file, validate_crcs=True).iter_messages(topics=["sim-0/step"]))
+    schema, channel, message = rows[2]
+    assert schema is not None
+    assert (channel.message_encoding, schema.encoding, schema.name) == ("msgpack", "jsonschema", "step")
+    assert (message.sequence, message.log_time - message.publish_time) == (2, 1000)
+    properties = json.loads(schema.data)["properties"]
+    assert properties["observation"]["shape"] == ["N", "O"]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_schema_names_every_field(name: str) -> None:
+    described = json.loads(schemas.schema(MESSAGES[name]))
+    assert described["required"] == list(described["properties"]) == list(wire_fields(MESSAGES[name]))
+
+
+def test_a_killed_recorder_loses_what_was_not_handed_over_and_no_more(acted: Make, save: Make) -> None:
+    """60 messages a second; chunks every CHUNK_S: of 90 messages the last whole chunk ends at 60 or more."""
+    entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
+    assert len(entries) == 90
+    path = save("killed.mcap", entries, close=False)
+    with pytest.raises(SessionError, match=r"without its index; mend it with td3-robot recover"):
+        Session([path])
+    lost = recover(path, path.with_name("mended.mcap"))
+    kept = list(Session([path.with_name("mended.mcap")]).entries())
+    assert kept == entries[: len(kept)]
+    assert len(kept) >= 90 - CHUNK_S * 60 - 1
+    assert (lost["whole"], lost["messages_kept"]) == (False, len(kept))
+
+
+def test_recover_says_what_is_missing_inside(acted: Make, save: Make) -> None:
+    path = save("a.mcap", entries_of(acted(60)))
+    whole = examine(path)
+    octets = bytearray(path.read_bytes())
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    assert len(summary.chunk_indexes) >= 3
+    chunk = summary.chunk_indexes[1]
+    octets[chunk.chunk_start_offset + chunk.chunk_length // 2] ^= 0xFF
+    path.write_bytes(octets)
+    mended = path.with_name("mended.mcap")
+    lost = recover(path, mended)
+    assert len(lost["damages"]) == 1
+    assert lost["damages"][0]["byte"] == chunk.chunk_start_offset
+    assert lost["missing"]["sim-0/step"] > 0
+    kept = examine(mended)
+    assert kept["damages"] == []
+    gone = sum(lost["missing"].values())
+    assert whole["messages"] - kept["messages"] == lost_weights(lost, whole, kept) + gone
+    assert kept["topics"]["sim-0/step"]["missing"] == lost["missing"]["sim-0/step"]
+
+
+def lost_weights(lost: dict[str, Any], whole: dict[str, Any], kept: dict[str, Any]) -> int:
+    """Messages lost at the end of a topic leave no gap: here the second Weights, if they were in that chunk."""
+    del lost
+    count: int = whole["topics"]["learner/weights"]["count"] - kept["topics"]["learner/weights"]["count"]
+    return count
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
+    """Bytes changed, cut off or inserted anywhere: never another exception, never a hang."""
+    folder = tmp_path_factory.mktemp("damage")
+    writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
+    for number, entry in enumerate(entries_of(acted(6))):
+        writer.add(entry)
+        writer.turn(number / 10)
+    writer.close()
+    octets = bytearray((folder / "a.mcap").read_bytes())
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record that ends the data
+    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the length is not always the same
+    kind = data.draw(st.sampled_from(("set", "cut", "insert")))
+    if kind == "cut":
+        del octets[where:]
+    elif kind == "insert":
+        octets[where:where] = data.draw(st.binary(min_size=1, max_size=20))
+    else:
+        octets[where] ^= data.draw(st.integers(1, 255))
+    (folder / "b.mcap").write_bytes(octets)
+    for read in (examine, lambda path: Session([path]).config(), lambda path: list(Session([path]).messages())):
+        with contextlib.suppress(SessionError):
+            read(folder / "b.mcap")
+    if where < index:
+        with pytest.raises(SessionError):
+            list(Session([folder / "b.mcap"]).entries())
+
+
+def test_a_cut_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
+    octets = save("a.mcap", entries_of(acted(4))).read_bytes()
+    for size in range(8, len(octets), 997):
+        (tmp_path / "cut.mcap").write_bytes(octets[:size])
+        assert examine(tmp_path / "cut.mcap")["damages"], size
+
+
+def test_what_is_no_session_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, foreign = tmp_path / "a.txt", tmp_path / "foreign.mcap"
+    text.write_text("hello")
+    with foreign.open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros2")
+        writer.finish()
+    for path, words in ((text, "not an MCAP file"), (foreign, "not a recording of td3-robot"), (tmp_path, "read")):
+        assert main(["info", str(path)]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["info", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_another_protocol_version_is_refused_by_name(acted: Make, save: Make) -> None:
+    old = facts_of_this_machine(Config())
+    facts = Facts({**old.metadata, "protocol": "0"}, old.attachments)
+    with pytest.raises(SessionError, match=f"recorded with protocol version 0; .* reads {PROTOCOL_VERSION}"):
+        Session([save("old.mcap", entries_of(acted(2)), facts)])
+
+
+def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
+    """The size in the chunk's head is set to 2^60."""
+    path = save("a.mcap", entries_of(acted(4)))
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    octets = bytearray(path.read_bytes())
+    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16
+    octets[at : at + 8] = (1 << 60).to_bytes(8, "little")
+    path.write_bytes(octets)
+    file_ = SessionFile(path)
+    list(file_.items())
+    assert "it says that it holds 1152921504606846976 bytes" in file_.damages[0].why
+
+
+def test_info_counts_rates_gaps_and_versions(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 Steps, of which 10 and 11 are taken out; every message comes 1/60 s after the one before."""
+    entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
+    path = save("a.mcap", entries)
+    assert main(["info", str(path), "--json", "--check"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    steps = report["topics"]["sim-0/step"]
+    assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
+    assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
+    assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "acting": [1, 2]}
+    # 40 Steps and Actions in turn with Weights before the 1st and the 21st: the last Action is message 81.
+    assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
+    assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
+    assert main(["info", str(path)]) == 0
+    assert "sim-0/step" in capsys.readouterr().out
+
+
+def test_info_check_finds_a_message_that_is_none(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = Entry("sim-0", 0, "step", "policy", 99, BEGIN, BEGIN, b"\x81\xa1x\x01")
+    path = save("a.mcap", [*entries_of(acted(2)), bad])
+    assert main(["info", str(path)]) == 0
+    assert main(["info", str(path), "--check"]) == 1
+    assert "sim-0/step 99: step: has ['x']" in capsys.readouterr().out
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
+    assert main(["info", str(save("a.mcap", entries))]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = save("a.mcap", entries_of(acted(4)))
+    assert main(["recover", str(whole)]) == 0
+    assert "nothing to recover" in capsys.readouterr().out
+    assert not whole.with_name("a.recovered.mcap").exists()
+    attached = Facts(facts_of_this_machine(Config()).metadata, [Attachment("x", "text/plain", b"y")])
+    cut = save("b.mcap", entries_of(acted(40)), attached, close=False)
+    assert main(["recover", str(cut)]) == 3
+    assert "damaged at byte" in capsys.readouterr().out
+    assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
+    assert main(["recover", str(cut)]) == 2  # never over an existing file
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_parts_are_one_session_and_copies_count_once(acted: Make, save: Make) -> None:
+    entries = entries_of(acted(10))
+    parts = [save("a.mcap", entries[:12]), save("a_1.mcap", [entries[0], *entries[12:]])]
+    assert list(Session(parts).entries()) == entries

@@ -1,0 +1,178 @@
+"""Playing: the recorded clock, and live nodes that cannot tell the player from what it plays."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Action, Bye, Hello, Step, Weights
+from td3_robot.policy.core import PolicyCore
+from td3_robot.session.play import Pause, Schedule
+from td3_robot.session.player import Player, playable
+from td3_robot.session.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.topics import TOPICS
+from td3_robot.transport import session as handshake
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ROBOT_ROLES, ClientSession, Peer, ServerSession
+from tests.session.sessions import SECOND, entries_of
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
+    """Two robots of sim-0, 30 Steps at 60 messages a second, with their Hello."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(30)]))
+    return path
+
+
+def test_schedule(acted: Make) -> None:
+    """Entries 0.1 s apart; from 0.25 s on, for 0.5 s: those at 0.3 to 0.7 s, twice as fast."""
+    entries = entries_of(acted(10), SECOND // 10)
+    assert [round(t, 6) for t, _ in Schedule().of(iter(entries))] == [round(0.1 * n, 6) for n in range(len(entries))]
+    part = list(Schedule(rate=2, start=0.25, duration=0.5).of(iter(entries)))
+    assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
+    assert [entry for _, entry in part] == entries[3:8]
+
+
+def test_pause_stops_the_clock() -> None:
+    pause = Pause(True)
+    stopped = pause.now()
+    assert pause.now() == stopped
+    pause.toggle()
+    going = pause.now()
+    assert going >= stopped
+    pause.toggle()
+    assert pause.now() == pause.now()
+
+
+def test_what_can_be_played() -> None:
+    assert playable() == {
+        "step": [("policy", False), ("learner", False)],
+        "action": [("policy", True)],
+        "throttle": [("learner", True)],
+        "weights": [("learner", True)],
+    }
+    assert playable().keys() < {topic.message.NAME for topic in TOPICS}
+
+
+def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> list[Any]:
+    """Receive on both ends until a condition holds of what the other end got; fails at a deadline."""
+    got: list[Any] = []
+    deadline = time.monotonic() + 20
+    while not until(got):
+        assert time.monotonic() < deadline, got
+        player.turn(0.005)
+        got += other.receive(0.005)
+    return got
+
+
+def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) -> None:
+    """The same weights and noise: the recorded Actions, byte for byte but for the robot's new name."""
+    session = Session([recorded])
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
+    assert player.missing() == ["policy"]
+    drive(player, server, lambda _: not player.missing())
+    core = PolicyCore(session.config().seed)
+    answers: list[Action] = []
+    for entry, message in session.messages(("step", "weights")):
+        if isinstance(message, Weights):
+            core.step([("learner", message)], 0.0)
+            continue
+        player.say(entry)
+        inputs = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
+        answers += [m for _, m in core.step(inputs, 0.0) if isinstance(m, Action)]
+    expected = [m for _, m in session.messages(("action",)) if isinstance(m, Action)]
+    assert len(answers) == 30
+    for one, other in zip(answers, expected, strict=True):
+        assert np.array_equal(one.action, other.action)
+        assert one.answers == other.answers
+    assert player.counts() == {"step": 30}
+    player.close()
+    server.close()
+
+
+def test_a_later_loop_is_a_later_incarnation_under_another_name(recorded: Path, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    session = Session([recorded])
+    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
+    (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
+    assert (met.name, met.incarnation, met.robots) == ("ghost", 2000, 2)
+    drive(player, server, lambda _: not player.missing())
+    player.say(next(session.entries(("step",))))
+    got = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
+    (step,) = [m for _, m in got if isinstance(m, Step)]
+    assert (step.source, step.incarnation) == ("ghost", 2000)
+    player.close()
+    drive_bye = server.receive(5.0)
+    assert any(isinstance(m, Bye) for _, m in drive_bye)
+    server.close()
+
+
+def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Path) -> None:
+    """Here the player is the learner."""
+    session = Session([recorded])
+    endpoint = f"ipc://{tmp_path}/learner"
+    player = Player(session, ["weights"], {"learner": endpoint}, {})
+    client = Bus()
+    client.connect(endpoint, ClientSession("learner", handshake.hello("policy", "policy", client=1), (Weights,)))
+    drive(player, client, lambda _: not player.missing())
+    for entry in session.entries(("weights",)):
+        player.say(entry)
+    got = drive(player, client, lambda got: sum(isinstance(m, Weights) for _, m in got) == 2)
+    assert [m.version for _, m in got if isinstance(m, Weights)] == [1, 2]
+    client.close()
+    player.close()
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
+    """Ten times as fast as recorded; the first 0.5 s left out: Steps from then on come, in their order."""
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    play = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
+    got: list[Any] = []
+    deadline = time.monotonic() + 30
+    while not any(isinstance(m, Bye) for _, m in got):
+        assert time.monotonic() < deadline, play.output()
+        got += server.receive(0.05)
+    assert play.finish() == 0, play.output()
+    # Message n comes after n/60 s; the Hello is message 0, Weights 1 and 32, so 30 is the 15th Action: Step 15 is 31.
+    sequences = [m.sequence for _, m in got if isinstance(m, Step)]
+    assert sequences == list(range(15, 30)) or sequences == list(range(14, 30))
+    assert all(isinstance(origin, Peer) for origin, _ in got)
+    report = json.loads(play.lines[-1])
+    assert (report["loops"], report["step"]) == (1, len(sequences))
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "to whom?"),
+        (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate and --duration must be above 0"),
+        (("--policy", "ipc:///tmp/x", "--topics", "status"), "'status' cannot be played; allowed: step"),
+        (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
+        (("--policy", "tcp://203.0.113.1:5555"), "beyond loopback"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    recorded: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["play", str(recorded), *arguments]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""The recorder: what it takes, when it begins a new file, what it keeps of the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.config import Config, RecordConfig
+from td3_robot.messages import Record, Status, Weights
+from td3_robot.session.entries import facts_of_this_machine
+from td3_robot.session.reader import Session
+from td3_robot.session.recorder import Recorder, free_name
+from td3_robot.transport import codec
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import Peer
+from tests.session.sessions import BEGIN
+
+Make = Callable[..., Any]
+
+
+class Publisher:
+    """One node that is recorded, at ten messages a second."""
+
+    def __init__(self, path: Path, **config: float) -> None:
+        self.recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True, **config), BEGIN)
+        self.peer = Peer("recorder", b"k", handshake.hello("node", "sim-0", client=0), {})
+        self.now = 0.0
+        self.sequence: dict[str, int] = {}
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            number = self.sequence.get(message.NAME, -1) + 1
+            self.sequence[message.NAME] = number
+            record = Record(message.NAME, "learner", number, BEGIN, codec.encode(message))
+            self.recorder.step([(self.peer, record)], self.now)
+            self.now += 0.1
+
+    def sequences(self, topic: str = "step") -> list[list[int]]:
+        """The sequence numbers of a topic in each file."""
+        return [[e.sequence for e in Session([path]).entries((topic,))] for path in self.recorder.files]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Publisher]:
+    return lambda **config: Publisher(tmp_path / "a.mcap", **config)
+
+
+def weights(version: int) -> Weights:
+    return Weights(version, 0, 0, "", b"")
+
+
+def test_splitting_by_time_begins_each_file_with_the_newest_weights(make: Make, make_step: Make) -> None:
+    """A message each 0.1 s and files of 1 s: the eleventh is the first of the second file."""
+    it = make(split_s=0.95)
+    it.say(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
+    it.recorder.close(it.now)
+    assert [path.name for path in it.recorder.files] == ["a.mcap", "a_1.mcap"]
+    assert it.sequences("weights") == [[0, 1, 2], [1, 2]]
+    first, second = it.sequences()
+    assert first + second == list(range(12))
+    assert it.recorder.counters["messages"] == 15
+    assert len(list(Session(it.recorder.files).entries())) == 15
+
+
+def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
+    it = make(split_mb=0.02)
+    for number in range(60):
+        it.say(make_step(number, 40, observation=rng.normal(size=(40, 3)).astype("f4")))
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) >= 2
+    assert [number for file in it.sequences() for number in file] == list(range(60))
+    # A file is closed with the chunk that fills it: half a second of it too much at most, five messages of ~1 kB.
+    assert all(path.stat().st_size < 40_000 for path in it.recorder.files)
+
+
+def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) -> None:
+    """Of 40 Steps in 4 s, the last of 1 s (taken after 3.0 s), and the weights from before them."""
+    it = make(ring_s=1.0)
+    it.say(weights(1), *(make_step(n) for n in range(40)))
+    assert it.recorder.files == []
+    it.recorder.trigger("asked")
+    it.recorder.step([], it.now)
+    (steps,) = it.sequences()
+    assert steps == list(range(steps[0], 40))
+    assert 9 <= len(steps) <= 11
+    assert it.sequences("weights") == [[0]]
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) == 1
+
+
+def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:
+    it = make(ring_s=1.0)
+    failed = Status("sim-0", "failed", "it fell", {}, {})
+    it.say(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 25)))
+    assert len(it.recorder.files) == 1  # the second comes within the second of the first
+    it.say(*(make_step(n) for n in range(25, 50)))
+    assert len(it.recorder.files) == 2  # and is written when that is over
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) == 2
+
+
+def test_ring_that_waits_is_written_at_the_end(make: Make, make_step: Make) -> None:
+    it = make(ring_s=10.0)
+    failed = Status("sim-0", "failed", "", {}, {})
+    it.say(make_step(0), failed, make_step(1), failed, make_step(2))
+    it.recorder.close(it.now)
+    assert it.sequences() == [[0], [0, 1, 2]]
+
+
+def test_ring_has_a_limit_of_memory(make: Make, make_step: Make) -> None:
+    it = make(ring_s=100.0, ring_mb=0.01)
+    it.say(*(make_step(n) for n in range(100)))
+    assert it.recorder.counters["ring_too_small"] > 0
+    assert it.recorder._ring_bytes <= 0.01e6
+
+
+def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) -> None:
+    it = make()
+    it.say(make_step(0), make_step(1))
+    it.sequence["step"] = 0
+    it.say(make_step(1))  # again 1
+    it.sequence["step"] = 4
+    it.say(make_step(5))  # 5 after 1
+    it.recorder.close(it.now)
+    assert it.sequences() == [[0, 1, 5]]
+    assert (it.recorder.counters["repeated"], it.recorder.counters["missed"]) == (1, 3)
+
+
+def test_no_file_is_written_over(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "a.mcap").write_text("precious")
+    (tmp_path / "a_1.mcap").write_text("too")
+    assert free_name(tmp_path / "a.mcap").name == "a_2.mcap"
+    make().recorder.close(0.0)
+    assert (tmp_path / "a.mcap").read_text() == "precious"

@@ -1,0 +1,187 @@
+"""Replay: what is as recorded passes, what is not is reported so that a person can read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.config import Config
+from td3_robot.messages import Action, Message
+from td3_robot.session import machines, replay
+from td3_robot.session.entries import Facts, facts_of_this_machine
+from td3_robot.session.reader import Session
+from tests.session.sessions import entries_of
+
+Make = Callable[..., Any]
+Said = list[tuple[str, Message]]
+
+
+def spoilt(said: Said, number: int, value: float) -> Said:
+    """The same with one number in one Action changed."""
+    seen, result = 0, []
+    for publisher, message in said:
+        if isinstance(message, Action):
+            if seen == number:
+                action = message.action.copy()
+                action[1, 0] = value
+                message = replace(message, action=action)
+            seen += 1
+        result.append((publisher, message))
+    return result
+
+
+def policy(path: Path, *options: str) -> int:
+    return main(["replay", str(path), "--core", "policy", *options])
+
+
+def test_the_policy_says_the_same_to_the_bit_over_a_change_of_weights(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save("a.mcap", entries_of(acted(30)))
+    assert policy(path) == 0
+    assert capsys.readouterr().out == f"{path}: policy: 30 action messages the same to the bit\n"
+
+
+def test_steps_that_come_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
+    """Links are recorded side by side: here each Action stands before its Step."""
+    entries = entries_of(acted(30))
+    for at in range(len(entries) - 1):
+        if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
+            entries[at], entries[at + 1] = entries[at + 1], entries[at]
+    assert policy(save("a.mcap", entries)) == 0
+
+
+def test_a_difference_is_exit_1_and_a_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert policy(path) == 1
+    text = capsys.readouterr().out
+    assert "policy: action DIFFERS to the bit: 1 action (of 30 compared)" in text
+    assert "first at action sim-0 0 12: action[robot 1, channel 0]" in text
+    assert "expected 0.25" in text
+    assert "█" in text
+
+
+def test_the_report_for_programs(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = save("a.mcap", entries_of(acted(30))), save("b.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert main(["replay", str(good), str(bad), "--core", "policy", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [report["same"], *(session["same"] for session in report["sessions"])] == [False, True, False]
+    (topic,) = report["sessions"][1]["cores"]["policy"]["topics"]
+    assert topic["compared"] == 30
+    assert topic["differences"] == {"action": 1}
+    assert topic["first"][0]["message"] == "sim-0 0 12"
+
+
+def test_a_lost_action_is_not_asked_for_and_a_second_one_is_answered(acted: Make, save: Make) -> None:
+    """A server keeps only the latest Step; what it never answered is no difference."""
+    said = acted(30)
+    last_action = max(at for at, (_, message) in enumerate(said) if isinstance(message, Action))
+    assert policy(save("a.mcap", entries_of(said[:last_action]))) == 0
+
+
+def test_update_shows_the_difference_then_makes_it_expected(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = acted(30)
+    path = save("a.mcap", entries_of(spoilt(said, 12, 0.25)))
+    assert policy(path, "--update") == 0
+    text = capsys.readouterr().out
+    assert "DIFFERS" in text
+    assert "rewritten, 1 messages changed, 0 removed, 0 added" in text
+    assert policy(path) == 0
+    assert [entry.payload for entry in Session([path]).entries()] == [entry.payload for entry in entries_of(said)]
+    before = path.read_bytes()
+    assert policy(path, "--update") == 0
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
+
+
+def test_within_tolerance_on_another_kind_of_machine(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = acted(30)
+    value = next(message for _, message in said if isinstance(message, Action)).action[1, 0]
+    here = facts_of_this_machine(Config())
+    host = {**json.loads(here.metadata["host"]), "processor": "Abacus 3000"}
+    facts = Facts({**here.metadata, "host": json.dumps(host)}, here.attachments)
+    near = spoilt(said, 0, float(np.nextafter(value, np.float32(9))))
+    path = save("a.mcap", entries_of(near), facts)
+    assert policy(path) == 0
+    assert "within tolerance (processor was Abacus 3000, is" in capsys.readouterr().out
+    assert policy(path, "--exact") == 1
+    assert policy(save("b.mcap", entries_of(spoilt(said, 0, float(value) + 0.01)), facts)) == 1
+
+
+def test_the_kind_of_machine() -> None:
+    metadata = dict(facts_of_this_machine(Config()).metadata)
+    assert machines.difference(metadata, ("numpy",)) is None
+    host = json.loads(metadata["host"])
+    host["packages"]["numpy"] = "0.1"
+    assert machines.difference({"host": json.dumps(host)}, ("numpy",)) == f"numpy was 0.1, is {np.__version__}"
+    for text in ("", "[]", "{}"):
+        assert machines.difference({"host": text}, ()) is not None
+
+
+def test_a_vacuous_session_does_not_pass(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    only_steps = [(publisher, message) for publisher, message in acted(30) if publisher == "sim-0"]
+    assert policy(save("a.mcap", entries_of(only_steps))) == 1
+    text = capsys.readouterr().out
+    assert "not checked: there are no Actions in it" in text
+    assert "NOTHING could be checked" in text
+
+
+def test_what_cannot_be_checked_is_said(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first weights are not recorded: 15 Actions are of theirs."""
+    said = [item for number, item in enumerate(acted(30)) if number != 0]
+    assert policy(save("a.mcap", entries_of(said))) == 0
+    assert "not checked: 15 Actions whose weights is not recorded" in capsys.readouterr().out
+
+
+def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    here = facts_of_this_machine(Config())
+    old = save("old.mcap", entries_of(acted(2)), Facts({**here.metadata, "protocol": "0"}, here.attachments))
+    assert policy(old) == 2
+    assert "recorded with protocol version 0" in capsys.readouterr().err
+    damaged = save("damaged.mcap", entries_of(acted(40)), close=False)
+    assert policy(damaged) == 2
+    assert "td3-robot recover" in capsys.readouterr().err
+    bare = save("bare.mcap", entries_of(acted(2)), Facts(here.metadata))
+    assert policy(bare) == 2
+    assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_a_core_that_is_not_installed_is_a_note_or_an_error(
+    acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cores = {"policy": replay.CORES["policy"], "learner": "nowhere"}
+    monkeypatch.setattr(replay, "CORES", cores)
+    path = save("a.mcap", entries_of(acted(2)))
+    assert main(["replay", str(path)]) == 0
+    assert "learner: not checked: needs nowhere" in capsys.readouterr().out
+    assert main(["replay", str(path), "--core", "learner"]) == 2
+    assert "--core learner needs nowhere" in capsys.readouterr().err
+
+
+def test_recorded_time_is_what_the_core_is_told(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from td3_robot.policy.core import PolicyCore
+
+    told: list[float] = []
+    step = PolicyCore.step
+
+    def noted(self: PolicyCore, inputs: Any, now: float) -> Any:
+        told.append(now)
+        return step(self, inputs, now)
+
+    path = save("a.mcap", entries_of(acted(30)))
+    monkeypatch.setattr(PolicyCore, "step", noted)
+    assert policy(path) == 0
+    assert told == sorted(told)
+    # 30 Steps and Actions in turn, 1/60 s each, and Weights before the 1st and the 16th.
+    assert told[-1] - told[0] == pytest.approx(59 / 60, abs=0.02)

@@ -1,0 +1,200 @@
+"""What is offered to a recorder: each message once, nothing waited for, what is missed counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.messages import Action, Bye, Heartbeat, Hello, Record, Status, Step, Weights
+from td3_robot.transport import codec
+from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.tap import Tap
+
+Make = Callable[..., Any]
+STATUS = Status("sim-0", "ready", "", {}, {})
+
+
+class Recorder:
+    """The other end of a tap, in memory: a session, and what came through it."""
+
+    def __init__(self, client: ClientSession, **options: Any) -> None:
+        self.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
+        self.got: list[Record] = []
+        self.room = True
+        self.there = True
+        self.tap = Tap(client, self._take, wall=lambda: 17, **options)
+
+    def _take(self, name: str, payload: bytes) -> bool:
+        if not (self.room and self.there):
+            return False
+        inputs, replies = self.server.receive(b"k", [name.encode(), payload], 0.0)
+        self.got += [message for _, message in inputs if isinstance(message, Record)]
+        for _, message in replies:
+            self.tap.receive([message.NAME.encode(), codec.encode(message)], 0.0)
+        return True
+
+    def offer(self, *messages: Any, link: str = "learner") -> None:
+        for message in messages:
+            self.tap.offer(link, message, codec.encode(message))
+
+    def topics(self) -> list[tuple[str, int]]:
+        return [(record.topic, record.sequence) for record in self.got]
+
+
+@pytest.fixture
+def recorder(make_client: Make) -> Recorder:
+    """One that has welcomed the tap."""
+    result = Recorder(make_client(link="recorder"))
+    result.tap.turn(0.0)
+    return result
+
+
+def test_a_message_to_two_links_is_offered_once_with_its_wire_bytes(recorder: Recorder, make_step: Make) -> None:
+    first, second = make_step(0), make_step(1)
+    recorder.offer(first, link="policy")
+    recorder.offer(first, second, link="learner")
+    recorder.offer(first, link="learner")  # repeated to a server that was started anew
+    assert [(r.topic, r.link, r.sequence, r.stamp) for r in recorder.got] == [
+        ("step", "policy", 0, 17),
+        ("step", "learner", 1, 17),
+    ]
+    assert recorder.got[1].payload == codec.encode(second)
+    assert recorder.tap.counts() == {}
+
+
+def test_heartbeats_and_records_are_not_recorded(recorder: Recorder) -> None:
+    recorder.offer(Heartbeat(0, 0), Record("bye", "learner", 0, 0, b""), STATUS)
+    assert recorder.topics() == [("status", 0)]
+
+
+def test_what_finds_no_room_is_dropped_and_counted(recorder: Recorder, make_step: Make) -> None:
+    recorder.offer(make_step(0))
+    recorder.room = False
+    recorder.offer(make_step(1), make_step(2))
+    recorder.room = True
+    recorder.offer(make_step(3))
+    assert recorder.topics() == [("step", 0), ("step", 3)]
+    assert recorder.tap.counts() == {"not_recorded": 2}
+
+
+def test_without_a_recorder_nothing_is_counted_unless_one_is_expected(make_client: Make, make_step: Make) -> None:
+    for expected, counted in ((False, {}), (True, {"not_recorded": 2})):
+        alone = Recorder(make_client(link="recorder"), expected=expected)
+        alone.there = False
+        alone.tap.turn(0.0)
+        alone.offer(make_step(0), make_step(1))
+        assert alone.got == []
+        assert alone.tap.counts() == counted
+
+
+def test_a_recorder_that_comes_later_is_told_who_we_are_and_the_newest_weights(
+    make_client: Make, make_hello: Make, make_step: Make
+) -> None:
+    late = Recorder(make_client(link="recorder"))
+    late.there = False
+    weights = [Weights(version, 0, 0, "", b"") for version in (1, 2, 3)]
+    late.offer(make_hello(), make_step(0), *weights)
+    late.there = True
+    late.tap.turn(1.0)
+    assert late.topics() == [("hello", 0), ("weights", 1), ("weights", 2)]  # the two newest
+    late.offer(make_step(1))
+    assert late.topics()[3:] == [("step", 1)]
+
+
+def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make, make_step: Make) -> None:
+    late = Recorder(make_client(link="recorder"), expected=True)
+    late.there = False
+    late.offer(make_step(0), STATUS, make_step(1))
+    assert late.tap.counts() == {"not_recorded": 3}
+    late.there = True
+    late.tap.turn(1.0)
+    assert late.topics() == [("step", 0), ("status", 0), ("step", 1)]
+    assert late.tap.counts() == {}
+    many = Recorder(make_client(link="recorder"), expected=True)
+    many.there = False
+    many.offer(*(make_step(number) for number in range(300)))
+    many.there = True
+    many.tap.turn(1.0)
+    assert [number for _, number in many.topics()] == list(range(256))  # those after are lost, and counted
+    assert many.tap.counts() == {"not_recorded": 44}
+
+
+def test_a_refusal_costs_the_recording_and_nothing_else(
+    make_client: Make, make_step: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Recorder(make_client(link="recorder"))
+    refused.server.agreement = {"task": "another"}
+    refused.tap.turn(0.0)
+    refused.offer(make_step(0))
+    refused.tap.turn(5.0)
+    assert refused.got == []
+    assert "the recorder refuses us, so nothing of ours is recorded: configuration differs" in caplog.text
+
+
+def test_the_bus_offers_what_it_sends_and_never_waits(
+    make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
+) -> None:
+    """Over sockets, handshake included; with the recorder gone, sending goes on."""
+    endpoints = {link: f"ipc://{tmp_path}/{link}" for link in ("policy", "learner", "recorder")}
+    server, client = make_bus(), make_bus()
+    server.serve(endpoints["policy"], make_server(1, "policy"))
+    server.serve(endpoints["learner"], make_server(2, "learner"))
+    recording = make_bus()
+    recording.serve(endpoints["recorder"], ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
+    client.record(endpoints["recorder"], make_client(link="recorder"))
+    pump(lambda got: any(of(got[1], Hello)), client, recording)
+    for link in ("policy", "learner"):
+        client.connect(endpoints[link], make_client(link=link))
+    pump(lambda _: client.welcome("policy") and client.welcome("learner"), client, server)
+    steps = [make_step(sequence) for sequence in range(3)]
+    for step in steps:
+        assert client.send("policy", step)
+        assert client.send("learner", step)
+    got = pump(lambda got: len(of(got[2], Record)) >= 5, client, server, recording)
+    records = of(got[2], Record)
+    assert [r.topic for r in records] == ["hello", "hello", "step", "step", "step"]
+    assert {r.link for r in records if r.topic == "hello"} == {"policy", "learner"}
+    step = codec.decode("step", records[3].payload)
+    assert isinstance(step, Step)
+    assert step.sequence == 1
+    recording.close()
+    for sequence in range(3, 3000):  # more than any queue holds
+        step = replace(steps[0], sequence=sequence)
+        while not client.send("learner", step):
+            server.receive(0.0)
+    assert client.dropped()["not_recorded"] > 0
+    client.close("stopped")
+
+
+def test_the_last_words_are_recorded(
+    make_bus: Make, make_server: Make, make_client: Make, pump: Make, of: Make, tmp_path: Path
+) -> None:
+    server, client, recording = make_bus(), make_bus(), make_bus()
+    server.serve(f"ipc://{tmp_path}/policy", make_server())
+    recording.serve(f"ipc://{tmp_path}/r", ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
+    client.record(f"ipc://{tmp_path}/r", make_client(link="recorder"))
+    client.connect(f"ipc://{tmp_path}/policy", make_client())
+    pump(lambda got: client.welcome("policy") and any(of(got[2], Record)), client, server, recording)
+    client.close("stopped")
+    got = pump(lambda got: any(of(got[1], Bye)), server, recording)
+    assert [r.topic for r in of(got[1], Record)][-1] == "bye"
+
+
+def test_the_bus_in_memory_has_a_tap_too(make_server: Make, make_client: Make, make_step: Make) -> None:
+    server, client = MemoryBus(), MemoryBus()
+    told: list[tuple[str, str]] = []
+    server.tap = client.tap = lambda link, message, _: told.append((link, message.NAME))
+    server.serve(make_server())
+    client.connect(make_client(), server)
+    client.receive(0.0)
+    ((peer, _),) = server.receive(0.0)
+    client.receive(0.0)
+    client.send("policy", make_step(0), 0.0)
+    server.send(peer, Action("sim-0", 0, 0, 0, np.zeros((1, 2), np.float32), 1, 0, 0), 0.0)
+    assert told == [("policy", name) for name in ("hello", "welcome", "step", "action")]
