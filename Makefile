@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 train: $(READY)
-	$(BIN)/td3-robot train configs/walker2d.yaml
+	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)
 	$(BIN)/python -m pytest

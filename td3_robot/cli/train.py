@@ -30,7 +30,7 @@ from td3_robot.transport.keys import open_keys
 FINAL_EPISODES = 10
 
 _EXAMPLES = """examples:
-  td3-robot train walker2d
+  td3-robot train walker2d_fast
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
   td3-robot train walker2d --from runs/walker2d/session.mcap
@@ -71,7 +71,7 @@ Prepared = tuple[RunFolder, Config, list[str]]
 
 def _created(options: argparse.Namespace) -> Prepared:
     if options.config is None:
-        raise UsageError("no CONFIG given; for example: td3-robot train walker2d")
+        raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
     overrides = list(options.set)
     overrides += [f"total_steps={options.steps}"] if options.steps is not None else []
     overrides += [f"seed={options.seed}"] if options.seed is not None else []
