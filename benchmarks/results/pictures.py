@@ -1,4 +1,4 @@
-"""Draw docs/images/walking.png: the policies in ``policies/`` walking, a row each, a sixth of a second between pictures.
+"""Draw docs/images/walking.png: the policies in ``policies/`` walking, a row each, a picture each sixth of a second.
 
 python benchmarks/results/pictures.py
 """
