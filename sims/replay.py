@@ -87,7 +87,7 @@ def _steps(config: Config, steps: list[Step]) -> list[Step]:
     try:
         for step in steps:
             leave = Throttle(step.source, step.incarnation, step.sequence, _ANY, step.needs_version, 0)
-            acted = step.origin in (ActionOrigin.POLICY, ActionOrigin.SAFE)
+            acted = step.answered != step.sequence or step.origin == ActionOrigin.SAFE
             inputs = [("learner", leave), *([("policy", _applied(step))] if acted else [])]
             outputs = core.step(inputs, _seconds(step.stamp))
             got += [message for to, message in outputs if to == "learner" and isinstance(message, Step)]

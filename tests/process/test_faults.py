@@ -377,7 +377,8 @@ def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) 
 
 
 def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> None:
-    robot.configure()
+    # Long deadlines: two further processes start here, and on a busy machine alone could make one be missed.
+    robot.configure(observation_deadline_ms=60_000, action_deadline_ms=60_000)
     robot.serve()
     robot.drive()
     begin = robot.running()

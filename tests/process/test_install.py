@@ -122,7 +122,8 @@ def test_every_module_of_the_robot_side_loads(installed: Environment) -> None:
     """In this Python, with these packages: a module that needs more than the base install is one of an extra."""
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
-        "extra = ('td3_robot.learner', 'td3_robot.curve', 'td3_robot.onnx_export', 'td3_robot.data')\n"
+        "extra = ('td3_robot.learner', 'td3_robot.curve', 'td3_robot.onnx_export', 'td3_robot.data',"
+        " 'td3_robot.session')\n"
         "for module in pkgutil.walk_packages(td3_robot.__path__, 'td3_robot.'):\n"
         "    if not module.name.startswith(extra):\n"
         "        importlib.import_module(module.name)\n"

@@ -145,13 +145,17 @@ def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> Non
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == learner["counters"].get("cut", 0) == 0
     assert learner["counters"]["steps"] * 2 - learner["counters"]["begun"] == learner["counters"]["transitions"]
     arrays, scalars = newest(tmp_path / "run")
-    assert scalars["replay"]["total_added"] == learner["figures"]["env_steps"] == learner["counters"]["transitions"]
+    assert (
+        scalars["parts"]["replay"]["total_added"]
+        == learner["figures"]["env_steps"]
+        == learner["counters"]["transitions"]
+    )
     # What the simulators made and the learner does not have is under way when it stops: a Step of each.
     under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
     assert 0 <= under_way <= 2 * 2 * 2
     assert not any(name.startswith("replay.") for name in arrays)
     rows = np.fromfile(tmp_path / "run" / "replay" / "rows.float32", np.float32).reshape(8000, -1)
-    whole = rows[: scalars["replay"]["total_added"]]
+    whole = rows[: scalars["parts"]["replay"]["total_added"]]
     assert np.isfinite(whole).all()
     assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
     assert not rows[len(whole) :].any()

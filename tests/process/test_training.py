@@ -104,7 +104,7 @@ def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, tmp_
 def test_an_emergency_stop_halts_a_training_until_it_is_activated_again(
     train: Any, command: Any, tmp_path: Path
 ) -> None:
-    run = train(2000, "learner.replay_ratio=0.1")
+    run = train(8000, "learner.replay_ratio=0.1")
     run.wait_for_steps(600)
     for verb in ("estop", "reset", "activate"):
         asked = command("node", verb, "--run", "run")
