@@ -22,6 +22,7 @@ from td3_robot.run_folder import RunFolder
 from td3_robot.session.entries import Entry
 from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
+from td3_robot.transport.keys import AllowList, open_keys
 
 _WAIT = 10.0  # seconds within which a live node must take part
 _LOOK = 0.05  # seconds between two looks at the links while nothing is due
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
     for link in ("policy", "learner"):
         parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
+    parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: as the run says)")
     parser.add_argument("--topics", nargs="+", default=[Step.NAME], metavar="TOPIC", help="(default: step)")
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
     parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
@@ -116,7 +118,7 @@ def _play(options: argparse.Namespace) -> int:
     if unknown := sorted(set(options.topics) - playable().keys()):
         raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(playable())}")
     session, names, played = Session(options.files), _renamed(options.remap), Counter[str]()
-    endpoints, stopped, pause = _endpoints(options), list[int](), Pause(options.paused)
+    (endpoints, keys), stopped, pause = _place(options), list[int](), Pause(options.paused)
     handlers: dict[int, Handler] = {
         signal.SIGINT: lambda number, _: stopped.append(number),
         signal.SIGTERM: lambda number, _: stopped.append(number),
@@ -125,7 +127,7 @@ def _play(options: argparse.Namespace) -> int:
     loop = 0
     with _handling(handlers):
         while not stopped and (loop == 0 or options.loop):
-            player = Player(session, options.topics, endpoints, names, loop)
+            player = Player(session, options.topics, endpoints, names, loop, keys)
             try:
                 if missing := _meet(player, stopped):
                     print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
@@ -179,14 +181,17 @@ def _renamed(remap: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _endpoints(options: argparse.Namespace) -> dict[str, str]:
+def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
+    """Where the live nodes are, and the keys to go there with."""
     given = {link: getattr(options, link) for link in ("policy", "learner") if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)
-        return {link: run.endpoint(link, run.config()) for link in ("policy", "learner")} | given
+        config = run.config()
+        found = {link: run.endpoint(link, config) for link in ("policy", "learner")}
+        return found | given, open_keys(options.keys or config.endpoints.keys)
     if not given:
         raise UsageError("to whom? give --run DIR, or --policy and --learner with an ENDPOINT")
-    return given
+    return given, open_keys(options.keys)
 
 
 if __name__ == "__main__":

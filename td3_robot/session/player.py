@@ -13,6 +13,7 @@ from td3_robot.session.entries import Entry
 from td3_robot.session.reader import Session
 from td3_robot.topics import TOPICS
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import AllowList
 from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession
 
 _LINKS = ("policy", "learner")
@@ -46,6 +47,7 @@ class Player:
         topics: what will be played.
         endpoints: of the links policy and learner, as far as they are wanted.
         names: publishers that get another name.
+        keys: of this machine, for endpoints beyond loopback.
         loop: how often this was played before; robots come back as a later incarnation of themselves.
 
     Raises:
@@ -59,6 +61,7 @@ class Player:
         endpoints: Mapping[str, str],
         names: Mapping[str, str],
         loop: int = 0,
+        keys: AllowList | None = None,
     ) -> None:
         self._session = session
         self._names = names
@@ -66,7 +69,8 @@ class Player:
         self._counts: Counter[str] = Counter()
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
-        self._server = Bus()
+        self._keys = keys
+        self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable()[topic] if link[0] in endpoints}
         try:
             for link, serves in sorted(links):
@@ -102,7 +106,7 @@ class Player:
         )
         spec = recorded.spec
         sizes = {"N": recorded.robots, "O": len(spec["observations"]), "A": len(spec["actions"])}
-        bus = self._buses.setdefault(recorded.name, Bus())
+        bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
         bus.connect(endpoint, ClientSession(link, hello, (Action, Throttle), sizes))
 
     def missing(self) -> list[str]:

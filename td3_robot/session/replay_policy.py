@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
+from collections import Counter, OrderedDict
 
 import msgspec
 
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
+from td3_robot.errors import BundleError
 from td3_robot.messages import Action, NoiseKind, Step, Weights
 from td3_robot.policy.core import PolicyCore
+from td3_robot.safety import SafetyConfig
 from td3_robot.session.entries import Entry
 from td3_robot.session.outcome import Outcome, Replayed
 from td3_robot.session.reader import Session
@@ -16,6 +20,14 @@ from td3_robot.transport import session as handshake
 from td3_robot.transport.session import Peer
 
 StepKey = tuple[str, int, int]
+
+
+_HELD = 8  # versions whose networks are kept at hand
+
+
+def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
+    """What a deadline made of a Step depends on when it came, which the recorder does not know to the microsecond."""
+    return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)
 
 
 class PolicyReplay:
@@ -31,10 +43,8 @@ class PolicyReplay:
         self.safe = 0  # Actions that no policy computed
         self.unanswerable: Counter[str] = Counter()
         self._seed = config.seed
-        # What a deadline made of a Step depends on when it came, which the recorder does not know to the microsecond.
-        self._safety = msgspec.structs.replace(config.safety, observation_deadline_ms=None, frozen_ms=None)
-        self._lockstep = config.timing == "lockstep"
-        self._cores: dict[tuple[str, int], PolicyCore] = {}
+        self._safety = _without_deadlines(config.safety)
+        self._cores: OrderedDict[tuple[str, int, int], PolicyCore] = OrderedDict()  # by server and version
         self._peers: dict[tuple[str, int], Peer] = {}
         self._steps: dict[StepKey, Step] = {}
         self._weights: dict[int, Weights] = {}
@@ -51,33 +61,43 @@ class PolicyReplay:
         elif isinstance(message, Action):
             self._waiting.append((entry, message))
         # Links are recorded side by side: a Step may come a little after its Action.
-        while self._waiting and self._known(*self._waiting[0]):
+        while self._waiting and self._known(self._waiting[0][1]):
             self._act(*self._waiting.pop(0))
 
     def finish(self) -> None:
         """Deal with Actions that have waited in vain for their Step or weights, and with those behind them."""
         for entry, action in self._waiting:
-            if self._known(entry, action):
+            if self._known(action):
                 self._act(entry, action)
             else:
                 self.unanswerable["Step" if self._key(action) not in self._steps else "weights"] += 1
 
-    def _known(self, entry: Entry, action: Action) -> bool:
-        core = self._cores.get((entry.publisher, entry.incarnation))
-        held = core is not None and action.weights_version in core.store.held
-        return self._key(action) in self._steps and (held or action.weights_version in self._weights)
+    def _known(self, action: Action) -> bool:
+        return self._key(action) in self._steps and action.weights_version in self._weights
+
+    def _core(self, publisher: str, incarnation: int, version: int) -> PolicyCore:
+        """One that serves this version and nothing else: which one a server served may have gone up or back."""
+        key = publisher, incarnation, version
+        core = self._cores.get(key)
+        if core is None:
+            weights = self._weights[version]
+            if sha256(weights.payload) != weights.sha256:
+                raise BundleError(f"recorded weights version {version}: the hash does not fit the payload")
+            bundle = Bundle.decode(weights.payload, f"recorded weights version {version}")
+            core = self._cores[key] = PolicyCore(self._seed, safety=self._safety)
+            core.load(version, dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety)))
+            if len(self._cores) > _HELD:
+                self._cores.popitem(last=False)
+        self._cores.move_to_end(key)
+        return core
 
     @staticmethod
     def _key(action: Action) -> StepKey:
         return action.source, action.incarnation, action.answers
 
     def _act(self, entry: Entry, action: Action) -> None:
-        server = entry.publisher, entry.incarnation
-        core = self._cores.setdefault(server, PolicyCore(self._seed, lockstep=self._lockstep, safety=self._safety))
+        core = self._core(entry.publisher, entry.incarnation, action.weights_version)
         now = entry.published * 1e-9
-        weights = self._weights.get(action.weights_version)
-        if weights and weights.version > core.version:
-            core.step([("learner", weights)], now)
         core.exploring = action.noise_kind != NoiseKind.NONE
         step = self._steps[self._key(action)]
         source = step.source, step.incarnation

@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from td3_robot.messages import Bye, Hello, Message, Record, Weights
-from td3_robot.topics import TOPICS
+from td3_robot.messages import Bye, Hello, Message, Record, Step, Weights
+from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.session import ClientSession, Frames
 
@@ -18,6 +18,7 @@ RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded)
 _KEPT: dict[type[Message], int] = {Hello: 4, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
 _EARLY = 256  # messages held back for a recorder that is expected and not there yet
+_AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
 
 
@@ -48,6 +49,7 @@ class Tap:
         self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
         self._early: list[Record] | None = [] if expected else None
         self._missed = 0
+        self._steps: dict[tuple[int, int], None] = {}  # incarnation and sequence of the newest, oldest first
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         """Take note of a message that went out on a link."""
@@ -59,6 +61,8 @@ class Tap:
             if message is other:
                 return
         recent.append(message)
+        if isinstance(message, Step) and self._again(message):
+            return
         sequence = self._sequence[message.NAME]
         self._sequence[message.NAME] = sequence + 1
         welcome = self._session.state == "welcome"
@@ -73,6 +77,16 @@ class Tap:
             self._early.append(record)
         if kind in self._kept:
             self._kept[kind].append(record)
+
+    def _again(self, step: Step) -> bool:
+        """Whether a Step was offered before: to a learner that came back it is sent once more, as another object."""
+        key = step.incarnation, step.sequence
+        if key in self._steps:
+            return True
+        self._steps[key] = None
+        if len(self._steps) > _AGAIN:
+            del self._steps[next(iter(self._steps))]
+        return False
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""

@@ -90,12 +90,18 @@ def tampered(target: Path) -> None:
 
 
 def faulted(target: Path) -> None:
-    """A robot in real time: its policy server pauses until the watchdog bites; later an operator stops and starts it.
+    """A robot in real time: its policy server, then itself, pauses until watchdogs bite; an operator does the rest.
 
-    One period is 1/30 s: with a deadline of 100 ms, a pause of 8 periods is a fault, which 100 ms of Actions end.
+    One period is 1/30 s: with deadlines of 100 ms, a pause of 8 periods is a fault, which 100 ms without one end.
     """
     overrides = ("pacing.mode=realtime", "learner.learning_starts=40", "learner.replay_ratio=0.2", "total_steps=180")
-    safety = ("safety.action_deadline_ms=100", "safety.recovery=automatic", "safety.recovery_ms=100", "safety.rate=20")
+    safety = (
+        "safety.action_deadline_ms=100",
+        "safety.observation_deadline_ms=100",
+        "safety.recovery=automatic",
+        "safety.recovery_ms=100",
+        "safety.rate=20",
+    )
     config = configuration.load("walker2d", [*PENDULUM, *overrides, *safety, "safety.limits=[-1.5, 1.5]"])
     run = InProcess(config)
     tape = Tape(target, config)
@@ -106,16 +112,19 @@ def faulted(target: Path) -> None:
     assert isinstance(server, MemoryBus)
     operator.connect(ClientSession("policy", hello("operator", "operator", client=9), (Reply, StateChange)), server)
     operator.tap = tape.of("operator").offer
-    said = {20: "state", 90: "estop", 100: "reset", 104: "activate"}
+    said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
+    silent_until = 0
     while not run.learner.done:
         tape.now += 1_000_000
         now = tape.now * 1e-9
         step = run.simulators[0].counters["steps"]
         operator.receive(now)
+        if step == 70 and not silent_until:
+            silent_until = tape.now + 270_000_000
         if verb := said.pop(step, None):
             operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""), now)
         for core, bus in run.nodes:
-            if core is run.policy and 50 <= step < 58:
+            if (core is run.policy and 50 <= step < 58) or (core is run.simulators[0] and tape.now < silent_until):
                 continue
             for to, message in core.step(bus.receive(now), now):
                 bus.send(to, message, now)
@@ -222,8 +231,10 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            if code := td3_robot(["replay", str(made), "--update"]):
-                return code
+            # As it was recorded first, so that nothing is put right by the update, which only adds transitions.
+            for words in ((), ("--update",)):
+                if code := td3_robot(["replay", str(made), *words]):
+                    return code
             (FOLDER / made.name).write_bytes(made.read_bytes())
     return td3_robot(["replay", *(str(FOLDER / f"{name}.mcap") for name in names or SESSIONS)])
 

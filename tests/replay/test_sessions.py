@@ -55,6 +55,8 @@ class Held:
     servers: set[tuple[str, int]] = field(default_factory=set)
     states: set[tuple[str, str]] = field(default_factory=set)  # before and after each change
     stops: int = 0
+    rolled_back: int = 0
+    unseen: int = 0
 
 
 @cache
@@ -79,11 +81,14 @@ def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: 
         result.origins.add(message.origin)
     elif isinstance(message, Action):
         server = entry.publisher, entry.incarnation
-        result.versions.setdefault(server, set()).add(message.weights_version)
+        versions = result.versions.setdefault(server, set())
+        result.rolled_back += 0 < message.weights_version < max(versions, default=0)
+        versions.add(message.weights_version)
         result.servers.add(server)
     elif isinstance(message, StateChange):
         result.states.add((message.previous, message.state))
         result.stops += "emergency stop" in message.reason
+        result.unseen += "no observation" in message.reason
     elif isinstance(message, Refused):
         result.met_again += message.code == "hello"
 
@@ -99,6 +104,8 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "a safe action": lambda it: ActionOrigin.SAFE in it.origins,
     "a fault": lambda it: ("active", "fault") in it.states,
     "a recovery": lambda it: ("fault", "active") in it.states,
+    "a fault for want of observations": lambda it: it.unseen > 0,
+    "a roll-back": lambda it: it.rolled_back > 0,
     "an emergency stop": lambda it: it.stops > 0,
     "one robot": lambda it: it.robots == {1},
     "several robots": lambda it: max(it.robots) > 1,

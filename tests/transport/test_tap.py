@@ -68,6 +68,15 @@ def test_a_message_to_two_links_is_offered_once_with_its_wire_bytes(recorder: Re
     assert recorder.tap.counts() == {}
 
 
+def test_a_step_that_is_sent_again_is_recorded_once(recorder: Recorder, make_step: Make) -> None:
+    """To a learner that came back, as another object; a later incarnation begins at 0 again."""
+    recorder.offer(make_step(0), make_step(2), make_step(1), *(make_step(sequence) for sequence in range(4)))
+    recorder.offer(make_step(0, incarnation=1))
+    steps = [codec.decode("step", record.payload) for record in recorder.got]
+    assert [(step.incarnation, step.sequence) for step in steps] == [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0)]
+    assert [record.sequence for record in recorder.got] == [0, 1, 2, 3, 4]
+
+
 def test_heartbeats_and_records_are_not_recorded(recorder: Recorder) -> None:
     recorder.offer(Heartbeat(0, 0), Record("bye", "learner", 0, 0, b""), STATUS)
     assert recorder.topics() == [("status", 0)]
