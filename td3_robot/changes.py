@@ -22,6 +22,11 @@ _MADE_OF = {
     "learner.n_step": "what its replay buffer holds was added up over so many steps",
     "learner.replay": "its replay buffer is of that kind",
     "learner.normalise_observations": "its networks have learned from observations like that",
+    "learner.policy_average": "its average is kept from the start, at that pace",
+    "learner.learning_starts": "its updates are counted from there",
+    "learner.replay_ratio": "its updates are counted at that ratio from the start",
+    "learner.recordings": "they were read when it began",
+    "launch": "other processes are another run",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",
 }

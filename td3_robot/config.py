@@ -284,6 +284,11 @@ class Config(Section, frozen=True):
                 )
         elif self.timing == "lockstep":
             raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if self.evaluation.target_return is not None and self.timing == "lockstep":
+            raise ValueError(
+                f"evaluation.target_return is {self.evaluation.target_return} and timing is 'lockstep', which is the "
+                "same run each time: when an evaluation is ready is not; use timing free"
+            )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
             # Rows of n steps come later than their Steps: a killed learner would lack some, and make others twice.
             raise ValueError(

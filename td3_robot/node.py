@@ -30,14 +30,14 @@ from td3_robot.errors import (
     Td3RobotError,
     UsageError,
 )
-from td3_robot.messages import Hello, Message, Status
+from td3_robot.messages import Hello, Message, Status, Step, Welcome
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.session import ClientSession, Input, Output, Peer, ServerSession
+from td3_robot.transport.session import ClientSession, Input, Origin, Output, Peer, ServerSession
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +184,7 @@ class Node:
         finished = False
         while not finished and not (self.stop_signal and stops()):
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
+            self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
             self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()
             finished = after() or self._abandoned()
@@ -225,6 +226,12 @@ class Node:
         log.info("the run in %s has ended", self.folder.path)
         return True
 
+    def _forget_steps(self, servers: Sequence[Origin]) -> None:
+        """Steps that wait for a server which has just welcomed us: the core tells it, in order, what it may lack."""
+        if servers:
+            waiting = (item for item in self._pending if item[0] not in servers or not isinstance(item[1], Step))
+            self._pending = deque(waiting)
+
     def _flush(self) -> None:
         """Send what waits; a full queue to a client costs the message, one to a server holds everything back.
 
@@ -232,7 +239,9 @@ class Node:
         """
         while self._pending:
             to, message = self._pending[0]
-            if not self.bus.send(to, message):
+            # A Step that came between a server's Welcome and what the core tells it first would look like a gap to it.
+            early = isinstance(message, Step) and not isinstance(to, Peer) and not self.bus.welcome(to)
+            if early or not self.bus.send(to, message):
                 if self.patient and not isinstance(to, Peer):
                     return
                 self.counters["undelivered"] += 1

@@ -31,7 +31,8 @@ class Progress:
             return
         steps, updates = (self._before.get(key, 0) - learner.figures.get(key, 0) for key in ("env_steps", "updates"))
         if learner.figures and max(steps, updates) > 0:
-            self.say(f"learner is back from its checkpoint: {updates:,.0f} updates and {steps:,.0f} steps lost")
+            lost = f"{max(0, updates):,.0f} updates and {max(0, steps):,.0f} steps lost"
+            self.say(f"learner is back from its checkpoint: {lost}")
         self._before = learner.figures or self._before
         if now < self._next:
             return

@@ -205,6 +205,8 @@ def train(command: Callable[..., Command]) -> Callable[..., Command]:
 
     def start(steps: int, *overrides: str, options: tuple[str, ...] = (), out: str = "run") -> Command:
         sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
-        return command("train", "walker2d", "--steps", str(steps), "--out", out, "--log-every", "0.2", *sets, *options)
+        return command(
+            "train", "walker2d_fast", "--steps", str(steps), "--out", out, "--log-every", "0.2", *sets, *options
+        )
 
     return start

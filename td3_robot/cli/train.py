@@ -28,6 +28,7 @@ from td3_robot.transport import endpoints
 from td3_robot.transport.keys import open_keys
 
 FINAL_EPISODES = 10
+_LEARNER = "td3_robot.learner.node"
 
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
@@ -82,7 +83,7 @@ def _created(options: argparse.Namespace) -> Prepared:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
     room = _check(config, path)
-    return RunFolder.create(path, config), config, [room]
+    return RunFolder.create(path, config), config, room
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
@@ -102,15 +103,16 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     room = _check(config, run.path)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
-    return run, config, [*(f"changed: {line}" for line in changed), room]
+    return run, config, [*(f"changed: {line}" for line in changed), *room]
 
 
-def _check(config: Config, path: Path) -> str:
+def _check(config: Config, path: Path) -> list[str]:
     """Find out before anything is started or written what would stop the processes: robot, endpoints, installation.
 
-    Also whether the replay buffer fits; the line that says so.
+    Also whether the processor or GPU is there that was asked for, and whether the replay buffer fits; what to say of
+    that.
     """
-    launch.expand(launch.load(config.launch), config)
+    processes = launch.expand(launch.load(config.launch), config)
     recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
     for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium", *recordings):
         if importlib.util.find_spec(module) is None:
@@ -125,8 +127,13 @@ def _check(config: Config, path: Path) -> str:
         experience = importlib.import_module("td3_robot.session.experience")
         for file in config.learner.recordings:
             experience.check(Path(file), spec)
+    if not any(process.row.module == _LEARNER for process in processes):
+        return []
+    if config.learner.device != "cpu" or config.learner.precision == "bf16":  # torch takes a second to load
+        compute = importlib.import_module("td3_robot.learner.compute")
+        compute.precision(config.learner.precision, compute.device(config.learner.device))
     width = storage.row_size(spec.observation_size, spec.action_size)
-    return storage.announce(config.learner, width, RunFolder(path).replay)
+    return [storage.announce(config.learner, width, RunFolder(path).replay)]
 
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:

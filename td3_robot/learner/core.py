@@ -140,6 +140,8 @@ class LearnerCore:
             self.publish()
         elif difference := self.spec.difference(spec):
             raise BundleError(f"recorded Steps are another robot's: {difference}")
+        if self.training.replay.storage.notes:
+            return 0  # rows that outlived a process: theirs are among them
         assemblers: dict[str, Assembler] = {}
         before = self.training.replay.total_added
         for step in steps:
@@ -166,7 +168,13 @@ class LearnerCore:
             self.config.network.hidden,
             tensors,
             Exploration(asked.kind, asked.noise, asked.theta) if self.learning else Exploration("uniform"),
-            {**self.provenance, "version": self.version, "updates": self.updates, "env_steps": self.env_steps},
+            {
+                **self.provenance,
+                "precision": self.training.config.precision,
+                "version": self.version,
+                "updates": self.updates,
+                "env_steps": self.env_steps,
+            },
             self.config.safety,
         )
 

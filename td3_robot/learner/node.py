@@ -59,7 +59,8 @@ def _learn(node: Node) -> None:
             return core.done and saver.settled
 
         def report() -> Figures:
-            figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates)
+            # Before a simulator has joined, a learner does not know how far rows that outlived a process go.
+            figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates) if core.spec else {}
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
         node.spin(core, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)

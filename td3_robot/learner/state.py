@@ -6,6 +6,7 @@ are the weights that the policy server may be asked for.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.storage import Memory, Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
+
+log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -50,6 +53,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     return arrays, {
         "spec": core.spec.describe(),
         "parts": parts,
+        "precision": core.training.config.precision,
         "env_steps": core.env_steps,
         "version": core.version,
         "published_at": core.published_at,
@@ -95,6 +99,10 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             core.begin(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"checkpoint of another robot: {difference}")
+        if (before := scalars["precision"]) != core.training.config.precision:
+            log.warning(
+                "the checkpoint is from a learner in %s; this one is in %s", before, core.training.config.precision
+            )
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
         core.env_steps = scalars["env_steps"]

@@ -112,7 +112,7 @@ class Training:
     def parts(self) -> dict[str, Part]:
         """What a checkpoint holds, by the name under which its state is saved."""
         parts: dict[str, Part] = {"td3": self.td3, "replay": self.replay, "n_step": self.n_step}
-        parts["divergence"] = self.divergence
+        parts |= {"divergence": self.divergence, "value_check": self.value_check}
         if self.normaliser:
             parts["normaliser"] = self.normaliser
         return parts

@@ -7,13 +7,15 @@ TD3 is about. Only whole episodes count, with their exploration noise.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from td3_robot.errors import BundleError
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3 import TD3
@@ -62,6 +64,9 @@ class _Robots:
     left: NDArray[np.float64]
 
 
+_ARRAYS = tuple(item.name for item in fields(_Robots) if item.name != "incarnation")
+
+
 class ValueCheck:
     """Collects the newest whole episodes of all sources.
 
@@ -108,6 +113,34 @@ class ValueCheck:
                 )
             )
 
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of everything :meth:`restore` needs: arrays, and scalars fit for JSON."""
+        arrays: dict[str, NDArray[Any]] = {}
+        if self.episodes:
+            arrays |= {f"episode.{name}": np.stack(column) for name, column in _columns(self.episodes)}
+        for number, robots in enumerate(self._robots.values()):
+            arrays |= {f"{number}.{name}": getattr(robots, name).copy() for name in _ARRAYS}
+        return arrays, {"sources": [[name, robots.incarnation] for name, robots in self._robots.items()]}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`.
+
+        Raises:
+            BundleError: the state is incomplete or damaged.
+        """
+        try:
+            robots = {
+                str(name): _Robots(int(incarnation), *(arrays[f"{number}.{key}"].copy() for key in _ARRAYS))
+                for number, (name, incarnation) in enumerate(scalars["sources"])
+            }
+            columns = [arrays[f"episode.{name}"] for name in Episode._fields] if "episode.left" in arrays else []
+            rows = zip(*columns, strict=True) if columns else ()
+            episodes = [Episode(o.copy(), a.copy(), float(d), last.copy(), float(left)) for o, a, d, last, left in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"state of the value check: {type(error).__name__} {error}") from None
+        self._robots = robots
+        self.episodes = deque(episodes, maxlen=_RECENT)
+
     def figures(self, td3: TD3, normaliser: Normaliser | None) -> dict[str, float]:
         """Means over the newest whole episodes; nothing before there is one. Waits for the device.
 
@@ -140,3 +173,7 @@ class ValueCheck:
             np.zeros(robots),
             np.zeros(robots),
         )
+
+
+def _columns(episodes: Iterable[Episode]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    return zip(Episode._fields, zip(*episodes, strict=True), strict=True)

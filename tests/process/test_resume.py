@@ -161,6 +161,17 @@ def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> Non
     assert not rows[len(whole) :].any()
 
 
+def test_a_killed_learner_loses_no_transition_of_a_source_far_ahead(train: Any) -> None:
+    """One robot, 640 steps ahead: what it sends while the learner is away fills every queue on the way."""
+    overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
+    run = train(4000, *overrides)
+    run.wait_for_steps(1000)
+    run.children()["learner"].kill()
+    run.wait_for("^learner was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    assert "0 Steps lost" in run.output()
+
+
 def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:
     run = train(3000, "learner.replay_ratio=0.1")
     run.wait_for_steps(600)
