@@ -24,6 +24,7 @@ _MADE_OF = {
     "learner.normalise_observations": "its networks have learned from observations like that",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",
+    "learner.start_from": "its actor has begun",
 }
 _MADE_OF_LOCKSTEP = {
     "simulators": "each of its simulators goes on from its own state",
