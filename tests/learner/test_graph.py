@@ -79,7 +79,10 @@ def do(work: Work) -> None:
     ids=["as published", "layer norm", "no delay", "average", "critics first"],
 )
 def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.device) -> None:
-    """Two graphs (one without delay), each from its kind's first turn on: after one round, 1/0.5 + 1 rounds, or 6 updates of critics alone."""
+    """Two graphs (one without delay), each from its kind's first turn on.
+
+    That is after one round, after 1/0.5 + 1 rounds, or after 6 updates of the critics alone.
+    """
     recorder = Recorder()
     how: dict[str, Any] = {"capture": recorder, "warm_up": do} if device.type == "cpu" else {"warm_up": aside}
     plain, _ = trained(config, device, 20)
