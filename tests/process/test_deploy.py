@@ -272,6 +272,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         process.wait()
 
 
+@pytest.mark.timeout(600)  # a hundred processes, on a machine that others share
 def test_the_page(site: Site) -> None:
     site.follow("Install")
     installed = site.at("/usr/local/bin/td3-robot").resolve()
@@ -326,7 +327,7 @@ def learns(site: Site) -> None:
     section = "A learner elsewhere"
     said = site.follow(section, until="unfreeze")
     assert "frozen: False" in said
-    assert "begins with the actor of policy.safetensors" in site.log("learner")
+    site.wait("the learner", lambda: "begins with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights of the learner, learned ones too", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
     # 0.5 and noise of 0.05: below 0.2 are 6 deviations. Random weights of this size would be near 0.
