@@ -29,6 +29,7 @@ _MADE_OF = {
     "launch": "other processes are another run",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",
+    "learner.start_from": "its actor has begun",
 }
 _MADE_OF_LOCKSTEP = {
     "simulators": "each of its simulators goes on from its own state",

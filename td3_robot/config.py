@@ -81,6 +81,10 @@ class LearnerConfig(Section, frozen=True):
     ``precision`` auto is bf16 on a processor that has it in hardware, and fp32 elsewhere. Random numbers are the same
     on every device, so that a checkpoint goes on on another one. ``recordings`` are files
     whose transitions the replay buffer begins with; they count as no environment steps.
+
+    ``start_from`` is a policy bundle whose actor a new run begins with, in place of random weights and of uniform
+    actions before ``learning_starts``; how its observations are normalised comes with it. The critics begin anew, so
+    the actor stands still for the first ``critics_first`` updates.
     """
 
     algorithm: Literal["td3", "ddpg"] = "td3"
@@ -112,8 +116,15 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
     recordings: tuple[str, ...] = ()
+    start_from: str | None = None
+    critics_first: Natural = 0
 
     def __post_init__(self) -> None:
+        if self.start_from is not None and not self.critics_first:
+            raise ValueError(
+                f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: critics that know nothing "
+                "would spoil the policy at once; allowed: 1 or more, for example 5000"
+            )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():
                 if getattr(self, key) == choice and getattr(self, other) != needed:

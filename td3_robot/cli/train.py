@@ -15,9 +15,10 @@ from typing import Any
 
 from td3_robot import changes, files, launch, records
 from td3_robot import config as configuration
+from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.learner import storage
+from td3_robot.learner import beginning, storage
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
@@ -80,6 +81,9 @@ def _created(options: argparse.Namespace) -> Prepared:
     files = [str(Path(file).resolve()) for file in options.recordings]
     overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
     config = configuration.load(options.config, overrides)
+    if start := config.learner.start_from:
+        task: RobotSpec = importlib.import_module("sims.tasks").spec(config.task)
+        beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
     room = _check(config, path)

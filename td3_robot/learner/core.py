@@ -124,6 +124,16 @@ class LearnerCore:
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
 
+    def begin_with(self, bundle: Bundle) -> None:
+        """Begin to learn from this policy; call it before anything else is learned or joins.
+
+        Raises:
+            BundleError: it does not fit the configuration.
+        """
+        self.begin(bundle.spec)
+        self.training.begin_with(bundle)
+        self.publish()
+
     def prefill(self, spec: RobotSpec, steps: Iterable[Step]) -> int:
         """Store the transitions that these Steps of one recording make, as if they had come from sources of now.
 
@@ -162,12 +172,12 @@ class LearnerCore:
         tensors = self.training.policy_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise self._diverged("the policy's weights are no longer finite")
-        asked = self.config.exploration
+        asked, explores = self.config.exploration, self.learning or self.config.learner.start_from is not None
         return Bundle(
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration(asked.kind, asked.noise, asked.theta) if self.learning else Exploration("uniform"),
+            Exploration(asked.kind, asked.noise, asked.theta) if explores else Exploration("uniform"),
             {
                 **self.provenance,
                 "precision": self.training.config.precision,
@@ -267,6 +277,13 @@ class LearnerCore:
         # A server that holds newer weights got them from a learner we are the restart of. Lock-step goes back with it;
         # else never go back behind them.
         if not self.lockstep and hello.weights_version >= max(1, self.version):
+            if not self.env_steps and self.config.learner.start_from is None:
+                log.warning(
+                    "policy server %s: version %d is replaced by weights that have learned nothing yet; "
+                    "learner.start_from begins with a policy",
+                    peer.name,
+                    hello.weights_version,
+                )
             self.version = hello.weights_version
             sent = self.publish() if self.spec else []
         return sent + self._let_go(self.sources.live())

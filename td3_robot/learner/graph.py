@@ -50,7 +50,8 @@ def aside(work: Work) -> None:
 class CapturedUpdate:
     """Calls do what :meth:`TD3.update` does, through two graphs: with and without the delayed policy step.
 
-    The first updates run as they are: the weight of ``policy_average`` is not constant yet. A graph is used once its
+    The first updates run as they are: the weight of ``policy_average`` is not constant yet, or the actor stands still
+    for ``critics_first``. A graph is used once its
     first launch has given what the same update gives without it. Where capture or that check fails, a warning says so,
     ``problem`` holds the reason, and all updates run as they are from there on.
 
@@ -65,7 +66,7 @@ class CapturedUpdate:
         self._td3 = td3
         self._capture, self._warm_up = capture, warm_up
         averages = math.ceil(1 / config.policy_average) if config.policy_average else 0
-        self._from = (averages + 1) * config.policy_delay  # updates made
+        self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates made
         self._graphs: dict[bool, Work] = {}
         self._batch: Batch | None = None
         self._noise: Tensor | None = None

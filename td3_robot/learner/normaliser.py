@@ -44,6 +44,12 @@ class Normaliser:
         self.count = total
         self._refresh()
 
+    def begin_with(self, mean: Float32, std: Float32, count: int) -> None:
+        """Go on from the mean and deviation float32[O] of ``count`` observations."""
+        self._mean, self._squares = mean.astype(np.float64), np.square(std.astype(np.float64)) * count
+        self.count = count
+        self._refresh()
+
     def tensors(self) -> dict[str, Float32]:
         """What a policy bundle carries of it: float32[O] each."""
         return {OBSERVATION_MEAN: self._offset.numpy().copy(), OBSERVATION_STD: self._scale.numpy().copy()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, state
 from td3_robot.learner.core import LearnerCore
@@ -38,6 +39,9 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
     saved = checkpoint.load_newest(node.run.checkpoints)
     if saved is None:
         core = LearnerCore(node.config, provenance=provenance, storage=room)
+        if file := node.config.learner.start_from:
+            core.begin_with(Bundle.load(Path(file)))
+            log.info("begins with the actor of %s", file)
         _prefill(core, node.config.learner.recordings)
         return core
     path, arrays, scalars = saved

@@ -33,8 +33,8 @@ class TD3:
     Args:
         observation_size, action_size: O and A.
         hidden: the sizes of the hidden layers, of actor and critics alike.
-        config: TD3's parameters, ``precision``, ``threads``, ``critic_loss``, ``gradient_clip``, and ``layer_norm`` (in
-            the critics only); no other key plays a part. The discount comes with each transition.
+        config: TD3's parameters, ``precision``, ``threads``, ``critic_loss``, ``gradient_clip``, ``critics_first``, and
+            ``layer_norm`` (in the critics only); no other key plays a part. The discount comes with each transition.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
         device: where the networks live. Batches may lie elsewhere. All random numbers are drawn on the CPU: they are
             the same for every device.
@@ -78,7 +78,7 @@ class TD3:
             rate = torch.tensor(rate, device=self._device)
         self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
-        self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay)
+        self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
         self._loss = LOSSES[config.critic_loss]
         self._second = compute.second_thread(config.threads) if self._device.type == "cpu" else None
 
@@ -143,10 +143,11 @@ class TD3:
                 self.actor.backward(actor_trace, d_pi * (1 - pi.square()), part)  # the derivative of tanh
                 return q, pi
 
-            q, pi = self._each_half(improve, s)
-            self.actor_adam.step()
-            self.measured.count(actor_loss=-q.mean())
-            self.measured.keep(policy=pi)
+            if self.updates > config.critics_first:
+                q, pi = self._each_half(improve, s)
+                self.actor_adam.step()
+                self.measured.count(actor_loss=-q.mean())
+                self.measured.keep(policy=pi)
 
             self.critics_target.track(self.critics, config.polyak)
             self.actor_target.track(self.actor, config.polyak)
@@ -180,6 +181,13 @@ class TD3:
         """
         source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
         return {name: td3_state.array(tensor) for name, tensor in source.named.items()}
+
+    def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
+        """Put these weights, named and shaped as those of :meth:`actor_tensors`, into the actor and its target."""
+        for name, tensor in self.actor.named.items():
+            tensor.copy_(torch.tensor(actor[name]))
+        self.actor.refresh()
+        self.actor_target.track(self.actor, 1.0)
 
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
         """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device, of float32[B, O] and float32[B, A]."""

@@ -25,12 +25,13 @@ class TD3Metrics:
         gauges: as they were last computed.
     """
 
-    def __init__(self, critics_adam: Adam, actor_adam: Adam, policy_delay: int) -> None:
+    def __init__(self, critics_adam: Adam, actor_adam: Adam, policy_delay: int, critics_first: int) -> None:
         self.sums = torch.zeros(len(MEANS), device=critics_adam.count.device)
         self.since = 0
         self.gauges = dict.fromkeys(GAUGES, 0.0)
         self._adams = {"critic_gradient_norm": critics_adam, "actor_gradient_norm": actor_adam}
         self._delay = policy_delay
+        self._critics_first = critics_first
         self._newest: dict[str, Tensor] = {}
 
     def count(self, **values: Tensor) -> None:
@@ -44,7 +45,7 @@ class TD3Metrics:
 
     def means(self, updates: int) -> dict[str, float]:
         """Means of the updates since ``since`` up to ``updates``, 0 where there was none."""
-        actor_updates = updates // self._delay - self.since // self._delay
+        actor_updates = updates // self._delay - max(self.since, self._critics_first) // self._delay
         counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in MEANS]
         return {name: total / count for name, total, count in zip(MEANS, self.sums.tolist(), counts, strict=True)}
 

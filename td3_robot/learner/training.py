@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
+from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config import Config
-from td3_robot.learner import compute
+from td3_robot.learner import beginning, compute
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.graph import CapturedUpdate
@@ -56,7 +57,8 @@ class Training:
         self.config = replace(config.learner, precision=compute.precision(config.learner.precision, device))
         learner, sizes = self.config, (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
-        self.td3 = TD3(*sizes, config.network.hidden, learner, seeds[0], device)
+        self.spec, self.hidden = spec, config.network.hidden
+        self.td3 = TD3(*sizes, self.hidden, learner, seeds[0], device)
         self.replay: ReplayBuffer | DeviceReplay
         if learner.replay == "lap":
             self.replay = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
@@ -74,6 +76,18 @@ class Training:
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
         self._middle = (spec.action_high + spec.action_low) / np.float32(2)
         log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
+
+    def begin_with(self, bundle: Bundle) -> None:
+        """Take over the actor of a policy, and how it normalises observations.
+
+        Raises:
+            BundleError: see :func:`td3_robot.learner.beginning.check`.
+        """
+        beginning.check(bundle, self.spec, self.hidden, self.config)
+        self.td3.begin_with(bundle.tensors)
+        if self.normaliser:
+            mean, std = bundle.tensors[OBSERVATION_MEAN], bundle.tensors[OBSERVATION_STD]
+            self.normaliser.begin_with(mean, std, beginning.observations(bundle))
 
     @property
     def ready(self) -> bool:

@@ -163,6 +163,8 @@ class _Recording:
             return "they follow from the Steps in lock-step only"
         if self.config.learner.recordings:
             return "it began with what other recordings hold"
+        if self.config.learner.start_from:
+            return "it began with the actor of another policy"
         if len({(step.source, step.incarnation) for _, step in self.steps}) != len(self.names()):
             return "a simulator was started again while this was recorded"
         if other := machines.difference(self.session.metadata, _PACKAGES):

@@ -82,7 +82,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never stopped."""
     folder = tmp_path_factory.mktemp("straight")
     sets = [word for item in (*SMALL, *LOCKSTEP) for word in ("--set", item)]
-    run = Command("train", "walker2d", "--steps", str(STEPS), "--out", "run", "--lockstep", *sets, cwd=folder)
+    run = Command("train", "walker2d_fast", "--steps", str(STEPS), "--out", "run", "--lockstep", *sets, cwd=folder)
     try:
         assert run.finish() == 0, run.output()
     finally:
@@ -180,8 +180,8 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     config_file = tmp_path / "run" / "config.yaml"
     before = config_file.read_text()
     for arguments, words in (
-        (("walker2d",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
-        (("walker2d", "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
+        (("walker2d_fast",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
+        (("walker2d_fast", "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
         (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
         (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
         (("--steps", "100"), "learner.learning_starts is 500, not below total_steps 100"),
@@ -219,7 +219,7 @@ def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any
     """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB."""
     for kind, needed in (("memory", 2 * 2_080_000_000_000_000), ("file", 2_080_000_000_000_000)):
         sets = ("--set", "learner.buffer_size=10000000000000", "--set", f"learner.replay_storage={kind}")
-        run = command("train", "walker2d", "--out", "run", *sets)
+        run = command("train", "walker2d_fast", "--out", "run", *sets)
         assert run.finish() == 2
         assert len(run.lines) == 1, run.output()
         assert f"learner.buffer_size is 10000000000000: the replay buffer needs {needed:,} bytes of" in run.lines[0]

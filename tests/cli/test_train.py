@@ -1,0 +1,26 @@
+"""``td3-robot train``: what is refused before anything is started or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from td3_robot.bundle import Bundle
+from td3_robot.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: critics that know nothing")]
+)
+def test_a_policy_to_start_from_must_fit(
+    critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bundle().save(tmp_path / "toy.safetensors")
+    sets = ["--set", f"learner.start_from={tmp_path / 'toy.safetensors'}", "--set", f"learner.critics_first={critics}"]
+    assert main(["train", "walker2d", "--out", str(tmp_path / "run"), *sets]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,156 @@
+"""A learner that begins with a policy: the same actions, and none of it unlearned by critics that know nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot import config as configuration
+from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
+from td3_robot.config import Config, LearnerConfig
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.learner import beginning, state
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.td3 import TD3
+from td3_robot.messages import Step, Weights
+from td3_robot.policy.actor import Actor
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Peer, hello
+from tests.learner.test_td3 import batches
+
+Make = Callable[..., Bundle]
+
+
+def config(**learner: Any) -> Config:
+    values = {"learning_starts": 10, "batch_size": 4, "replay_ratio_band": 8, "publish_every": 2, "buffer_size": 100}
+    start = {"start_from": "policy.safetensors", "critics_first": 20}
+    content = {
+        "total_steps": 60,
+        "network": {"hidden": [8, 4]},
+        "evaluation": {"every": 0},
+        "learner": {**values, **start, **learner},
+    }
+    return configuration.parse(content)
+
+
+def peer(role: str, name: str, spec: RobotSpec, version: int = 0) -> Peer:
+    robot = {"robots": 1, "spec": spec} if role == "driver" else {}
+    return Peer("learner", name.encode(), hello(role, name, client=1, weights_version=version, **robot), {})
+
+
+def actions(bundle: Bundle) -> np.ndarray[Any, Any]:
+    """What a policy wants at 100 observations."""
+    return Actor(bundle)(np.random.default_rng(1).uniform(-5, 5, (100, 3)).astype(np.float32))
+
+
+def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
+    more = {OBSERVATION_MEAN: np.array([1, 2, 3], np.float32), OBSERVATION_STD: np.array([0.5, 1, 2], np.float32)}
+    return replace(bundle, tensors={**bundle.tensors, **more}, provenance={"version": 1, **provenance})
+
+
+def test_goes_on_with_the_policy_that_is_served(
+    spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
+) -> None:
+    """The same weights, never uniform actions; the actor changes after 20 updates of the critics and not before."""
+    served = make_bundle(seed=3)
+    core = LearnerCore(config())
+    core.begin_with(served)
+    driver, server = peer("driver", "leg", spec), peer("policy", "policy", spec, version=41)
+    [(_, first)] = [item for item in core.step([(server, server.hello)], 0.0) if isinstance(item[1], Weights)]
+    assert isinstance(first, Weights)
+    assert first.version == 42
+    begun = Bundle.decode(first.payload)
+    assert begun.exploration.kind == "gaussian"
+    np.testing.assert_array_equal(actions(begun), actions(served))
+    core.step([(driver, driver.hello)], 0.1)
+    updates = 0
+    for sequence in range(60):
+        core.step([(driver, make_step(sequence, source="leg", observation=np.full((1, 3), sequence % 5, "f4")))], 1.0)
+        while core.update_due:
+            core.step([], 1.0)
+        assert (actions(core.bundle()) == actions(served)).all() == (core.updates < 22), core.updates  # delay 2
+        updates = core.updates
+    assert updates == 49  # 59 transitions less 10 before learning starts
+
+
+def test_a_checkpoint_goes_on_without_the_file(make_bundle: Make) -> None:
+    core = LearnerCore(config())
+    core.begin_with(make_bundle(seed=3))
+    again = state.restored(config(), *state.save(core, 0.0))
+    np.testing.assert_array_equal(actions(again.bundle()), actions(core.bundle()))
+    assert again.bundle().exploration.kind == "gaussian"
+
+
+def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
+    """Mean 1 of 30 observations, and 10 more of 5: (30 + 50) / 40 = 2. The variance 0.25 is within the groups; between
+    them it adds 30/40 · 10/40 · 4² = 3: (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875."""
+    served = normalised(make_bundle(seed=3), env_steps=30)
+    core = LearnerCore(config(normalise_observations=True))
+    core.begin_with(served)
+    np.testing.assert_array_equal(actions(core.bundle()), actions(served))
+    assert core.training.normaliser
+    core.training.normaliser.add(np.tile(np.array([[5, 2, 3]], np.float32), (10, 1)))
+    found = core.bundle().tensors
+    assert found[OBSERVATION_MEAN][0] == pytest.approx(2)
+    assert found[OBSERVATION_STD][0] == pytest.approx(np.sqrt(3.1875))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_critics_learn_first(precision: Any) -> None:
+    """With policy_delay 2 and 5 updates first, update 6 is the first to move the actor; targets of critics follow."""
+    td3 = TD3(5, 3, (16,), LearnerConfig(critics_first=5, precision=precision), seed=1)
+    actor, target = td3.actor.flat.clone(), td3.critics_target.flat.clone()
+    for batch in batches(5, seed=2):
+        td3.update(batch)
+    assert torch.equal(td3.actor.flat, actor)
+    assert torch.equal(td3.actor_target.flat, actor)
+    assert not torch.equal(td3.critics_target.flat, target)
+    assert td3.metrics()["actor_loss"] == 0
+    [batch] = batches(1, seed=3)
+    td3.update(batch)
+    assert not torch.equal(td3.actor.flat, actor)
+    assert td3.metrics()["actor_loss"] != 0
+
+
+def test_means_count_the_actor_s_own_updates() -> None:
+    """8 updates, 5 of them of the critics alone: the actor moved at 6 and 8."""
+    td3 = TD3(5, 3, (16,), LearnerConfig(critics_first=5), seed=1)
+    losses = []
+    for batch in batches(8, seed=2):
+        before = td3.measured.sums[-1].item()
+        td3.update(batch)
+        losses.append(td3.measured.sums[-1].item() - before)
+    assert [loss != 0 for loss in losses] == [False] * 5 + [True, False, True]
+    assert td3.metrics()["actor_loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_what_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
+    plain, learner = make_bundle(), config().learner
+    with pytest.raises(BundleError, match=r"hidden layers \[8, 4\], network.hidden is \[8, 5\]"):
+        beginning.check(plain, spec, (8, 5), learner)
+    with pytest.raises(BundleError, match="for another robot"):
+        beginning.check(plain, replace(spec, control_period=0.01), (8, 4), learner)
+    with pytest.raises(BundleError, match="normalise_observations must be true"):
+        beginning.check(normalised(plain, env_steps=3), spec, (8, 4), learner)
+    means = config(normalise_observations=True).learner
+    with pytest.raises(BundleError, match="normalise_observations must be false"):
+        beginning.check(plain, spec, (8, 4), means)
+    with pytest.raises(BundleError, match="env_steps in its provenance is None"):
+        beginning.check(normalised(plain), spec, (8, 4), means)
+    with pytest.raises(ConfigError, match="would spoil the policy at once; allowed: 1 or more"):
+        config(critics_first=0)
+
+
+def test_a_learner_that_replaces_a_policy_by_nothing_says_so(
+    spec: RobotSpec, make_step: Callable[..., Step], caplog: pytest.LogCaptureFixture
+) -> None:
+    del make_step
+    core = LearnerCore(config(start_from=None), spec=spec)
+    server = peer("policy", "policy", spec, version=41)
+    core.step([(server, server.hello)], 0.0)
+    assert "version 41 is replaced by weights that have learned nothing yet" in caplog.text
