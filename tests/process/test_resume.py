@@ -179,9 +179,10 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert run.finish() == 130, run.output()
     config_file = tmp_path / "run" / "config.yaml"
     before = config_file.read_text()
+    kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
         (("walker2d_fast",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
-        (("walker2d_fast", "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
+        ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
         (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
         (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
         (("--steps", "100"), "learner.learning_starts is 500, not below total_steps 100"),
