@@ -172,6 +172,11 @@ class Watchdog:
         self.lifecycle.fault(f"{reason}: {why}" if why else reason, now)
         return True
 
+    def put_off(self, now: float) -> None:
+        """Nothing could come until now, which is no fault: an armed watchdog counts from here."""
+        if self.fed is not None and self.lifecycle.active:
+            self.fed = now
+
     def disarm(self) -> None:
         """Wait for a first feed again, as after an explicit activate."""
         self.fed = self._back_since = None

@@ -45,6 +45,8 @@ STATUS_PERIOD = 0.5
 _LOOK_PERIOD = 1.0  # seconds between two looks at whether a run joined by hand still goes on
 _IDLE = 0.05  # seconds a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling may be late: ZeroMQ counts in milliseconds, from a clock that does too
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What ends a process in order."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
 """Environment variable: the file descriptor that ends when the supervisor does."""
 
@@ -352,8 +354,9 @@ def _catch_signals(node: Node) -> None:
         del frame
         node.stop_signal = number
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which is what nohup asks for
+            signal.signal(number, handle)
 
 
 def _follow_lifeline() -> None:

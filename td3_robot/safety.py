@@ -120,23 +120,25 @@ class Envelope:
         return np.clip(chosen, self.low, self.high)
 
 
-def joined(robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec) -> Envelope:
-    """The envelope in which both settings hold.
+def joined(
+    robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
+) -> Envelope:
+    """The envelope in which both settings hold, and those of ``floor``: of the policy that a person deployed.
 
     Limits are intersected; of rates, cut-offs and deadlines the smaller holds, and of ``refuse_out_of_range`` either.
-    Automatic recovery needs the word of ``robot`` and no ``manual`` of ``policy``; its time is the longer one. The safe
-    action is a choice and not a bound: the robot's, if it makes one.
+    Automatic recovery needs the word of ``robot`` and no ``manual`` of a policy; its time is the longest. The safe
+    action is a choice and not a bound: the robot's if it makes one, else the floor's, else the policy's.
 
     Raises:
         ConfigError: a channel that the robot does not have, limits outside the specification's or without a common
             value, or a safe action outside the limits.
     """
-    both = (robot, policy)
-    low, high = _limits(both, spec)
-    rate, cut_off = (_least([getattr(one, key) for one in both], key, spec) for key in ("rate", "low_pass"))
-    chosen = policy.safe_action if robot.safe_action is None else robot.safe_action
-    automatic = robot.recovery == "automatic" and policy.recovery != "manual"
-    refuse = robot.refuse_out_of_range or policy.refuse_out_of_range
+    every = (robot, floor or SafetyConfig(), policy)
+    low, high = _limits(every, spec)
+    rate, cut_off = (_least([getattr(one, key) for one in every], key, spec) for key in ("rate", "low_pass"))
+    chosen = next((one.safe_action for one in every if one.safe_action is not None), None)
+    automatic = robot.recovery == "automatic" and all(one.recovery != "manual" for one in every)
+    refuse = any(one.refuse_out_of_range for one in every)
     period = spec.control_period
     return Envelope(
         low=low,
@@ -147,11 +149,13 @@ def joined(robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec) -> Envelo
         safe=_safe(chosen, low, high, spec),
         observation_low=_range(spec.observations, "low") if refuse else None,
         observation_high=_range(spec.observations, "high") if refuse else None,
-        frozen_s=_seconds(robot.frozen_ms, policy.frozen_ms),
-        observation_deadline_s=_seconds(robot.observation_deadline_ms, policy.observation_deadline_ms),
-        action_deadline_s=_seconds(robot.action_deadline_ms, policy.action_deadline_ms),
-        recovery_s=max(robot.recovery_ms or 1000.0, policy.recovery_ms or 0.0) / 1e3 if automatic else None,
-        guarded=robot != SafetyConfig() or policy != SafetyConfig(),
+        frozen_s=_seconds(*(one.frozen_ms for one in every)),
+        observation_deadline_s=_seconds(*(one.observation_deadline_ms for one in every)),
+        action_deadline_s=_seconds(*(one.action_deadline_ms for one in every)),
+        recovery_s=max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
+        if automatic
+        else None,
+        guarded=any(one != SafetyConfig() for one in every),
     )
 
 

@@ -21,7 +21,7 @@ from td3_robot.config import Config
 from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
 from td3_robot.launch import Process
 from td3_robot.messages import Status
-from td3_robot.node import LIFELINE
+from td3_robot.node import LIFELINE, STOP_SIGNALS
 from td3_robot.run_folder import RunFolder
 from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
@@ -35,7 +35,7 @@ READY_TIMEOUT = 120.0
 """Seconds within which a started process has to report that it is ready."""
 _GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next harder signal; the learner saves in them
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOPPED = {0, EXIT_INTERRUPTED, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
+_STOPPED = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
 """How a process ends that was told to; by the bare signal if that came before it was ready for it."""
 _PREFIX = "td3-robot-"
 _STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there

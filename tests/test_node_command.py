@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
+from td3_robot.cli.node import _confirmed
+from td3_robot.messages import Command, Reply
 
 
 @pytest.mark.parametrize(
@@ -60,3 +63,37 @@ def test_usage(
     assert code == 2
     assert text in error
     assert error.count("\n") == 1
+
+
+class Asked:
+    """A bus that remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, to: str, message: Command) -> bool:
+        assert to == "policy"
+        self.sent.append(message)
+        return True
+
+
+def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
+    """a has stopped; b answers that it has not; c, with a name that would steer a terminal, never answers."""
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
+
+    def messages() -> Iterator[Reply]:
+        yield Reply(2, "b", "", "fault", {"stopped": True})  # to another question
+        for command in bus.sent[:2]:
+            yield Reply(command.id, command.target, "", "fault", {"stopped": command.target == "a"})
+
+    answer, words = _confirmed(bus, reply, messages())
+    assert [(command.verb, command.target) for command in bus.sent] == [("state", name) for name in ("a", "b", "c\x1b")]
+    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c\x1b"])
+    assert words == r"NOT confirmed by 'b, c\x1b'"
+
+
+def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
+    bus: Any = Asked()
+    _, words = _confirmed(bus, Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
+    assert words == "no robot is connected: none has confirmed the stop"

@@ -154,3 +154,17 @@ def test_bad_configuration_is_one_line(content: dict[str, Any], words: str) -> N
 def test_lockstep_and_deadlines_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match=r"safety\.observation_deadline_ms is 100\.0 and timing is 'lockstep'"):
         configuration.parse({"timing": "lockstep", "safety": {"observation_deadline_ms": 100.0}})
+
+
+def test_a_floor_is_only_tightened(spec: RobotSpec) -> None:
+    floor = SafetyConfig(limits={"left": (-0.5, 1.0)}, rate=2.0, safe_action={"left": 0.25}, frozen_ms=100)
+    policy = SafetyConfig(limits={"left": (-1.0, 0.75)}, rate=9.0, safe_action="hold", frozen_ms=50)
+    envelope = joined(SafetyConfig(), policy, spec, floor=floor)
+    assert (envelope.low[0], envelope.high[0], envelope.frozen_s) == (-0.5, 0.75, 0.05)
+    assert envelope.step is not None
+    assert envelope.step[0] == np.float32(2.0 * spec.control_period)
+    assert envelope.safe is not None
+    assert envelope.safe.tolist() == [0.25, 0]
+    assert joined(SafetyConfig(), SafetyConfig(), spec, floor=floor).guarded
+    automatic = SafetyConfig(recovery="automatic")
+    assert joined(automatic, SafetyConfig(), spec, floor=SafetyConfig(recovery="manual")).recovery_s is None

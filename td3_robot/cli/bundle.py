@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
+from td3_robot.text import one_line
 
 _EXAMPLES = """examples:
   td3-robot bundle create runs/walker2d walker.safetensors --note "first on the robot"
@@ -33,7 +34,6 @@ _EXAMPLES = """examples:
   td3-robot bundle export walker.safetensors walker.onnx --onnx
   td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
 """
-_LONGEST = 100  # characters of a value that show prints
 _TRIALS = 64  # observations that verify asks a policy about
 
 
@@ -151,13 +151,13 @@ def _show(options: argparse.Namespace) -> int:
     for kind, channels in (("observation", bundle.spec.observations), ("action", bundle.spec.actions)):
         print(f"{kind}s")
         for index, channel in enumerate(channels):
-            name, unit = _line(channel.name), _line(channel.unit)
+            name, unit = one_line(channel.name), one_line(channel.unit)
             print(f"  {index:3} {name:<32} [{channel.low:g}, {channel.high:g}] {unit}")
     for key, value in bundle.safety.settings().items():
-        print(f"safety       {_line(key)}: {_line(value)}")
+        print(f"safety       {one_line(key)}: {one_line(value)}")
     print("provenance")
     for key, value in bundle.provenance.items():
-        print(f"  {_line(key):<12} {_line(value)}")
+        print(f"  {one_line(key):<12} {one_line(value)}")
     return EXIT_GOOD
 
 
@@ -238,10 +238,3 @@ def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
 def _shape(bundle: Bundle) -> str:
     sizes = (bundle.spec.observation_size, *bundle.hidden, bundle.spec.action_size)
     return "-".join(map(str, sizes))
-
-
-def _line(value: Any) -> str:
-    """A value from a file on one line of a terminal, which it cannot steer; long ones are whole in --json."""
-    text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from td3_robot import config as configuration
@@ -17,17 +18,19 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.messages import Command, Message, Reply, StateChange
 from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
+from td3_robot.text import one_line
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, hello
 
+_LONGEST = 2048  # characters of a reason, which is as long as a message takes
 VERBS = {
     "state": "what state the policy server is in, what it serves, and how its robots are",
     "watch": "one line for every change of a state, until Ctrl-C",
     "configure": "unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
     "deactivate": "stop that, orderly: the safe action, until activate",
-    "estop": "emergency stop: the safe action everywhere, until reset and activate",
+    "estop": "emergency stop: the safe action everywhere, until reset and activate; says which robots confirm it",
     "reset": "end an emergency stop, or leave fault, to inactive",
     "load": "serve the policy in FILE from the next action on",
     "rollback": "serve an older policy again (VERSION, or the one before), and freeze",
@@ -46,7 +49,8 @@ examples:
   td3-robot node activate --config robot.yaml --target leg-0
   td3-robot node load policy.safetensors --config robot.yaml
 
-exit codes: 0 done, 1 refused or no answer, 2 usage"""
+exit codes: 0 done, 1 refused, no answer, or an estop that not every connected robot confirmed in time (or none is
+connected; the server is stopped all the same), 2 usage"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,11 +146,45 @@ def _ask(bus: Bus, command: Command, messages: Iterator[Message | None], parsed:
         if message is None:
             bus.send("policy", command)
         elif isinstance(message, Reply) and message.id == command.id:
-            (_print_json if parsed.json else _print)(message)
-            return EXIT_CHECK_FAILED if message.error else EXIT_GOOD
+            reply, unconfirmed = message, ""
+            if command.verb == "estop" and not command.target and not reply.error:
+                reply, unconfirmed = _confirmed(bus, reply, messages)
+            (_print_json if parsed.json else _print)(reply)
+            if unconfirmed:
+                print(f"td3-robot node: {unconfirmed}", file=sys.stderr)
+            return EXIT_CHECK_FAILED if reply.error or unconfirmed else EXIT_GOOD
     who = command.target or "policy server"
     print(f"td3-robot node: no answer from {who} at {_place(parsed)[0]} within {parsed.timeout:g} s", file=sys.stderr)
     return EXIT_CHECK_FAILED
+
+
+def _confirmed(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
+    """Ask every robot that was told of an emergency stop whether it has stopped; the Reply with who said so.
+
+    The server passes commands on in order, so the robot has had the stop before the question.
+
+    Returns:
+        The Reply, and in words who has not confirmed; empty if every robot has, and there is one.
+    """
+    connected = reply.detail.get("connected")
+    robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
+    asked = {secrets.randbits(63): name for name in robots}
+    for number, name in asked.items():
+        bus.send("policy", Command(number, name, "state", "", 0, "", b""))
+    stopped: list[str] = []
+    while asked:
+        answer = next(messages, reply)
+        if answer is reply:  # the time is over
+            break
+        if isinstance(answer, Reply) and answer.id in asked:
+            name = asked.pop(answer.id)
+            if answer.detail.get("stopped") is True:
+                stopped.append(name)
+    missing = sorted({*robots} - {*stopped})
+    detail = {**reply.detail, "confirmed": sorted(stopped), "unconfirmed": missing}
+    if missing:
+        return replace(reply, detail=detail), f"NOT confirmed by {one_line(', '.join(missing), _LONGEST)}"
+    return replace(reply, detail=detail), "" if stopped else "no robot is connected: none has confirmed the stop"
 
 
 def _watch(messages: Iterator[Message | None]) -> int:
@@ -154,7 +192,9 @@ def _watch(messages: Iterator[Message | None]) -> int:
         if message is None:
             print("watching", flush=True)
         elif isinstance(message, StateChange):
-            print(f"{message.node}: {message.previous} -> {message.state}: {message.reason}", flush=True)
+            # A peer wrote it: it must not steer the terminal, nor make a line of its own.
+            node, before, after = (one_line(text) for text in (message.node, message.previous, message.state))
+            print(f"{node}: {before} -> {after}: {one_line(message.reason, _LONGEST)}", flush=True)
     return EXIT_GOOD
 
 
@@ -164,16 +204,16 @@ def _print_json(reply: Reply) -> None:
 
 def _print(reply: Reply) -> None:
     if reply.error:
-        print(f"td3-robot node: refused: {reply.error}", file=sys.stderr)
+        print(f"td3-robot node: refused: {one_line(reply.error, _LONGEST)}", file=sys.stderr)
         return
-    print(f"{reply.node}: {reply.state}")
+    print(f"{one_line(reply.node)}: {one_line(reply.state)}")
     for key, value in reply.detail.items():
         if isinstance(value, dict):
             for name, item in value.items():
                 text = ", ".join(f"{k} {v}" for k, v in item.items()) if isinstance(item, dict) else item
-                print(f"  {key} {name}: {text}")
+                print(f"  {one_line(key)} {one_line(name)}: {one_line(text, _LONGEST)}")
         elif value not in ("", None):
-            print(f"  {key}: {value}")
+            print(f"  {one_line(key)}: {one_line(value, _LONGEST)}")
 
 
 if __name__ == "__main__":

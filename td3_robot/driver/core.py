@@ -124,6 +124,7 @@ class SourceCore:
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
         self._stop: list[Command] = []
+        self._own_stop: Command | None = None  # the robot's newest; one of an operator is the server's to repeat
         self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
     @property
@@ -152,6 +153,8 @@ class SourceCore:
                 outputs.append(("policy", reply))
             elif isinstance(message, Welcome):
                 self._greeted = self._greeted or origin == "policy"
+                if origin == "policy" and self._own_stop and self.guard.lifecycle.stopped:
+                    outputs.append(("policy", self._own_stop))  # this server may never have heard of it
                 if self._step:
                     outputs += self._greet(str(origin))
             else:
@@ -231,6 +234,8 @@ class SourceCore:
         body, sequence = self.body, self.next_sequence
         applied, origin = self._applied()
         action = self._action if origin is ActionOrigin.POLICY else None
+        if not self._told_safe and (body.phase >= Phase.TERMINATED).all():
+            self.make_safe()  # a robot is not reset under the policy's last action
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
@@ -284,7 +289,8 @@ class SourceCore:
         if self.body.stop:
             reason, self.body.stop = self.body.stop, ""
             self.guard.lifecycle.stop(reason, now)
-            self._stop = [Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")]
+            self._own_stop = Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")
+            self._stop = [self._own_stop]
         if self.body.problem:
             self.guard.lifecycle.fault(self.body.problem, now)
 

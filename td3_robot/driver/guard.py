@@ -5,6 +5,7 @@ It holds whatever the policy server does, or fails to do.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -21,8 +22,9 @@ from td3_robot.specs import Float32, RobotSpec
 class Guard:
     """A source's own safety.
 
-    The watchdog begins with the first Action after the start or an ``activate``. With a deadline set, what is applied
-    until then is the safe action; without one, what the pacing says.
+    The watchdog begins with the first Action after the start or an ``activate``, and goes on from one episode to the
+    next. With a deadline set, what is applied until the first Action of each is the safe action; without one, what the
+    pacing says. Limits hold always: where none are set, those of the specification.
 
     Args:
         spec: the robot.
@@ -40,6 +42,8 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
+        self._waiting = True  # for the first Action of the start, of an activate or of an episode
+        self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
         self.verbs: Verbs = {"state": lambda *_: None, **dict.fromkeys(moves, self._move)}
@@ -47,7 +51,7 @@ class Guard:
     @property
     def due(self) -> float | None:
         """When :meth:`look` has to be called next, in seconds; None: no Action is waited for."""
-        return self._watchdog.due
+        return -math.inf if self._begun else self._watchdog.due
 
     @property
     def finished(self) -> bool:
@@ -56,7 +60,7 @@ class Guard:
     @property
     def safe(self) -> bool:
         """Whether the safe action is to be applied, whatever else there is."""
-        waiting = self.envelope.action_deadline_s is not None and self._watchdog.fed is None
+        waiting = self.envelope.action_deadline_s is not None and self._waiting
         return not self.lifecycle.active or waiting
 
     def look(self, now: float) -> None:
@@ -65,21 +69,31 @@ class Guard:
             self._autostart = False
             self.lifecycle.command("configure", now, "the robot is there")
             self.lifecycle.command("activate", now, "autostart")
+        if self._begun:
+            self._begun = False
+            self._watchdog.put_off(now)
         self._watchdog.bites(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
         """What to apply for an Action that answers the newest Step, float32[N, A]; None: nothing of it."""
         self._watchdog.feed(now)
+        self._waiting = False
         if not self.lifecycle.active:
             self.counters["actions_ignored"] += 1
             return None
-        if not self.envelope.guarded:
-            return action.action
-        return np.clip(action.action, self.envelope.low, self.envelope.high)
+        wanted, low, high = action.action, self.envelope.low, self.envelope.high
+        if (low <= wanted).all() and (wanted <= high).all():
+            return wanted
+        self.counters["actions_clipped"] += 1
+        return np.clip(wanted, low, high)
 
     def begin(self) -> None:
-        """An episode begins, however long it took to get there: the watchdog waits for its first Action."""
-        self._watchdog.disarm()
+        """An episode begins, however long it took to get there: the deadline of its first Action counts from here.
+
+        That is from the next :meth:`look`, which is told the time after it.
+        """
+        self._waiting = True
+        self._begun = self._watchdog.due is not None
 
     def safe_action(self, applied: Float32) -> Float32:
         """float32[N, A], where ``applied`` is what was applied last."""
@@ -90,10 +104,12 @@ class Guard:
         return {
             "robot": self._spec.name,
             "reason": self.lifecycle.reason,
+            "stopped": self.lifecycle.stopped,
             "action_deadline_ms": None if self._watchdog.deadline_s is None else self._watchdog.deadline_s * 1e3,
         }
 
     def _move(self, command: Command, now: float) -> None:
-        if command.verb == "reset" or (command.verb == "activate" and not self.lifecycle.active):
+        if command.verb == "activate" and not self.lifecycle.active:
             self._watchdog.disarm()
+            self._waiting = True
         self.lifecycle.command(command.verb, now, command.reason)

@@ -13,6 +13,7 @@ A driver is a program of a few lines::
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from td3_robot import node as nodes
@@ -21,6 +22,9 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.node import Figures, Node
+from td3_robot.safety import SafetyConfig
+
+log = logging.getLogger(__name__)
 
 _EPILOG = """examples:
   PROGRAM --config robot.yaml
@@ -42,9 +46,21 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     return nodes.main("driver", parser.parse_args(arguments), lambda node: _drive(node, robot))
 
 
+def unset(safety: SafetyConfig) -> str:
+    """One line on what a deployed driver with these settings does not do; empty if nothing is missing."""
+    missing = {
+        "safety.action_deadline_ms": "that the policy server is gone is never noticed: the last action holds for ever",
+        "safety.safe_action": "FAULT and an emergency stop hold the last action for ever",
+    }
+    lines = [f"{key} is not set: {what}" for key, what in missing.items() if getattr(safety, key[7:]) is None]
+    return f"NOT SAFE as it is: {'; '.join(lines)}; set them in the configuration" if lines else ""
+
+
 def _drive(node: Node, robot: Robot) -> None:
     config, body = node.config, RobotBody(robot)
     guard = Guard(robot.spec, node.name, config.safety, autostart=config.policy.autostart)
+    if not node.folder and (missing := unset(config.safety)):
+        log.warning("%s", missing)
     pacing = RealTime(robot.spec, "hold")  # what a robot was told holds until it is told something else
     learner = bool(node.folder or config.endpoints.learner)
     core = SourceCore(

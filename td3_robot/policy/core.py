@@ -266,10 +266,10 @@ class PolicyCore:
             self.counters["stale"] += 1
             return None
         problem = None
-        if envelope.guarded:
-            watch = self._watches.get(peer.name)
-            if watch is None:
-                watch = self._watches[peer.name] = Watch(f"{self.lifecycle.node}/{peer.name}", now)
+        watch = self._watches.get(peer.name)
+        if watch is None and envelope.guarded:
+            watch = self._watches[peer.name] = Watch(f"{self.lifecycle.node}/{peer.name}", now)
+        if watch is not None:  # even if nothing is set any more: FAULT and a stop last until a person ends them
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:

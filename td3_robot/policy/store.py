@@ -23,20 +23,27 @@ _KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """Weights ready to act: swapped as a whole, between two actions."""
+    """Weights ready to act: swapped as a whole, between two actions.
+
+    Attributes:
+        floor: settings of the policy a person deployed last before these weights, or of these if a person deployed
+            them: weights of a learner that follow can tighten them, and not drop them.
+    """
 
     version: int
     bundle: Bundle
     actor: Actor
     noise_kind: NoiseKind
     safety: SafetyFilter
+    floor: SafetyConfig
 
 
 class PolicyStore:
     """Policies by version.
 
     Args:
-        safety: the robot's settings, joined with those of each policy.
+        safety: the robot's settings, joined with those of each policy. Those of the policy that a person deployed hold
+            for the weights of learners that follow it, too.
         may_go_back: a version that is not newer replaces all that are as new or newer (lock-step, where a learner that
             goes back to a checkpoint makes the same versions again).
 
@@ -68,12 +75,13 @@ class PolicyStore:
             raise BundleError(f"weights version {version} is not newer than {self.newest}, which is served")
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
             raise BundleError(f"weights version {version} are for another robot: {difference}")
+        floor = bundle.safety if loaded else self.serving.floor if self.serving else SafetyConfig()
         try:
-            envelope = joined(self._safety, bundle.safety, bundle.spec)
+            envelope = joined(self._safety, bundle.safety, bundle.spec, floor=floor)
         except ConfigError as error:
             raise BundleError(f"weights version {version}: {error}") from None
         kind = _KINDS[bundle.exploration.kind]
-        policy = Policy(version, bundle, Actor(bundle), kind, SafetyFilter(envelope, bundle.spec))
+        policy = Policy(version, bundle, Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
             self._loaded = [*self._loaded[1 - _KEPT :], version]

@@ -56,6 +56,6 @@ class Watch:
         Raises:
             LifecycleError: not from this state.
         """
-        if verb == "reset" or (verb == "activate" and not self.lifecycle.active):
+        if verb == "activate" and not self.lifecycle.active:
             self._watchdog.disarm()
         self.lifecycle.command(verb, now, reason)

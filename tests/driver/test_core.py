@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
+from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Welcome
@@ -32,6 +34,7 @@ class Toy(Robot):
         self.ends = Phase.MID
         self.told: list[list[float]] = []
         self.resets = 0
+        self.on_reset: Callable[[], object] = lambda: None
 
     def observe(self) -> Float32:
         if isinstance(self.sees, Exception):
@@ -52,6 +55,7 @@ class Toy(Robot):
 
     def reset(self) -> None:
         self.resets += 1
+        self.on_reset()
 
 
 @pytest.fixture
@@ -87,6 +91,10 @@ def said(verb: str) -> tuple[str, Command]:
 def one(outputs: list[Output]) -> Step:
     [step] = [message for to, message in outputs if isinstance(message, Step) and to == "policy"]
     return step
+
+
+def stops(outputs: list[Output]) -> list[str]:
+    return [message.reason for _, message in outputs if isinstance(message, Command) and message.verb == "estop"]
 
 
 def states(outputs: list[Output]) -> list[str]:
@@ -278,3 +286,95 @@ def test_a_learner_gets_the_same_steps_and_is_waited_for_by_nobody(make_core: Ma
     core = make_core(learner=True)
     outputs = core.step([action(0, 1.5, 0)], 0.02)
     assert [to for to, message in outputs if isinstance(message, Step)] == ["policy", "learner"]
+
+
+def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
+    """The toy's channels allow [-1, 3] and [-0.5, 0.5]; an action inside is passed on bit for bit, -0.0 too."""
+    core = make_core(SafetyConfig())
+    core.step([action(0, 1e9, -1e9)], 0.003)
+    assert robot.told[-1] == [3.0, -0.5]
+    assert one(core.step([], 0.02)).action.tolist() == [[3.0, -0.5]]
+    assert core.guard.counters["actions_clipped"] == 1
+    inside = np.array([[-0.0, 0.1]], np.float32)
+    core.step([("policy", Action("leg", 2, 1, 0, inside, 7, 0, 0))], 0.023)
+    assert np.array([robot.told[-1]], np.float32).tobytes() == inside.tobytes()
+
+
+@pytest.mark.parametrize("deadline", [50, None])
+def test_a_robot_is_reset_under_the_safe_action(make_core: Make, robot: Toy, deadline: float | None) -> None:
+    at_reset: list[list[float]] = []
+    robot.on_reset = lambda: at_reset.append(robot.told[-1])
+    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline))
+    core.step([action(0, 1.5, 0)], 0.003)
+    robot.ends = Phase.TERMINATED
+    core.step([], 0.02)
+    robot.ends = Phase.MID
+    assert one(core.step([], 0.04)).phase[0] == Phase.FIRST
+    assert at_reset == [[0.25, 0], [0.25, 0]]  # before the first episode, and between the first and the second
+    assert robot.told[-1] == [0.25, 0]
+
+
+def test_a_server_that_died_before_an_episode_began_is_noticed(make_core: Make, robot: Toy) -> None:
+    """The turn after the reset comes at 5.0, which took as long; 50 ms from there."""
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    robot.ends = Phase.TERMINATED
+    core.step([], 0.02)
+    robot.ends = Phase.MID
+    core.step([], 0.04)
+    assert core.due == float("-inf")  # at once: so that the deadline counts from the end of the reset
+    core.step([], 5.0)
+    assert core.due == pytest.approx(5.02)  # the next period; the deadline is at 5.05
+    assert core.guard.lifecycle.active
+    assert one(core.step([], 5.0201)).origin == SAFE_ORIGIN
+    core.step([], 5.0501)
+    assert core.guard.lifecycle.state == "fault"
+    newest = one(core.step([], 5.0601)).sequence
+    core.step([action(newest, 1.5, 0)], 5.061)  # an hour later or not: nobody has activated it
+    assert robot.told[-1] == [0.25, 0]
+
+
+def test_a_reset_of_an_active_driver_leaves_its_watchdog_armed(make_core: Make) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0)], 0.003)
+    core.step([said("reset")], 0.01)
+    core.step([], 0.02)
+    core.step([], 0.0531)
+    assert core.guard.lifecycle.state == "fault"
+
+
+def test_a_robots_stop_is_repeated_to_a_server_that_comes_back(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    welcome = ("policy", Welcome(1, "policy", 6))
+    assert stops(core.step([welcome], 0.001)) == []
+    robot.sees = EmergencyStop("the red button")
+    core.step([], 0.02)
+    robot.sees = [1.0, 2.0, 3.0]
+    for now in (0.025, 0.03):
+        assert stops(core.step([welcome], now)) == ["leg: the red button"]
+    core.step([said("reset")], 0.035)
+    assert stops(core.step([welcome], 0.036)) == []
+
+
+def test_an_operators_stop_is_not_repeated_for_all(make_core: Make) -> None:
+    """It may have been for this robot alone."""
+    core = make_core()
+    core.step([said("estop")], 0.01)
+    assert core.guard.lifecycle.stopped
+    assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.015)) == []
+
+
+@pytest.mark.parametrize(
+    ("safety", "named"),
+    [
+        (SafetyConfig(), ["safety.action_deadline_ms", "safety.safe_action"]),
+        (SafetyConfig(safe_action="hold"), ["safety.action_deadline_ms"]),
+        (SafetyConfig(action_deadline_ms=50), ["safety.safe_action"]),
+        (SAFE, []),
+    ],
+)
+def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
+    line = unset(safety)
+    assert re.findall(r"safety\.\w+", line) == named
+    assert line.count("for ever") == len(named)
+    assert "\n" not in line

@@ -377,3 +377,72 @@ def test_memory_does_not_grow(
     tracemalloc.stop()
     assert core.counters["safe_actions"] == 0
     assert grown < 8000
+
+
+@pytest.mark.parametrize("how", ["fault", "stop"])
+def test_weights_of_a_learner_neither_end_a_fault_nor_drop_the_limits(
+    how: str,
+    peer: Peer,
+    operator: Peer,
+    make_step: Callable[..., Step],
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    """The robot's own settings are none: everything comes with the policy that a person deployed."""
+    core = PolicyCore(9)
+    deployed = SafetyConfig(limits={"left": (-0.5, 0.5)}, safe_action={"left": 0.25}, observation_deadline_ms=100)
+    core.load(1, replace(make_bundle(1), safety=deployed))
+    core.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.0)
+    core.step([(operator, command("estop", "leg"))] if how == "stop" else [], 1.0)
+    for version, now in ((2, 1.1), (3, 1.12)):
+        payload = learned(make_bundle(version)).encode()
+        weights: Input = ("learner", Weights(version, 0, 0, sha256(payload), payload))
+        assert all(map(is_safe, actions(core.step([weights, (peer, make_step(version))], now))))
+        assert core.detail()["sources"]["leg"]["watch"] == "fault"
+    core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 1.13)
+    [action] = actions(core.step([(peer, make_step(4))], 1.14))
+    assert (action.weights_version, action.action[0, 0]) == (3, 0.5)
+    core.step([], 1.2401)  # the deployed policy's deadline
+    assert core.detail()["sources"]["leg"]["watch"] == "fault"
+
+
+def learned(bundle: Bundle) -> Bundle:
+    """Weights without settings, which want all there is of the first action."""
+    tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
+    last = max(name for name in tensors if name.endswith("bias"))
+    tensors[last][0] = 100
+    return replace(bundle, tensors=tensors)
+
+
+def test_a_fault_outlasts_the_settings_that_led_to_it(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
+    """A person may deploy a policy without settings; that is no `activate`."""
+    core = make_core(SafetyConfig())
+    core.load(2, replace(make_bundle(2), safety=SAFE))
+    core.step([(peer, make_step(1))], 0.0)
+    core.step([], 1.0)
+    core.load(3, make_bundle(3))
+    assert [action.weights_version for action in actions(core.step([(peer, make_step(2))], 1.1))] == [0]
+    core.step([(operator, command("activate"))], 1.2)
+    assert [action.weights_version for action in actions(core.step([(peer, make_step(3))], 1.3))] == [3]
+
+
+def test_going_back_brings_back_the_settings_of_the_policy_deployed_then(make_bundle: Callable[..., Bundle]) -> None:
+    core = PolicyCore(9)
+    core.load(1, replace(make_bundle(1), safety=SafetyConfig(limits={"left": (-0.5, 0.5)})))
+    core.load(2, make_bundle(2))
+    core.store.add(3, make_bundle(3))
+    assert core.store.serving is not None
+    assert core.store.serving.safety.envelope.high[0] > 0.5
+    core.store.roll_back(1)
+    core.store.add(4, make_bundle(4))
+    assert core.store.serving.safety.envelope.high[0] == 0.5
+
+
+def test_a_reset_of_an_active_watch_leaves_it_armed(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core()
+    core.step([(peer, make_step(5))], 1.0)
+    core.step([(operator, command("reset", "leg"))], 1.01)
+    assert core.due == pytest.approx(1.1)

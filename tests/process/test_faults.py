@@ -399,7 +399,9 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     begin = robot.running()
     robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
     robot.wait("the watcher", lambda: "watching" in robot.log("watch.log"))
-    assert robot.operator("estop", "--reason", "smoke").returncode == 0
+    told = robot.operator("estop", "--reason", "smoke", "--json")
+    assert told.returncode == 0
+    assert (json.loads(told.stdout)["confirmed"], json.loads(told.stdout)["unconfirmed"]) == (["leg"], [])
     safe = robot.wait_for(SAFE, begin)
     for node in ("policy", "policy/leg", "leg"):
         line = f"{node}: active -> fault: emergency stop: smoke\n"
@@ -423,7 +425,24 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     for process in (driver, server):
         process.terminate()
         assert process.wait(60) == 143
-    assert robot.record()[-1] == SAFE
+        if process is driver:
+            assert robot.record()[-1] == SAFE
+            alone = robot.operator("estop")
+            assert alone.returncode == 1
+            assert "no robot is connected: none has confirmed the stop" in alone.stderr
+
+
+def test_a_terminal_that_is_closed_ends_a_driver_in_order(robot: Robot) -> None:
+    """SIGHUP and SIGQUIT are as SIGTERM: the robot's last word is the safe action."""
+    robot.configure()
+    robot.serve()
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        (robot.folder / "record").unlink(missing_ok=True)
+        driver = robot.drive()
+        robot.running()
+        driver.send_signal(number)
+        assert driver.wait(60) == 128 + number
+        assert robot.record()[-1] == SAFE
 
 
 def test_the_example_driver_and_a_shutdown(robot: Robot) -> None:
