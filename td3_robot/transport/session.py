@@ -34,7 +34,10 @@ ROBOT_ROLES = ("simulator", "driver")
 MAX_ROBOTS = 1024
 """Robots of one source."""
 
-Frames = Sequence[bytes]
+MOST_FRAMES = 3
+"""Frames of one message that are kept, to be refused: one more than any has."""
+
+Frames = Sequence[codec.Buffer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +85,11 @@ class Tally:
             log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], line)
 
 
-def _decode(frames: Frames, dims: Mapping[str, int] | None) -> Message:
+def _topic(frames: Frames) -> str:
     if len(frames) != 2:
-        raise ProtocolError("frames", f"{len(frames)} frames, needs topic and payload")
-    return codec.decode(frames[0][:64].decode("ascii", "replace"), frames[1], dims)
+        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
+        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
+    return bytes(frames[0][:64]).decode("ascii", "replace")
 
 
 def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
@@ -128,22 +132,26 @@ class ServerSession:
         if peer and peer.owner != owner:  # a routing identity that was somebody else's
             return [], []
         try:
-            message = _decode(frames, peer.dims if peer else None)
+            topic = _topic(frames)
+            kind = codec.kind_of(topic, len(frames[1]))
+            if peer is None and kind is not Hello:  # to unpack it would let anybody take our time
+                return self._refuse_stranger(key, topic, len(frames[1]), now)
+            if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
+                self.tally.note("unexpected", f"{topic} from {peer.role} {peer.name} on link {self.link}", now)
+                self._heard[key] = now
+                return [], []
+            message = codec.decode(topic, frames[1], peer.dims if peer else None)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
             return [], []
         if isinstance(message, Hello):
             return self._meet(key, message, now, owner)
-        if peer is None:
-            return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
+        assert peer
         self._heard[key] = now
         if isinstance(message, Heartbeat):
             return [], [(key, Heartbeat(message.stamp, self.session))]
         if isinstance(message, Bye):
             return self.forget(key, message.reason), []
-        if not isinstance(message, self.accepts[peer.role]):
-            self.tally.note("unexpected", f"{message.NAME} from {peer.role} {peer.name} on link {self.link}", now)
-            return [], []
         return [(peer, message)], []
 
     def expire(self, now: float) -> list[Input]:
@@ -168,6 +176,12 @@ class ServerSession:
                 replies.append((key, refused))
                 inputs += self.forget(key, refused.reason)
         return inputs, replies
+
+    def _refuse_stranger(
+        self, key: bytes, topic: str, size: int, now: float
+    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        self.tally.note("stranger", f"on link {self.link}: {topic} of {size} bytes before any hello", now)
+        return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
 
     def _meet(
         self, key: bytes, hello: Hello, now: float, owner: str
@@ -274,7 +288,7 @@ class ClientSession:
         A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again.
         """
         try:
-            message = _decode(frames, self.dims)
+            message = codec.decode(_topic(frames), frames[1], self.dims)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
             return []

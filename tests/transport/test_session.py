@@ -25,6 +25,7 @@ from td3_robot.messages import (
     Status,
     Step,
     Throttle,
+    Weights,
     Welcome,
 )
 from td3_robot.specs import Channel, RobotSpec
@@ -220,6 +221,28 @@ def test_stranger_is_asked_for_hello(make_server: MakeServer, make_step: Any) ->
         refused = refusal(make_server(), message)
         assert refused.code == "hello"
         assert refused.reason == "server has not met this client; send Hello"
+
+
+def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
+    make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it sends costs us its name and its size; one that we know is asked for its role's messages alone."""
+    server, unpacked = make_server(), []
+    unpack = msgpack.unpackb
+    monkeypatch.setattr(
+        msgpack, "unpackb", lambda payload, **limits: unpacked.append(payload) or unpack(payload, **limits)
+    )
+    ((_, refused),) = server.receive(b"1", [b"step", bytes(1 << 22)], 0.0)[1]
+    assert (refused.code, server.tally.counts) == ("hello", {"stranger": 1})
+    assert server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0) == ([], [])
+    assert server.receive(b"1", [b"weights", bytes(Weights.MAX_BYTES + 1)], 0.0) == ([], [])
+    assert server.tally.counts == {"stranger": 1, "oversize": 2}
+    assert unpacked == []
+    ask(server, make_hello())
+    assert len(unpacked) == 1
+    assert server.receive(b"1", [b"weights", bytes(1000)], 0.0) == ([], [])
+    assert server.tally.counts == {"stranger": 1, "oversize": 2, "unexpected": 1}
+    assert len(unpacked) == 1
 
 
 def test_refused_peer_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
@@ -453,9 +476,10 @@ def test_no_frames_stop_a_session(messages: list[list[bytes]]) -> None:
 
 
 def test_malformed_input_is_logged_once_per_kind_and_period(
-    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+    make_server: MakeServer, make_hello: MakeHello, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make_server()
+    ask(server, make_hello())
     with caplog.at_level(logging.WARNING):
         for tick in range(100):
             server.receive(b"1", [b"step", b"\xc1"], tick * LOG_PERIOD / 40)
@@ -463,9 +487,7 @@ def test_malformed_input_is_logged_once_per_kind_and_period(
     assert server.tally.counts == {"malformed": 100, "frames": 100}
     lines = [record.message for record in caplog.records]
     assert len(lines) == 6  # two kinds, three periods
-    assert lines[0] == (
-        "dropped (malformed, 1 so far): on link policy from a stranger: step: not msgpack (FormatError)"
-    )
+    assert lines[0] == ("dropped (malformed, 1 so far): on link policy from sim-0: step: not msgpack (FormatError)")
     assert lines[2].startswith("dropped (malformed, 41 so far)")
 
 
