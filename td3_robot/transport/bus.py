@@ -91,6 +91,7 @@ class Bus:
                 self._others[self._gatekeeper.socket] = self._gatekeeper.answer
                 self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
             curve.as_server(socket, session.link, self.keys)
+            session.may = self.keys.may
             self._guarded.add(session.link)
         try:
             socket.bind(endpoint)
@@ -258,12 +259,12 @@ class Bus:
             self._waiting += server.expire(now)
 
     def _rekey(self) -> None:
-        """Let go of clients that may no longer connect, and of servers that are no longer the ones expected."""
+        """Let go of clients that may no longer connect in their role, and of servers that are not expected any more."""
         assert self.keys
         for link in self._guarded:
             session = self._servers[link][1]
             for key, peer in list(session.peers.items()):
-                if not self.keys.client(peer.owner):
+                if not self.keys.may(peer.owner, peer.role):
                     self._waiting += session.forget(key, "its key was revoked")
         for pin in list(self._pinned.values()):
             if self.keys.server(pin.session.link) != pin.key:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -108,6 +108,7 @@ class ServerSession:
         agreement: what clients must hold alike, see ``Config.agreement``.
         session: a number drawn at every start.
         spec: the robot served; None until the first simulator or driver, or the first weights, name it.
+        may: on a link with keys, whether a public key may have a role.
     """
 
     link: str
@@ -116,6 +117,7 @@ class ServerSession:
     agreement: Mapping[str, str]
     session: int
     spec: RobotSpec | None = None
+    may: Callable[[str, str], bool] | None = None
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
@@ -212,6 +214,9 @@ class ServerSession:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
             return Refused("name", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
+        if self.may and not self.may(owner, hello.role):
+            how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
+            return Refused("name", f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}")
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
             allowed = f"allowed: 1 to {MAX_ROBOTS}, with a specification"
             return Refused("spec", f"{hello.role} names {hello.robots} robots; {allowed}")

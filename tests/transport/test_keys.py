@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from td3_robot.errors import KeysError
-from td3_robot.transport.keys import CLIENT, AllowList, KeyFolder, check_name, default_folder, read_public
+from td3_robot.transport.keys import CLIENT, ROLES, AllowList, KeyFolder, check_name, default_folder, read_public
 
 
 @pytest.fixture
@@ -112,6 +112,29 @@ def test_contradictions(folder: KeyFolder) -> None:
         folder.allow("b", public(), "server:camera")
     with pytest.raises(KeysError, match="is not a public key: 40 characters of Z85"):
         folder.allow("b", "x" * 39)
+
+
+def test_roles(folder: KeyFolder) -> None:
+    """A key may be what the list says; ``client`` is every role but operator, our own key every role."""
+    own = folder.create("here").public
+    robot, person, both, server, stranger = (public() for _ in range(5))
+    folder.allow("robot-7", robot)
+    folder.allow("person", person, "operator")
+    folder.allow("both", both)
+    folder.allow("both", both, "operator")
+    folder.allow("learner", server, "server:learner")
+    keys = AllowList(folder)
+    allowed = {key: {role for role in ROLES if keys.may(key, role)} for key in (own, robot, person, both, stranger)}
+    assert allowed == {
+        own: {*ROLES},
+        robot: {"simulator", "driver", "policy", "evaluator", "node"},
+        person: {"operator"},
+        both: {*ROLES},
+        stranger: set(),
+    }
+    assert keys.client(server) is None
+    with pytest.raises(KeysError, match="role 'king' is not one; allowed: client, simulator, driver"):
+        folder.allow("robot-7", robot, "king")
 
 
 @pytest.mark.parametrize("line", ["a", "a b c", "a {key}", "a {key} client more", "a {key} client\na {key} client"])
