@@ -25,6 +25,8 @@ HEARTBEAT_PERIOD = 1.0
 """Seconds of silence after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server takes a client for gone."""
+DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
+"""Seconds of silence after which another process may take a driver's name: two must never move the same motors."""
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
@@ -121,6 +123,7 @@ class ServerSession:
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
+    _asked: dict[bytes, float] = field(default_factory=dict)  # since when a client waits for a driver's name
 
     def receive(
         self, key: bytes, frames: Frames, now: float, owner: str = ""
@@ -158,6 +161,7 @@ class ServerSession:
 
     def expire(self, now: float) -> list[Input]:
         """A Bye for every client that has been silent for PEER_TIMEOUT."""
+        self._asked = {key: asked for key, asked in self._asked.items() if now - asked <= PEER_TIMEOUT}
         gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
@@ -189,6 +193,15 @@ class ServerSession:
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
+        if not refused and (rival := self._driver(hello)):
+            # The one that has the name says by itself whether it is there. Until then there is no answer: the client
+            # asks again.
+            asked, heard = self._asked.setdefault(key, now), self._heard[rival]
+            if heard <= asked and now - asked <= DRIVER_SILENCE:
+                return [], []
+            if heard > asked:
+                refused = Refused("name", f"name {hello.name!r} is taken by a driver that is connected")
+        self._asked.pop(key, None)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
             return self.forget(key, refused.reason), [(key, refused)]
@@ -231,6 +244,13 @@ class ServerSession:
             if taken and hello.incarnation <= peer.hello.incarnation:
                 return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return self._other_robot(hello)
+
+    def _driver(self, hello: Hello) -> bytes | None:
+        """The connection of a driver that another process with its name wants to replace."""
+        for key, peer in self.peers.items():
+            if peer.name == hello.name and peer.role == "driver" and peer.hello.client != hello.client:
+                return key
+        return None
 
     def _other_robot(self, hello: Hello) -> Refused | None:
         if not hello.spec:

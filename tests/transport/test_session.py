@@ -31,6 +31,7 @@ from td3_robot.messages import (
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.session import (
+    DRIVER_SILENCE,
     HEARTBEAT_PERIOD,
     HELLO_PERIOD,
     LOG_PERIOD,
@@ -205,6 +206,36 @@ def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_he
     assert (second.key, joined.incarnation) == (b"2", 1)
     assert isinstance(replies[0], Welcome)
     assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is a stranger's now
+
+
+def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
+    """Two drivers would move the same motors. Until it is known whether the first is there, nobody is answered."""
+    server = make_server()
+    ask(server, make_hello("driver"), now=0.0)
+    second = make_hello("driver", client=8, incarnation=99)
+    assert ask(server, second, b"2", now=10.0) == ([], [])  # nothing was heard for 10 s: perhaps we stood still
+    ask(server, make_step(1), now=10.1)
+    inputs, (refused,) = ask(server, second, b"2", now=10.25)
+    assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
+    assert list(server.peers) == [b"1"]
+    assert ask(server, make_step(2), now=10.3)[0]
+    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # its own new connection
+    assert [message.NAME for _, message in again] == ["bye", "hello"]
+
+
+def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((first, _),), _ = ask(server, make_hello("driver"), now=0.0)
+    second = make_hello("driver", client=8, incarnation=99)
+    assert ask(server, second, b"2", now=1.0) == ([], [])
+    assert ask(server, second, b"2", now=1.0 + DRIVER_SILENCE) == ([], [])
+    inputs, (welcome,) = ask(server, second, b"2", now=1.01 + DRIVER_SILENCE)
+    assert [(peer is first, message.NAME) for peer, message in inputs] == [(True, "bye"), (False, "hello")]
+    assert isinstance(welcome, Welcome)
+    third = make_hello("driver", client=9, incarnation=100)
+    assert ask(server, third, b"3", now=4.0) == ([], [])
+    assert ask(server, Bye("done"), b"2", now=4.1)[0]
+    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # it has left: no need to wait
 
 
 def test_same_client_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
