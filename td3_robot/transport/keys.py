@@ -95,6 +95,7 @@ class KeyFolder:
         """
         check_name(name)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_folder()
         with self._locked():
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
@@ -108,8 +109,9 @@ class KeyFolder:
         """The machine's own key pair.
 
         Raises:
-            KeysError: there is none, it is damaged, or others may read it.
+            KeysError: there is none, it is damaged, or others may read it or replace it.
         """
+        self._check_folder()
         path = self.secret_file
         try:
             mode = path.stat().st_mode & 0o777
@@ -134,8 +136,9 @@ class KeyFolder:
         """Known keys by name, in the order they were allowed.
 
         Raises:
-            KeysError: the list is damaged, or others may write it.
+            KeysError: the list is damaged, or others may write it or replace it.
         """
+        self._check_folder()
         try:
             mode = self.allowed_file.stat().st_mode & 0o777
             text = self.allowed_file.read_text(encoding="ascii")
@@ -202,6 +205,25 @@ class KeyFolder:
             entry = known.pop(name)
             self._write(known)
         return entry
+
+    def _check_folder(self) -> None:
+        """Raise KeysError if others may replace the files in it: then their own modes are no protection."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
+        if found.st_uid not in (0, os.geteuid()):
+            raise KeysError(
+                f"key folder {str(self.path)!r} belongs to user {found.st_uid}; "
+                f"allowed: {os.geteuid()} (us) and 0 (root)"
+            )
+        if found.st_mode & 0o022:
+            raise KeysError(
+                f"key folder {str(self.path)!r} has mode {found.st_mode & 0o7777:04o}; others may write it: "
+                f"chmod 700 {self.path}"
+            )
 
     def _write(self, known: dict[str, Entry]) -> None:
         lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -57,6 +58,35 @@ def test_secret_that_others_may_read_is_refused(folder: KeyFolder) -> None:
     folder.create("robot-7")
     folder.secret_file.chmod(0o640)
     with pytest.raises(KeysError, match=r"has mode 0640; allowed is 0600: chmod 600 .*identity.secret"):
+        folder.identity()
+
+
+@pytest.mark.parametrize("writable", [0o777, 0o770, 0o1777, 0o702])
+def test_a_folder_that_others_may_write_is_refused(folder: KeyFolder, writable: int) -> None:
+    """They could put their own key pair and list into it."""
+    folder.create("robot-7")
+    folder.allow("a", public())
+    keys = AllowList(folder)
+    folder.path.chmod(writable)
+    line = rf"^key folder '.*keys' has mode {writable:04o}; others may write it: chmod 700 .*keys$"
+    uses = [folder.identity, folder.entries, lambda: AllowList(folder), lambda: folder.create("b")]
+    for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
+        with pytest.raises(KeysError, match=line):
+            use()
+    folder.allowed_file.touch()  # a list that runs is read again, and lets nobody in
+    assert "no other machine is let in any more: key folder" in str(keys.refresh())
+    folder.path.chmod(0o755)  # who may only look sees no secret
+    assert folder.identity().name == "robot-7"
+
+
+def test_a_folder_of_somebody_else_is_refused(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.create("robot-7")
+    owner = folder.path.stat().st_uid
+    if owner == 0:  # root's folders are everybody's choice, so make it another's
+        os.chown(folder.path, 4242, -1)
+        owner = 4242
+    monkeypatch.setattr(os, "geteuid", lambda: 77)
+    with pytest.raises(KeysError, match=rf"belongs to user {owner}; allowed: 77 \(us\) and 0 \(root\)"):
         folder.identity()
 
 
