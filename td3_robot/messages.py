@@ -86,6 +86,10 @@ def _array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: floa
     return field(metadata={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape), tolerance)})
 
 
+MAX_COMMAND = 1 << 22
+"""Bytes of a Command: as a Step's, because whoever sends one keeps a control loop's link busy for as long."""
+LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
+"""Bytes of the policy in one."""
 MAX_PAYLOAD = (1 << 26) - 4096
 """Bytes of a policy in a Weights message, which has the rest of 64 MiB for its other fields."""
 
@@ -344,7 +348,7 @@ class Command(Message):
     """
 
     NAME: ClassVar[str] = "command"
-    MAX_BYTES: ClassVar[int] = 1 << 26
+    MAX_BYTES: ClassVar[int] = MAX_COMMAND
 
     id: int = _wire("u64", "drawn by the sender; the Reply repeats it")
     target: str = _wire(
@@ -356,7 +360,7 @@ class Command(Message):
     reason: str = _wire("text", "why, for the log; may be empty", limit=2048)
     version: int = _wire("u64", "load: what to number it; rollback: what to go back to; 0: the next, the one before")
     sha256: str = _wire("text", "load: hexadecimal SHA-256 of payload; else empty")
-    payload: bytes = _wire("bytes", "load: a policy bundle; else empty", limit=MAX_PAYLOAD - (1 << 14))
+    payload: bytes = _wire("bytes", "load: a policy bundle; else empty", limit=LONGEST_PAYLOAD)
 
 
 @dataclass(frozen=True, eq=False)

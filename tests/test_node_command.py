@@ -10,6 +10,7 @@ import pytest
 
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
+from td3_robot.cli import node as node_command
 from td3_robot.cli.main import main
 from td3_robot.cli.node import _confirmed
 from td3_robot.messages import Command, Reply
@@ -97,3 +98,16 @@ def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
     bus: Any = Asked()
     _, words = _confirmed(bus, Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
     assert words == "no robot is connected: none has confirmed the stop"
+
+
+def test_a_policy_too_large_for_a_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_bundle().save(tmp_path / "toy.safetensors")
+    monkeypatch.setattr(node_command, "LONGEST_PAYLOAD", 100)
+    assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
+    assert "at most 100 can be loaded into a running server: start it with --bundle" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import zmq
 
+from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
 KINDS = {
@@ -20,11 +21,14 @@ KINDS = {
     "garbage": "a new connection every ms that says what is not ZeroMQ; 200 are held",
     "wrong-key": "a new client every ms whose key is not allowed; 20 are held",
     "oversize": "a new client every ms with an allowed key, which sends a frame of 8 MB; 20 are held",
+    "large": "a client with an allowed key that never says hello and sends a command of 4 MB every 20 ms",
+    "frames": "a client with an allowed key that sends a message of 2,000 empty frames every 20 ms",
     "flood": "a client with an allowed key that sends 20 messages of nonsense every ms",
 }
 _PAUSE = 0.001  # s
 _HELD = 200
 _NONSENSE = 20
+_RARE = 20  # turns
 
 
 @contextlib.contextmanager
@@ -50,6 +54,8 @@ def main(arguments: list[str]) -> None:
         "garbage": lambda: _sockets(endpoint, b"GET / HTTP/1.1\r\n\r\n" + os.urandom(2000)),
         "wrong-key": lambda: _strangers(endpoint, keys),
         "oversize": lambda: _oversize(endpoint, keys),
+        "large": lambda: _rare(endpoint, keys, [b"command", bytes(MAX_COMMAND)]),
+        "frames": lambda: _rare(endpoint, keys, [b""] * 2000),
         "flood": lambda: _flood(endpoint, keys),
     }[kind]()
     for number, _ in enumerate(attempts):
@@ -74,6 +80,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
     identity = KeyFolder(Path(keys)).identity()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.SNDHWM, _HELD)  # messages: what finds no room is not sent, and this process stays small
     dealer.curve_serverkey = identity.public.encode()
     pair = (identity.public.encode(), identity.secret.encode()) if known else zmq.curve_keypair()
     dealer.curve_publickey, dealer.curve_secretkey = pair
@@ -100,6 +107,15 @@ def _oversize(endpoint: str, keys: str) -> Iterator[None]:
         if len(held) > _HELD // 10:
             held.pop(0).close()
         yield
+
+
+def _rare(endpoint: str, keys: str, frames: list[bytes]) -> Iterator[None]:
+    dealer = _dealer(zmq.Context(), endpoint, keys, known=True)
+    while True:
+        with contextlib.suppress(zmq.Again):
+            dealer.send_multipart(frames, zmq.DONTWAIT)
+        for _ in range(_RARE):
+            yield
 
 
 def _flood(endpoint: str, keys: str) -> Iterator[None]:

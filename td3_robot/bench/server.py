@@ -18,8 +18,7 @@ import zmq
 from td3_robot import realtime
 from td3_robot.bench import example
 from td3_robot.bundle import Bundle
-from td3_robot.messages import Step
-from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.core import ACCEPTS, PolicyCore
 from td3_robot.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder, open_keys
@@ -43,10 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     core = PolicyCore(0)
     core.load(1, bundle)
     bus = Bus(keys=open_keys(options.keys))
-    accepts = {"driver": (Step,), "simulator": (Step,)}
-    print(
-        bus.serve(options.endpoint, ServerSession("policy", "bench", accepts, {}, os.getpid(), bundle.spec)), flush=True
-    )
+    session = ServerSession("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
+    print(bus.serve(options.endpoint, session), flush=True)
     while True:
         for to, action in core.step(bus.receive(_IDLE), time.monotonic()):
             bus.send(to, action)

@@ -10,7 +10,7 @@ from pathlib import Path
 from td3_robot.errors import EXIT_GOOD
 from td3_robot.node import Parser
 from td3_robot.topics import LINKS
-from td3_robot.transport.keys import CLIENT, REVOCATION_TIME, SERVER, KeyFolder, default_folder, read_public
+from td3_robot.transport.keys import CLIENT, REVOCATION_TIME, ROLES, SERVER, KeyFolder, default_folder, read_public
 
 _EXAMPLES = """examples:
   on the robot         td3-robot keys create robot-7
@@ -18,6 +18,8 @@ _EXAMPLES = """examples:
   then exchange the two identity.public files, and
   on the robot         td3-robot keys allow workstation workstation.public --server learner
   on the workstation   td3-robot keys allow robot-7 robot-7.public
+  to command the robot from there
+  on the robot         td3-robot keys allow workstation workstation.public --role operator
   at both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
   later                td3-robot keys revoke robot-7
 """
@@ -36,7 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow = commands.add_parser("allow", help="let a key connect to this machine, or expect it of a server")
     allow.add_argument("name", metavar="NAME", help="what to know it as here")
     allow.add_argument("key", metavar="KEY", help="the public key in quotes, or an identity.public file")
-    allow.add_argument("--server", choices=LINKS, help="do not let it in: expect it of the server of this link")
+    kind = allow.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--role",
+        choices=(CLIENT, *ROLES),
+        default=CLIENT,
+        help="let it in as this; given again, as both (default: %(default)s, which is every role but operator)",
+    )
+    kind.add_argument("--server", choices=LINKS, help="do not let it in: expect it of the server of this link")
     shown = commands.add_parser("list", help="this machine's key, and those it knows")
     shown.add_argument("--json", action="store_true", help="as one JSON object")
     revoke = commands.add_parser("revoke", help="forget a key; processes that run cut it off")
@@ -59,9 +68,12 @@ def _create(folder: KeyFolder, options: argparse.Namespace) -> None:
 
 
 def _allow(folder: KeyFolder, options: argparse.Namespace) -> None:
-    role = SERVER + options.server if options.server else CLIENT
+    role = SERVER + options.server if options.server else options.role
     folder.allow(options.name, read_public(options.key), role)
-    print(f"{options.name} {'is the server of ' + options.server if options.server else 'may connect'}")
+    if options.server:
+        print(f"{options.name} is the server of {options.server}")
+    else:
+        print(f"{options.name} may connect as {'any role but operator' if role == CLIENT else role}")
 
 
 def _list(folder: KeyFolder, options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
-from td3_robot.messages import Command, Message, Reply, StateChange
+from td3_robot.messages import LONGEST_PAYLOAD, Command, Message, Reply, StateChange
 from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
 from td3_robot.text import one_line
@@ -121,6 +121,11 @@ def _command(parsed: argparse.Namespace) -> Command:
     version, payload = 0, b""
     if verb == "load":
         payload = Bundle.load(Path(argument)).encode()
+        if len(payload) > LONGEST_PAYLOAD:
+            raise UsageError(
+                f"policy {argument!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
+                f"running server: start it with --bundle"
+            )
         known = Bundle.decode(payload).provenance.get("version")
         version = known if isinstance(known, int) and known > 0 and not parsed.force else 0
     elif argument:

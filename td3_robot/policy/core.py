@@ -87,6 +87,7 @@ class PolicyCore:
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
         self._autostart = autostart
+        self._lockstep = lockstep
         self._parked: dict[Peer, tuple[Step, float]] = {}
         self._explorers: dict[Peer, Explorer] = {}
         self._watches: dict[str, Watch] = {}
@@ -133,9 +134,10 @@ class PolicyCore:
         outputs = self._missing(now)
         fresh: dict[Peer, Step] = {}
         changes: list[StateChange] = []
+        weights: list[Weights] = []
         for origin, message in inputs:
             if isinstance(message, Weights):
-                self._receive(message)
+                weights.append(message)
             elif not isinstance(origin, Peer):
                 continue
             elif isinstance(message, Step):
@@ -145,6 +147,7 @@ class PolicyCore:
                     self._parked.pop(origin, None)
                 fresh[origin] = message
             elif isinstance(message, Command):
+                self._receive(weights)  # before it is asked to load, freeze or go back
                 outputs += self.desk.command(origin, message, now)
             elif isinstance(message, Reply):
                 outputs += self.desk.reply(origin, message)
@@ -155,6 +158,7 @@ class PolicyCore:
                 outputs += self.desk.join(origin, stopped=bool(watch and watch.lifecycle.stopped))
             elif isinstance(message, Bye):
                 self._forget(origin, fresh)
+        self._receive(weights)
         for peer, (step, since) in {**self._parked, **{peer: (step, now) for peer, step in fresh.items()}}.items():
             action = self._answer(peer, step, since, now)
             if action is None:
@@ -242,15 +246,22 @@ class PolicyCore:
                     outputs.append((peer, self._safe(watch.newest, policy)))
         return outputs
 
-    def _receive(self, weights: Weights) -> None:
-        if self.frozen:
-            self.counters["weights_frozen"] += 1
-            return
-        try:
-            self.store.receive(weights.version, weights.sha256, weights.payload)
-        except BundleError as error:
-            self.counters["weights_refused"] += 1
-            log.warning("refused: %s", error)
+    def _receive(self, queued: list[Weights]) -> None:
+        """Empty the queue: the newest good ones serve, older ones are not looked at; in lock-step each is needed."""
+        while queued:
+            weights = queued.pop(0 if self._lockstep else -1)
+            if self.frozen:
+                self.counters["weights_frozen"] += 1
+                continue
+            try:
+                self.store.receive(weights.version, weights.sha256, weights.payload)
+            except BundleError as error:
+                self.counters["weights_refused"] += 1
+                log.warning("refused: %s", error)
+                continue
+            if not self._lockstep:
+                self.counters["weights_skipped"] += len(queued)
+                queued.clear()
 
     def _answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
         """The Action for a Step that came at ``since``; None while there cannot be one."""

@@ -16,11 +16,15 @@ from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 log = logging.getLogger(__name__)
 
 _RELAYS = 64  # Commands under way to robots; the oldest is forgotten for a further one
+_STOPS = 1024  # names of robots that are stopped one by one
 _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 
 
 class Desk:
     """Takes Commands: for the server itself, for one robot, for all.
+
+    An emergency stop of one robot is latched under its name, whether it is there or not and whether the server watches
+    over it or not: it is told of it whenever it comes, until a reset names it or reaches it.
 
     Args:
         lifecycle, verbs: of the server.
@@ -40,7 +44,8 @@ class Desk:
         self._operators: set[Peer] = set()
         self._verbs = verbs
         self._watch = watch
-        self._detail = detail
+        self._of_server = detail
+        self._stopped: set[str] = set()
         self._relayed: dict[int, tuple[Peer, int]] = {}
         self._relays = 0
 
@@ -50,7 +55,7 @@ class Desk:
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
             self.robots[peer.name] = peer
-            if stopped or self.lifecycle.stopped:
+            if stopped or self.lifecycle.stopped or peer.name in self._stopped:
                 return [(peer, _STOP)]
         return []
 
@@ -70,7 +75,7 @@ class Desk:
         if command.verb in TO_ALL and not command.target and not reply.error:
             errors = []
             for name, robot in self.robots.items():
-                if error := self._watch(name, command, now):
+                if error := self._latch(name, command, latch=False) or self._watch(name, command, now):
                     errors.append(error)
                 else:
                     outputs.append((robot, replace(command, id=0)))
@@ -94,18 +99,48 @@ class Desk:
 
     def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
         robot = self.robots.get(command.target)
+        stopped = command.target in self._stopped
+        error = self._latch(command.target, command, latch=True)
         if robot is None:
-            known = ", ".join(sorted(self.robots)[:20]) or "none"
-            return [
-                (peer, self._refusal(command, f"no robot {command.target[:64]!r} is connected; connected: {known}"))
-            ]
-        if error := self._watch(command.target, command, now):
+            return [(peer, self._to_nobody(command, error, stopped, now))]
+        if error := error or self._watch(command.target, command, now):
             return [(peer, self._refusal(command, error))]
         self._relays += 1
         self._relayed[self._relays] = peer, command.id
         if len(self._relayed) > _RELAYS:
             del self._relayed[next(iter(self._relayed))]
         return [(robot, replace(command, id=self._relays, target=""))]
+
+    def _detail(self) -> dict[str, Any]:
+        return {**self._of_server(), "stopped": sorted(self._stopped)}
+
+    def _latch(self, name: str, command: Command, *, latch: bool) -> str:
+        """What a Command means to the stop of one robot; why it may not be carried out, or empty."""
+        if command.verb == "reset":
+            self._stopped.discard(name)
+        elif command.verb == "estop" and latch:
+            if len(self._stopped) >= _STOPS and name not in self._stopped:
+                return f"{_STOPS} robots are stopped one by one already; stop all with estop, without a target"
+            self._stopped.add(name)
+            log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
+        elif command.verb in ("configure", "activate", "deactivate") and name in self._stopped:
+            return f"{self.lifecycle.node}/{name[:64]}: an emergency stop is in force; reset it first"
+        return ""
+
+    def _to_nobody(self, command: Command, error: str, stopped: bool, now: float) -> Reply:
+        """The Reply to a Command for a robot that is not there; an error even where a stop is latched: a typing
+        mistake must not look like a robot that stands still."""
+        known = ", ".join(sorted(self.robots)[:20]) or "none"
+        absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
+        if error:
+            return self._refusal(command, error)
+        if command.verb in ("estop", "reset") and (stopped or command.verb == "estop"):
+            if error := self._watch(command.target, command, now):
+                return self._refusal(command, error)
+            if command.verb == "reset":
+                return Reply(command.id, self.lifecycle.node, "", self.lifecycle.state, self._detail())
+            absent += "; the stop is latched: one of that name is told of it when it comes"
+        return self._refusal(command, absent)
 
     def _refusal(self, command: Command, error: str) -> Reply:
         return Reply(command.id, self.lifecycle.node, f"{self.lifecycle.node}: {error}", self.lifecycle.state, {})

@@ -14,10 +14,11 @@ from pathlib import Path
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
+from td3_robot.messages import Bye, Message
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
+from td3_robot.transport.frames import Receiver, longest_frame
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
 from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession, Tally
 from td3_robot.transport.tap import Tap
@@ -69,6 +70,7 @@ class Bus:
         self._watchers: list[curve.Watcher] = []
         self._retries: dict[str, float] = {}  # links to be connected anew, and when
         self._tally = Tally()
+        self._receiver = Receiver(_TURN, clock)
         self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
@@ -89,6 +91,7 @@ class Bus:
                 self._others[self._gatekeeper.socket] = self._gatekeeper.answer
                 self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
             curve.as_server(socket, session.link, self.keys)
+            session.may = self.keys.may
             self._guarded.add(session.link)
         try:
             socket.bind(endpoint)
@@ -227,7 +230,7 @@ class Bus:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
-        socket.setsockopt(zmq.MAXMSGSIZE, _longest_frame(session))
+        socket.setsockopt(zmq.MAXMSGSIZE, longest_frame(session))
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -256,12 +259,12 @@ class Bus:
             self._waiting += server.expire(now)
 
     def _rekey(self) -> None:
-        """Let go of clients that may no longer connect, and of servers that are no longer the ones expected."""
+        """Let go of clients that may no longer connect in their role, and of servers that are not expected any more."""
         assert self.keys
         for link in self._guarded:
             session = self._servers[link][1]
             for key, peer in list(session.peers.items()):
-                if not self.keys.client(peer.owner):
+                if not self.keys.may(peer.owner, peer.role):
                     self._waiting += session.forget(key, "its key was revoked")
         for pin in list(self._pinned.values()):
             if self.keys.server(pin.session.link) != pin.key:
@@ -281,7 +284,8 @@ class Bus:
     def _hear_recorder(self, socket: zmq.Socket[bytes], now: float) -> None:
         for _ in range(_DRAIN):
             try:
-                frames = _frames(socket)
+                self._receiver.finish(socket)
+                frames = self._receiver.frames(socket)
             except zmq.Again:
                 return
             if self._tap:
@@ -300,8 +304,9 @@ class Bus:
         session = self._sessions[socket]
         for _ in range(_DRAIN):
             try:
+                self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
-                    inputs += session.receive(_frames(socket), now)
+                    inputs += session.receive(self._receiver.frames(socket), now)
                     for message in session.due(now):
                         self._say(socket, session.link, message)
                 else:
@@ -318,13 +323,13 @@ class Bus:
         if session.link in self._guarded:
             # Only a message itself says with which key its connection was made: a client can choose the identity.
             first = socket.recv(_NOW, copy=False)
-            key, frames = first.bytes, _frames(socket)
+            key, frames = first.bytes, self._receiver.frames(socket)
             owner = curve.owner(first)
             if not (self.keys and self.keys.client(owner)):
                 self._tally.note("revoked", f"link {session.link}: a message under the key {owner}", now)
                 return []
         else:
-            key, frames = socket.recv(_NOW), _frames(socket)
+            key, frames = socket.recv(_NOW), self._receiver.frames(socket)
         inputs, replies = session.receive(key, frames, now, owner)
         for key, message in replies:
             self._reply(socket, session, key, message)
@@ -365,23 +370,3 @@ class Bus:
         except zmq.Again:
             return False
         return True
-
-
-def _frames(socket: zmq.Socket[bytes]) -> list[bytes]:
-    """What is left of one message, as ``recv_multipart`` gives it, in half the time."""
-    frames: list[bytes] = []
-    more = True
-    while more:
-        frame = socket.recv(_NOW, copy=False)
-        frames.append(frame.bytes)
-        more = frame.more
-    return frames
-
-
-def _longest_frame(session: ServerSession | ClientSession) -> int:
-    """Bytes of the longest frame that a session has a use for; libzmq closes a connection that sends a longer one."""
-    if isinstance(session, ClientSession):
-        kinds: set[type[Message]] = {Welcome, Refused, *session.accepts}
-    else:
-        kinds = {Hello, *(kind for accepted in session.accepts.values() for kind in accepted)}
-    return max(kind.MAX_BYTES for kind in kinds) + 1024

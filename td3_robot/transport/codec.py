@@ -24,6 +24,8 @@ MAX_DEPTH = 8
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 
 Dims = Mapping[str, int]
+Buffer = bytes | memoryview
+"""A frame; a long one is seen where it was received, and not copied."""
 
 
 def encode(message: Message) -> bytes:
@@ -44,7 +46,21 @@ def encode(message: Message) -> bytes:
     return packed
 
 
-def decode(name: str, payload: bytes, dims: Dims | None = None) -> Message:
+def kind_of(name: str, size: int) -> type[Message]:
+    """What a topic name and the size of a payload in bytes say, before anything is unpacked.
+
+    Raises:
+        ProtocolError: with ``kind`` unknown-topic or oversize.
+    """
+    message = MESSAGES.get(name)
+    if message is None:
+        raise ProtocolError("unknown-topic", f"topic {name[:40]!r} is not one of {', '.join(MESSAGES)}")
+    if size > message.MAX_BYTES:
+        raise ProtocolError("oversize", f"{name}: {size} bytes, above the limit of {message.MAX_BYTES}")
+    return message
+
+
+def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     """The message of a topic name and its payload frame.
 
     ``dims`` gives the sizes N, O, A where they are known (after a handshake); others follow from the first array that
@@ -53,11 +69,7 @@ def decode(name: str, payload: bytes, dims: Dims | None = None) -> Message:
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, type, range, shape, value.
     """
-    message = MESSAGES.get(name)
-    if message is None:
-        raise ProtocolError("unknown-topic", f"topic {name[:40]!r} is not one of {', '.join(MESSAGES)}")
-    if len(payload) > message.MAX_BYTES:
-        raise ProtocolError("oversize", f"{name}: {len(payload)} bytes, above the limit of {message.MAX_BYTES}")
+    message = kind_of(name, len(payload))
     try:
         content = msgpack.unpackb(
             payload, strict_map_key=True, max_ext_len=0, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE

@@ -5,10 +5,11 @@
 ``identity.public``
     ``NAME KEY``: what the other side is given.
 ``allowed``
-    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas: ``client`` may connect to our
-    servers; ``server:LINK`` is who must serve LINK when we connect to it. The file is read again while nodes run.
-    The machine's own key may connect, and is expected of the server of a link that no other is named for: the
-    processes of one machine trust each other.
+    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas: a role of Hello (``driver``,
+    ``operator``, …) may connect to our servers in that role, ``client`` in every role but operator; ``server:LINK`` is
+    who must serve LINK when we connect to it. The file is read again while nodes run. The machine's own key may
+    connect in every role, and is expected of the server of a link that no other is named for: the processes of one
+    machine trust each other.
 
 Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
 """
@@ -30,7 +31,11 @@ from td3_robot import files
 from td3_robot.errors import KeysError
 from td3_robot.topics import LINKS
 
+OPERATOR = "operator"
+ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
+"""What a client may be, as its Hello says."""
 CLIENT = "client"
+"""Every role but operator, who commands robots and ends emergency stops."""
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -57,7 +62,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Entry:
-    """A known key and what it is known for: ``client``, ``server:LINK``."""
+    """A known key and what it is known for: ``client``, a role of Hello, ``server:LINK``."""
 
     name: str
     key: str
@@ -90,6 +95,7 @@ class KeyFolder:
         """
         check_name(name)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_folder()
         with self._locked():
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
@@ -103,8 +109,9 @@ class KeyFolder:
         """The machine's own key pair.
 
         Raises:
-            KeysError: there is none, it is damaged, or others may read it.
+            KeysError: there is none, it is damaged, or others may read it or replace it.
         """
+        self._check_folder()
         path = self.secret_file
         try:
             mode = path.stat().st_mode & 0o777
@@ -129,8 +136,9 @@ class KeyFolder:
         """Known keys by name, in the order they were allowed.
 
         Raises:
-            KeysError: the list is damaged, or others may write it.
+            KeysError: the list is damaged, or others may write it or replace it.
         """
+        self._check_folder()
         try:
             mode = self.allowed_file.stat().st_mode & 0o777
             text = self.allowed_file.read_text(encoding="ascii")
@@ -161,7 +169,9 @@ class KeyFolder:
         check_name(name)
         if not _KEY.fullmatch(key):
             raise KeysError(f"key {key[:60]!r} is not a public key: 40 characters of Z85, as 'keys create' prints it")
-        if role != CLIENT and role not in {SERVER + link for link in LINKS}:
+        if role not in (CLIENT, *ROLES) and not role.startswith(SERVER):
+            raise KeysError(f"role {role!r} is not one; allowed: {', '.join((CLIENT, *ROLES))}")
+        if role.startswith(SERVER) and role.removeprefix(SERVER) not in LINKS:
             raise KeysError(f"link {role.removeprefix(SERVER)!r} is not one; allowed: {', '.join(LINKS)}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -172,7 +182,7 @@ class KeyFolder:
             for other in known.values():
                 if other.name != name and other.key == key:
                     raise KeysError(f"this key is known as {other.name!r} already")
-                if other.name != name and role != CLIENT and role in other.roles:
+                if other.name != name and role.startswith(SERVER) and role in other.roles:
                     raise KeysError(
                         f"link {role.removeprefix(SERVER)!r} has {other.name!r} as its server; revoke it first"
                     )
@@ -195,6 +205,25 @@ class KeyFolder:
             entry = known.pop(name)
             self._write(known)
         return entry
+
+    def _check_folder(self) -> None:
+        """Raise KeysError if others may replace the files in it: then their own modes are no protection."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
+        if found.st_uid not in (0, os.geteuid()):
+            raise KeysError(
+                f"key folder {str(self.path)!r} belongs to user {found.st_uid}; "
+                f"allowed: {os.geteuid()} (us) and 0 (root)"
+            )
+        if found.st_mode & 0o022:
+            raise KeysError(
+                f"key folder {str(self.path)!r} has mode {found.st_mode & 0o7777:04o}; others may write it: "
+                f"chmod 700 {self.path}"
+            )
 
     def _write(self, known: dict[str, Entry]) -> None:
         lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]
@@ -254,6 +283,10 @@ class AllowList:
         """The name under which a client's key may connect; None if it may not."""
         return self._clients.get(key)
 
+    def may(self, key: str, role: str) -> bool:
+        """Whether a client's key may take part in this role of Hello."""
+        return role in self._roles.get(key, ())
+
     def server(self, link: str) -> str:
         """The key that the server of a link must hold."""
         return self._servers.get(link, self.identity.public)
@@ -266,8 +299,15 @@ class AllowList:
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
     def _read(self, entries: dict[str, Entry]) -> None:
-        self._clients = {entry.key: entry.name for entry in entries.values() if CLIENT in entry.roles}
+        everybody = frozenset(ROLES) - {OPERATOR}
+        self._roles = {
+            entry.key: frozenset(ROLES).intersection(entry.roles)
+            | (everybody if CLIENT in entry.roles else frozenset())
+            for entry in entries.values()
+        }
+        self._clients = {entry.key: entry.name for entry in entries.values() if self._roles[entry.key]}
         self._clients[self.identity.public] = self.identity.name
+        self._roles[self.identity.public] = frozenset(ROLES)
         self._servers = {
             role.removeprefix(SERVER): entry.key
             for entry in entries.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +25,8 @@ HEARTBEAT_PERIOD = 1.0
 """Seconds of silence after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server takes a client for gone."""
+DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
+"""Seconds of silence after which another process may take a driver's name: two must never move the same motors."""
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
@@ -34,7 +36,10 @@ ROBOT_ROLES = ("simulator", "driver")
 MAX_ROBOTS = 1024
 """Robots of one source."""
 
-Frames = Sequence[bytes]
+MOST_FRAMES = 3
+"""Frames of one message that are kept, to be refused: one more than any has."""
+
+Frames = Sequence[codec.Buffer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +87,11 @@ class Tally:
             log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], line)
 
 
-def _decode(frames: Frames, dims: Mapping[str, int] | None) -> Message:
+def _topic(frames: Frames) -> str:
     if len(frames) != 2:
-        raise ProtocolError("frames", f"{len(frames)} frames, needs topic and payload")
-    return codec.decode(frames[0][:64].decode("ascii", "replace"), frames[1], dims)
+        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
+        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
+    return bytes(frames[0][:64]).decode("ascii", "replace")
 
 
 def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
@@ -104,6 +110,7 @@ class ServerSession:
         agreement: what clients must hold alike, see ``Config.agreement``.
         session: a number drawn at every start.
         spec: the robot served; None until the first simulator or driver, or the first weights, name it.
+        may: on a link with keys, whether a public key may have a role.
     """
 
     link: str
@@ -112,9 +119,11 @@ class ServerSession:
     agreement: Mapping[str, str]
     session: int
     spec: RobotSpec | None = None
+    may: Callable[[str, str], bool] | None = None
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
+    _asked: dict[bytes, float] = field(default_factory=dict)  # since when a client waits for a driver's name
 
     def receive(
         self, key: bytes, frames: Frames, now: float, owner: str = ""
@@ -128,26 +137,31 @@ class ServerSession:
         if peer and peer.owner != owner:  # a routing identity that was somebody else's
             return [], []
         try:
-            message = _decode(frames, peer.dims if peer else None)
+            topic = _topic(frames)
+            kind = codec.kind_of(topic, len(frames[1]))
+            if peer is None and kind is not Hello:  # to unpack it would let anybody take our time
+                return self._refuse_stranger(key, topic, len(frames[1]), now)
+            if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
+                self.tally.note("unexpected", f"{topic} from {peer.role} {peer.name} on link {self.link}", now)
+                self._heard[key] = now
+                return [], []
+            message = codec.decode(topic, frames[1], peer.dims if peer else None)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
             return [], []
         if isinstance(message, Hello):
             return self._meet(key, message, now, owner)
-        if peer is None:
-            return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
+        assert peer
         self._heard[key] = now
         if isinstance(message, Heartbeat):
             return [], [(key, Heartbeat(message.stamp, self.session))]
         if isinstance(message, Bye):
             return self.forget(key, message.reason), []
-        if not isinstance(message, self.accepts[peer.role]):
-            self.tally.note("unexpected", f"{message.NAME} from {peer.role} {peer.name} on link {self.link}", now)
-            return [], []
         return [(peer, message)], []
 
     def expire(self, now: float) -> list[Input]:
         """A Bye for every client that has been silent for PEER_TIMEOUT."""
+        self._asked = {key: asked for key, asked in self._asked.items() if now - asked <= PEER_TIMEOUT}
         gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
@@ -169,10 +183,25 @@ class ServerSession:
                 inputs += self.forget(key, refused.reason)
         return inputs, replies
 
+    def _refuse_stranger(
+        self, key: bytes, topic: str, size: int, now: float
+    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        self.tally.note("stranger", f"on link {self.link}: {topic} of {size} bytes before any hello", now)
+        return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
+
     def _meet(
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
+        if not refused and (rival := self._driver(hello)):
+            # The one that has the name says by itself whether it is there. Until then there is no answer: the client
+            # asks again.
+            asked, heard = self._asked.setdefault(key, now), self._heard[rival]
+            if heard <= asked and now - asked <= DRIVER_SILENCE:
+                return [], []
+            if heard > asked:
+                refused = Refused("name", f"name {hello.name!r} is taken by a driver that is connected")
+        self._asked.pop(key, None)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
             return self.forget(key, refused.reason), [(key, refused)]
@@ -198,6 +227,9 @@ class ServerSession:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
             return Refused("name", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
+        if self.may and not self.may(owner, hello.role):
+            how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
+            return Refused("name", f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}")
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
             allowed = f"allowed: 1 to {MAX_ROBOTS}, with a specification"
             return Refused("spec", f"{hello.role} names {hello.robots} robots; {allowed}")
@@ -212,6 +244,13 @@ class ServerSession:
             if taken and hello.incarnation <= peer.hello.incarnation:
                 return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return self._other_robot(hello)
+
+    def _driver(self, hello: Hello) -> bytes | None:
+        """The connection of a driver that another process with its name wants to replace."""
+        for key, peer in self.peers.items():
+            if peer.name == hello.name and peer.role == "driver" and peer.hello.client != hello.client:
+                return key
+        return None
 
     def _other_robot(self, hello: Hello) -> Refused | None:
         if not hello.spec:
@@ -274,7 +313,7 @@ class ClientSession:
         A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again.
         """
         try:
-            message = _decode(frames, self.dims)
+            message = codec.decode(_topic(frames), frames[1], self.dims)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
             return []

@@ -32,18 +32,19 @@ def test_what_create_prints_is_what_allow_takes(run: Any, tmp_path: Path) -> Non
     assert identity.secret not in out
     assert out.splitlines()[-1] == f"on the other machine: td3-robot keys allow robot-7 '{identity.public}'"
     key = zmq.curve_keypair()[0].decode()
-    assert run("allow", "workstation", key) == (0, "workstation may connect\n", "")
+    assert run("allow", "workstation", key) == (0, "workstation may connect as any role but operator\n", "")
+    assert run("allow", "workstation", key, "--role", "operator") == (0, "workstation may connect as operator\n", "")
     assert run("allow", "workstation", key, "--server", "learner") == (0, "workstation is the server of learner\n", "")
     code, out, _ = run("list")
     assert [line.split() for line in out.splitlines()] == [
         ["robot-7", identity.public, "this", "machine"],
-        ["workstation", key, "client,", "server:learner"],
+        ["workstation", key, "client,", "operator,", "server:learner"],
     ]
     code, out, _ = run("list", "--json")
     assert json.loads(out) == {
         "folder": str(tmp_path / "keys"),
         "identity": {"name": "robot-7", "key": identity.public},
-        "allowed": [{"name": "workstation", "key": key, "roles": ["client", "server:learner"]}],
+        "allowed": [{"name": "workstation", "key": key, "roles": ["client", "operator", "server:learner"]}],
     }
     code, out, _ = run("revoke", "workstation")
     assert (code, out) == (0, "workstation is forgotten; processes that run let go of it within 0.1 s\n")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle, Exploration, sha256
-from td3_robot.messages import Action, Bye, NoiseKind, StateChange, Step, Weights
+from td3_robot.messages import Action, Bye, Command, NoiseKind, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.noise import Noise
@@ -92,7 +92,7 @@ def test_not_exploring_serves_the_bare_actor(
 def test_lockstep_waits_for_the_version_named_and_uses_exactly_it(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    core = PolicyCore(seed=9)
+    core = PolicyCore(seed=9, lockstep=True)
     bundles = {version: make_bundle(version) for version in (1, 2, 3)}
     core.step([weights(1, bundles[1])], 0.0)
     assert core.step([(peer, make_step(5, needs_version=2))], 0.0) == []
@@ -101,6 +101,30 @@ def test_lockstep_waits_for_the_version_named_and_uses_exactly_it(
     assert isinstance(action, Action)
     assert action.weights_version == 2
     assert np.array_equal(action.action, Actor(bundles[2])(np.full((1, 3), 5, np.float32)))
+
+
+def test_only_the_newest_good_weights_are_looked_at(
+    make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    decode = Bundle.decode
+    monkeypatch.setattr(Bundle, "decode", lambda raw, label: decoded.append(label) or decode(raw, label))
+    core, lockstep = PolicyCore(seed=9), PolicyCore(seed=9, lockstep=True)
+    good = [weights(version, make_bundle(version)) for version in range(1, 6)]
+    queued = [*good, weights(6, make_bundle(6), sha256="0" * 64)]
+    core.step(queued, 0.0)
+    assert (core.version, decoded) == (5, ["weights version 5"])
+    assert core.counters == {"weights_refused": 1, "weights_skipped": 4}
+    lockstep.step(queued, 0.0)
+    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # each was there: a Step may name it
+
+
+def test_weights_that_came_before_a_command_are_taken_before_it(make_bundle: Callable[..., Bundle]) -> None:
+    operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
+    core = PolicyCore(seed=9)
+    freeze = Command(1, "", "freeze", "", 0, "", b"")
+    core.step([weights(1, make_bundle(1)), (operator, freeze), weights(2, make_bundle(2))], 0.0)
+    assert (core.version, core.counters["weights_frozen"]) == (1, 1)
 
 
 def test_bad_weights_are_refused_and_the_old_serve_on(

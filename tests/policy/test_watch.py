@@ -446,3 +446,48 @@ def test_a_reset_of_an_active_watch_leaves_it_armed(
     core.step([(peer, make_step(5))], 1.0)
     core.step([(operator, command("reset", "leg"))], 1.01)
     assert core.due == pytest.approx(1.1)
+
+
+def told(outputs: list[Output], robot: Peer) -> list[str]:
+    return [message.verb for to, message in outputs if to is robot and isinstance(message, Command)]
+
+
+@pytest.mark.parametrize("safety", [SAFE, SafetyConfig()], ids=["watched", "not watched"])
+def test_a_stop_of_one_robot_outlives_its_driver(
+    make_core: Cores, peer: Peer, operator: Peer, safety: SafetyConfig
+) -> None:
+    core = make_core(safety)
+    assert told(core.step([(operator, command("estop", "leg"))], 0.0), peer) == ["estop"]
+    anew = replace(peer, key=b"3", hello=replace(peer.hello, client=8, incarnation=1))
+    assert told(core.step([(peer, Bye("killed")), (anew, anew.hello)], 1.0), anew) == ["estop"]
+    for target in ("leg", ""):
+        answer = reply(core, operator, command("activate", target), 2.0)
+        assert "policy/leg: an emergency stop is in force; reset it first" in answer.error
+    assert reply(core, operator, command("state"), 2.0).detail["stopped"] == ["leg"]
+    assert told(core.step([(operator, command("reset", "leg"))], 3.0), anew) == ["reset"]
+    assert told(core.step([(operator, command("activate", "leg"))], 4.0), anew) == ["activate"]
+    again = replace(peer, key=b"4")
+    assert told(core.step([(anew, Bye("")), (again, again.hello)], 5.0), again) == []
+
+
+@pytest.mark.parametrize("target", ["", "leg"])
+def test_a_stop_of_a_robot_that_is_away_waits_for_it(make_core: Cores, peer: Peer, operator: Peer, target: str) -> None:
+    """The Reply is an error all the same: nobody stands still, and the name may be a mistake."""
+    core = make_core(SafetyConfig())
+    core.step([(peer, Bye(""))], 0.0)
+    answer = reply(core, operator, command("estop", "leg"), 1.0)
+    assert "no robot 'leg' is connected; connected: none; the stop is latched" in answer.error
+    assert told(core.step([(peer, peer.hello)], 2.0), peer) == ["estop"]
+    assert told(core.step([(operator, command("reset", target))], 3.0), peer) == ["reset"]
+    core.step([(peer, Bye(""))], 4.0)
+    assert told(core.step([(peer, peer.hello)], 5.0), peer) == []
+
+
+def test_a_stop_of_a_robot_that_is_away_can_be_reset(make_core: Cores, peer: Peer, operator: Peer) -> None:
+    core = make_core(SafetyConfig())
+    core.step([(peer, Bye(""))], 0.0)
+    assert "no robot 'leg' is connected" in reply(core, operator, command("reset", "leg")).error
+    reply(core, operator, command("estop", "leg"))
+    answer = reply(core, operator, command("reset", "leg"))
+    assert (answer.error, answer.detail["stopped"]) == ("", [])
+    assert told(core.step([(peer, peer.hello)], 1.0), peer) == []

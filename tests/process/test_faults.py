@@ -385,7 +385,8 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     second = robot.serve(log="second.log")
     assert second.wait(60) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    arguments = ("--config", "driver.yaml", "--name", "leg", "--incarnation", "1")
+    later = str(int(time.time()) + 1000)
+    arguments = ("--config", "driver.yaml", "--name", "leg", "--incarnation", later)
     impostor = robot._start("impostor.log", str(EXAMPLE), *arguments)
     assert impostor.wait(60) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import zmq
 
-from td3_robot.errors import EndpointError
-from td3_robot.messages import Action, Bye, Hello, Step, Welcome
+from td3_robot.errors import EndpointError, HandshakeError
+from td3_robot.messages import Action, Bye, Command, Hello, Step, Welcome
 from td3_robot.transport import bus as bus_module
 from td3_robot.transport import codec, curve
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
+from td3_robot.transport.session import ClientSession, ServerSession
 
 Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
@@ -263,6 +264,35 @@ def test_name_of_a_robot_is_its_key_s(
     with pytest.raises(Exception, match="name 'sim-0' is taken by a simulator with another key"):
         pump(lambda _: False, server, client)
     exchange(server, robot, make_step, pump, of)
+
+
+def test_who_may_be_an_operator_is_on_the_list(
+    folders: Folders, make_locked: Make, make_hello: Make, pump: Make, of: Make
+) -> None:
+    """The key of a robot does not command: neither at first nor once its role is taken back."""
+    session = ServerSession("policy", "server", {"operator": (Command,)}, {}, 1)
+    server = make_locked(folders[0])
+    bound = server.serve("tcp://127.0.0.1:*", session)
+    key = folders[1].identity().public
+
+    def operator() -> Bus:
+        bus: Bus = make_locked(folders[1])
+        bus.connect(bound, ClientSession("policy", make_hello("operator", name="op"), ()))
+        return bus
+
+    with pytest.raises(HandshakeError, match=r"the key of 'op' may not be operator here; .* --role operator"):
+        pump(lambda _: False, server, operator())
+    folders[0].allow("robot-7", key, "operator")
+    listen(2 * REVOCATION_TIME, server)
+    client = operator()
+    pump(lambda got: bool(of(got[1], Welcome)), server, client)
+    assert client.send("policy", Command(1, "", "reset", "", 0, "", b""))
+    pump(lambda got: bool(of(got[0], Command)), server)
+    folders[0].revoke("robot-7")
+    folders[0].allow("robot-7", key)
+    pump(lambda got: bool(of(got[0], Bye)), server)
+    with pytest.raises(HandshakeError, match="may not be operator here"):
+        pump(lambda _: False, server, client)
 
 
 def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import zmq
 
 from td3_robot.errors import KeysError
-from td3_robot.transport.keys import CLIENT, AllowList, KeyFolder, check_name, default_folder, read_public
+from td3_robot.transport.keys import CLIENT, ROLES, AllowList, KeyFolder, check_name, default_folder, read_public
 
 
 @pytest.fixture
@@ -57,6 +58,35 @@ def test_secret_that_others_may_read_is_refused(folder: KeyFolder) -> None:
     folder.create("robot-7")
     folder.secret_file.chmod(0o640)
     with pytest.raises(KeysError, match=r"has mode 0640; allowed is 0600: chmod 600 .*identity.secret"):
+        folder.identity()
+
+
+@pytest.mark.parametrize("writable", [0o777, 0o770, 0o1777, 0o702])
+def test_a_folder_that_others_may_write_is_refused(folder: KeyFolder, writable: int) -> None:
+    """They could put their own key pair and list into it."""
+    folder.create("robot-7")
+    folder.allow("a", public())
+    keys = AllowList(folder)
+    folder.path.chmod(writable)
+    line = rf"^key folder '.*keys' has mode {writable:04o}; others may write it: chmod 700 .*keys$"
+    uses = [folder.identity, folder.entries, lambda: AllowList(folder), lambda: folder.create("b")]
+    for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
+        with pytest.raises(KeysError, match=line):
+            use()
+    folder.allowed_file.touch()  # a list that runs is read again, and lets nobody in
+    assert "no other machine is let in any more: key folder" in str(keys.refresh())
+    folder.path.chmod(0o755)  # who may only look sees no secret
+    assert folder.identity().name == "robot-7"
+
+
+def test_a_folder_of_somebody_else_is_refused(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.create("robot-7")
+    owner = folder.path.stat().st_uid
+    if owner == 0:  # root's folders are everybody's choice, so make it another's
+        os.chown(folder.path, 4242, -1)
+        owner = 4242
+    monkeypatch.setattr(os, "geteuid", lambda: 77)
+    with pytest.raises(KeysError, match=rf"belongs to user {owner}; allowed: 77 \(us\) and 0 \(root\)"):
         folder.identity()
 
 
@@ -112,6 +142,29 @@ def test_contradictions(folder: KeyFolder) -> None:
         folder.allow("b", public(), "server:camera")
     with pytest.raises(KeysError, match="is not a public key: 40 characters of Z85"):
         folder.allow("b", "x" * 39)
+
+
+def test_roles(folder: KeyFolder) -> None:
+    """A key may be what the list says; ``client`` is every role but operator, our own key every role."""
+    own = folder.create("here").public
+    robot, person, both, server, stranger = (public() for _ in range(5))
+    folder.allow("robot-7", robot)
+    folder.allow("person", person, "operator")
+    folder.allow("both", both)
+    folder.allow("both", both, "operator")
+    folder.allow("learner", server, "server:learner")
+    keys = AllowList(folder)
+    allowed = {key: {role for role in ROLES if keys.may(key, role)} for key in (own, robot, person, both, stranger)}
+    assert allowed == {
+        own: {*ROLES},
+        robot: {"simulator", "driver", "policy", "evaluator", "node"},
+        person: {"operator"},
+        both: {*ROLES},
+        stranger: set(),
+    }
+    assert keys.client(server) is None
+    with pytest.raises(KeysError, match="role 'king' is not one; allowed: client, simulator, driver"):
+        folder.allow("robot-7", robot, "king")
 
 
 @pytest.mark.parametrize("line", ["a", "a b c", "a {key}", "a {key} client more", "a {key} client\na {key} client"])

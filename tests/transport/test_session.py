@@ -25,11 +25,13 @@ from td3_robot.messages import (
     Status,
     Step,
     Throttle,
+    Weights,
     Welcome,
 )
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.session import (
+    DRIVER_SILENCE,
     HEARTBEAT_PERIOD,
     HELLO_PERIOD,
     LOG_PERIOD,
@@ -206,6 +208,36 @@ def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_he
     assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is a stranger's now
 
 
+def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
+    """Two drivers would move the same motors. Until it is known whether the first is there, nobody is answered."""
+    server = make_server()
+    ask(server, make_hello("driver"), now=0.0)
+    second = make_hello("driver", client=8, incarnation=99)
+    assert ask(server, second, b"2", now=10.0) == ([], [])  # nothing was heard for 10 s: perhaps we stood still
+    ask(server, make_step(1), now=10.1)
+    inputs, (refused,) = ask(server, second, b"2", now=10.25)
+    assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
+    assert list(server.peers) == [b"1"]
+    assert ask(server, make_step(2), now=10.3)[0]
+    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # its own new connection
+    assert [message.NAME for _, message in again] == ["bye", "hello"]
+
+
+def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello: MakeHello) -> None:
+    server = make_server()
+    ((first, _),), _ = ask(server, make_hello("driver"), now=0.0)
+    second = make_hello("driver", client=8, incarnation=99)
+    assert ask(server, second, b"2", now=1.0) == ([], [])
+    assert ask(server, second, b"2", now=1.0 + DRIVER_SILENCE) == ([], [])
+    inputs, (welcome,) = ask(server, second, b"2", now=1.01 + DRIVER_SILENCE)
+    assert [(peer is first, message.NAME) for peer, message in inputs] == [(True, "bye"), (False, "hello")]
+    assert isinstance(welcome, Welcome)
+    third = make_hello("driver", client=9, incarnation=100)
+    assert ask(server, third, b"3", now=4.0) == ([], [])
+    assert ask(server, Bye("done"), b"2", now=4.1)[0]
+    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # it has left: no need to wait
+
+
 def test_same_client_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = ask(server, make_hello())
@@ -220,6 +252,28 @@ def test_stranger_is_asked_for_hello(make_server: MakeServer, make_step: Any) ->
         refused = refusal(make_server(), message)
         assert refused.code == "hello"
         assert refused.reason == "server has not met this client; send Hello"
+
+
+def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
+    make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it sends costs us its name and its size; one that we know is asked for its role's messages alone."""
+    server, unpacked = make_server(), []
+    unpack = msgpack.unpackb
+    monkeypatch.setattr(
+        msgpack, "unpackb", lambda payload, **limits: unpacked.append(payload) or unpack(payload, **limits)
+    )
+    ((_, refused),) = server.receive(b"1", [b"step", bytes(1 << 22)], 0.0)[1]
+    assert (refused.code, server.tally.counts) == ("hello", {"stranger": 1})
+    assert server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0) == ([], [])
+    assert server.receive(b"1", [b"weights", bytes(Weights.MAX_BYTES + 1)], 0.0) == ([], [])
+    assert server.tally.counts == {"stranger": 1, "oversize": 2}
+    assert unpacked == []
+    ask(server, make_hello())
+    assert len(unpacked) == 1
+    assert server.receive(b"1", [b"weights", bytes(1000)], 0.0) == ([], [])
+    assert server.tally.counts == {"stranger": 1, "oversize": 2, "unexpected": 1}
+    assert len(unpacked) == 1
 
 
 def test_refused_peer_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
@@ -453,9 +507,10 @@ def test_no_frames_stop_a_session(messages: list[list[bytes]]) -> None:
 
 
 def test_malformed_input_is_logged_once_per_kind_and_period(
-    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+    make_server: MakeServer, make_hello: MakeHello, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make_server()
+    ask(server, make_hello())
     with caplog.at_level(logging.WARNING):
         for tick in range(100):
             server.receive(b"1", [b"step", b"\xc1"], tick * LOG_PERIOD / 40)
@@ -463,9 +518,7 @@ def test_malformed_input_is_logged_once_per_kind_and_period(
     assert server.tally.counts == {"malformed": 100, "frames": 100}
     lines = [record.message for record in caplog.records]
     assert len(lines) == 6  # two kinds, three periods
-    assert lines[0] == (
-        "dropped (malformed, 1 so far): on link policy from a stranger: step: not msgpack (FormatError)"
-    )
+    assert lines[0] == ("dropped (malformed, 1 so far): on link policy from sim-0: step: not msgpack (FormatError)")
     assert lines[2].startswith("dropped (malformed, 41 so far)")
 
 

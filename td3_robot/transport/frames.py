@@ -1,0 +1,72 @@
+"""Frames from a socket: no more of them than any message has, none longer than any has, none copied that is long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import zmq
+
+from td3_robot.messages import Hello, Message, Refused, Welcome
+from td3_robot.transport.codec import Buffer
+from td3_robot.transport.session import MOST_FRAMES, ClientSession, ServerSession
+
+_NOW = int(zmq.DONTWAIT)  # a plain number: flags of an enum take longer
+_SHORT = 65536  # bytes up to which a copy is cheaper than a view
+_BATCH = 256  # frames between two looks at the clock
+
+
+class Receiver:
+    """Takes messages from the sockets of one bus.
+
+    Args:
+        turn: seconds that may go at a time into throwing away one message's further frames.
+        clock: in seconds.
+    """
+
+    def __init__(self, turn: float, clock: Callable[[], float]) -> None:
+        self._turn = turn
+        self._clock = clock
+        self._unfinished: set[zmq.Socket[bytes]] = set()
+
+    def frames(self, socket: zmq.Socket[bytes]) -> list[Buffer]:
+        """What is left of one message, MOST_FRAMES at most; :meth:`finish` throws away the others.
+
+        Raises:
+            zmq.Again: there is no message.
+        """
+        frames: list[Buffer] = []
+        more = True
+        while more:
+            if len(frames) == MOST_FRAMES:
+                self._unfinished.add(socket)
+                break
+            frame = socket.recv(_NOW, copy=False)
+            frames.append(frame.bytes if len(frame) <= _SHORT else frame.buffer)
+            more = frame.more
+        return frames
+
+    def finish(self, socket: zmq.Socket[bytes]) -> None:
+        """Throw away the rest of a message with too many frames, before the next one is taken.
+
+        Raises:
+            zmq.Again: not all in this turn; the socket is still readable.
+        """
+        if socket not in self._unfinished:
+            return
+        end = self._clock() + self._turn
+        while True:
+            for _ in range(_BATCH):
+                if not socket.recv(_NOW, copy=False).more:
+                    self._unfinished.discard(socket)
+                    return
+            if self._clock() > end:
+                raise zmq.Again
+
+
+def longest_frame(session: ServerSession | ClientSession) -> int:
+    """Bytes of the longest frame that a session has a use for; libzmq closes a connection that sends a longer one."""
+    if isinstance(session, ClientSession):
+        kinds: set[type[Message]] = {Welcome, Refused, *session.accepts}
+    else:
+        kinds = {Hello, *(kind for accepted in session.accepts.values() for kind in accepted)}
+    return max(kind.MAX_BYTES for kind in kinds) + 1024
