@@ -30,6 +30,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/make_protocol.py --check
+	$(BIN)/python benchmarks/results/report.py --check
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -49,7 +49,7 @@ def main() -> int:
         print(f"report.py: not what the data say: {', '.join(stale)}; run benchmarks/results/report.py")
         return 1
     if not options.check:
-        for name in sorted({row["chart"] for row in rows().values()}):
+        for name in sorted({name for row in rows().values() for name in row["charts"]}):
             chart(name, results)
     return 0
 
@@ -95,7 +95,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
 
 def chart(name: str, results: dict[str, list[Result]]) -> None:
     """The learning curves of one chart: thin lines for seeds, the rows in colours, the bar dashed."""
-    drawn = {title: results[title] for title, row in rows().items() if row["chart"] == name and results[title]}
+    drawn = {title: results[title] for title, row in rows().items() if name in row["charts"] and results[title]}
     if not drawn:
         return
     figure = Figure(figsize=(8, 4.5), layout="constrained")
