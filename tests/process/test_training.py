@@ -238,10 +238,10 @@ def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     for node in ("policy", "learner"):
         counters = final[node]["counters"]
-        # 13 messages: 4 of one frame and 4 of three have the wrong count, 4 Steps are no msgpack or hold wrong fields,
-        # and an empty map is no Action. libzmq may read some of the raw bytes as further messages, as ZMTP 1.0.
+        # 13 messages: 4 of one frame and 4 of three have the wrong count; 4 Steps and an Action come from a stranger,
+        # of whom nothing but Hello is unpacked. libzmq may read some of the raw bytes as messages, as ZMTP 1.0.
         assert counters["frames"] >= 8
-        assert sum(counters.get(kind, 0) for kind in ("malformed", "fields")) >= 5
+        assert counters["stranger"] >= 5
     assert final["learner"]["counters"]["missed"] == 0
     assert not any(name in run.output() for name in ("died", "killed"))
 
