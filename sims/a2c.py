@@ -28,6 +28,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config import DISCRETE, Config
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner import checkpoint, compute
+from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.node import Figures, Node
@@ -180,7 +181,7 @@ class A2CCore:
             | losses
         )
         if self.config.evaluation.every and self.env_steps >= self._next_evaluation:
-            self._next_evaluation = (self.env_steps // self.config.evaluation.every + 1) * self.config.evaluation.every
+            self._next_evaluation = next_multiple(self.env_steps, self.config.evaluation.every)
             self._evaluate(now)
         return []
 

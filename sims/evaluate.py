@@ -34,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot eval",
         description="Run a policy without noise; print mean, standard deviation and every return.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("policy", type=Path, metavar="POLICY", help="a policy bundle (.safetensors)")
     parser.add_argument("--env", metavar="NAME", help="task (default: the one it was trained on)")

@@ -13,7 +13,7 @@ from sims import tasks
 from sims.environment import Environment
 from sims.rollout import Episode, episodes
 from td3_robot import node as nodes
-from td3_robot.bundle import Bundle, sha256
+from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
 from td3_robot.messages import Evaluation, Weights
 from td3_robot.node import Figures, Node
@@ -70,9 +70,7 @@ class EvaluatorCore:
     def _actor(self, weights: Weights) -> Actor | None:
         """The policy to evaluate; None for weights that are damaged or for another robot."""
         try:
-            if sha256(weights.payload) != weights.sha256:
-                raise BundleError(f"weights version {weights.version}: the hash does not fit the payload")
-            bundle = Bundle.decode(weights.payload, f"weights version {weights.version}")
+            bundle = Bundle.verified(weights.payload, weights.sha256, f"weights version {weights.version}")
             if difference := self.environment.spec.difference(bundle.spec):
                 raise BundleError(f"weights version {weights.version} are for another robot: {difference}")
         except BundleError as error:

@@ -150,6 +150,23 @@ class Bundle:
             raise BundleError(f"{source}: {OBSERVATION_STD} goes down to {lowest}; each must be above 0")
         return cls(spec, hidden, tensors, exploration, provenance, settings)
 
+    @classmethod
+    def verified(cls, payload: bytes, digest: str, source: str) -> Bundle:
+        """The bundle in bytes that came with their hash, see :func:`sha256`.
+
+        Raises:
+            BundleError: the hash does not fit, or see :meth:`decode`.
+        """
+        if sha256(payload) != digest:
+            raise BundleError(f"{source}: the hash does not fit the payload")
+        return cls.decode(payload, source)
+
+    @property
+    def version(self) -> int:
+        """The number it was published under, at least 1; 0 for one that never was."""
+        version = self.provenance.get("version")
+        return version if isinstance(version, int) and version > 0 else 0
+
     def save(self, path: Path) -> None:
         """Write the file atomically.
 

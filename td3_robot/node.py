@@ -52,7 +52,10 @@ LIFELINE = "TD3_ROBOT_LIFELINE"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, and whose epilog stands as it was written."""
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **named})
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -258,7 +261,6 @@ def parser(
         prog=f"td3-robot {role}",
         description=description,
         epilog=epilog or f"example:\n  td3-robot {role} --run runs/walker2d",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument(
         "--run", type=Path, required=not deployable, metavar="DIR", help="folder of the run to take part in"

@@ -13,12 +13,13 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from td3_robot import curve, machine
+from td3_robot import changes, curve, machine
 from td3_robot.config import Config
 from td3_robot.errors import Td3RobotError
 from td3_robot.run_folder import RunFolder
@@ -28,6 +29,7 @@ DATA = HERE / "data"
 PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "gymnasium")
 
 
+@cache
 def rows() -> dict[str, dict[str, Any]]:
     """The rows by name, see rows.yaml."""
     content: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))
@@ -96,7 +98,7 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
         + "".join(f" --set {override}" for override in row.get("set", [])),
         "partial": not finished(run),
         "seed": seed,
-        "differs_from_defaults": difference(config),
+        "differs_from_defaults": {key: new for key, (_, new) in changes.differences(Config(), config).items()},
         "wall_s": round((train_records or evaluations)[-1]["wall_s"], 1),
         "machine": machine.describe(PACKAGES),
         "curve": [
@@ -123,18 +125,6 @@ def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
         "env_steps": made["env_steps"],
         "updates": made["updates"],
     }
-
-
-def difference(config: Config) -> dict[str, Any]:
-    """The keys whose values are not the defaults, in full names."""
-
-    def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {prefix: tree}
-        return {key: value for name, part in tree.items() for key, value in flat(part, f"{prefix}.{name}").items()}
-
-    defaults, own = (flat(yaml.safe_load(item.to_yaml())) for item in (Config(), config))
-    return {key.lstrip("."): value for key, value in own.items() if defaults.get(key) != value}
 
 
 if __name__ == "__main__":

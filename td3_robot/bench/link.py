@@ -6,7 +6,6 @@ bytes. Both are asked in turns, block by block, so that a noisy machine treats t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -91,7 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot bench link",
         description="Measure the way from observation to action and back, beside a bare echo, and a loop at 1 kHz.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="ipc", help="curve: TCP with keys (default: ipc)")
     parser.add_argument("--trips", type=int, default=5000, metavar="N", help="of each kind (default: %(default)s)")

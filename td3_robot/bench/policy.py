@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -41,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot bench policy",
         description="Measure the policy server: time for an action, time to the first one, memory.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--actions", type=int, default=20_000, metavar="N", help="to time (default: %(default)s)")
     parser.add_argument(

@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot bundle",
         description="Make, look at, check, export and import policy bundles.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

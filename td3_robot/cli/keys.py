@@ -30,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot keys",
         description="Make this machine's keys, and say which other keys may connect to it.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     create = commands.add_parser("create", help="draw this machine's key pair")

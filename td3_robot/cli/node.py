@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         messages = _messages(bus, parsed.timeout, endless=command is None)
         if command is None:
             return _watch(messages)
-        return _ask(bus, command, messages, parsed)
+        return _ask(bus, command, messages, endpoint, parsed)
     finally:
         bus.close("done")
 
@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="td3-robot node",
         description="Command a policy server and the robots it serves.",
         epilog=_EPILOG.format(verbs=verbs),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do, see below")
     parser.add_argument("argument", nargs="?", metavar="FILE|VERSION", help="of load and rollback")
@@ -120,14 +119,14 @@ def _command(parsed: argparse.Namespace) -> Command:
         raise UsageError(f"--reason has {len(parsed.reason)} characters; at most 1000 are allowed")
     version, payload = 0, b""
     if verb == "load":
-        payload = Bundle.load(Path(argument)).encode()
+        bundle = Bundle.load(Path(argument))
+        payload = bundle.encode()
         if len(payload) > LONGEST_PAYLOAD:
             raise UsageError(
                 f"policy {argument!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
                 f"running server: start it with --bundle"
             )
-        known = Bundle.decode(payload).provenance.get("version")
-        version = known if isinstance(known, int) and known > 0 and not parsed.force else 0
+        version = 0 if parsed.force else bundle.version
     elif argument:
         if not (argument.isascii() and argument.isdigit() and 0 < int(argument) < 2**63):
             raise UsageError(f"rollback to {argument!r}; allowed: the number of a version that state lists as held")
@@ -146,7 +145,9 @@ def _messages(bus: Bus, timeout: float, *, endless: bool) -> Iterator[Message | 
             yield None
 
 
-def _ask(bus: Bus, command: Command, messages: Iterator[Message | None], parsed: argparse.Namespace) -> int:
+def _ask(
+    bus: Bus, command: Command, messages: Iterator[Message | None], endpoint: str, parsed: argparse.Namespace
+) -> int:
     for message in messages:
         if message is None:
             bus.send("policy", command)
@@ -159,7 +160,7 @@ def _ask(bus: Bus, command: Command, messages: Iterator[Message | None], parsed:
                 print(f"td3-robot node: {unconfirmed}", file=sys.stderr)
             return EXIT_CHECK_FAILED if reply.error or unconfirmed else EXIT_GOOD
     who = command.target or "policy server"
-    print(f"td3-robot node: no answer from {who} at {_place(parsed)[0]} within {parsed.timeout:g} s", file=sys.stderr)
+    print(f"td3-robot node: no answer from {who} at {endpoint} within {parsed.timeout:g} s", file=sys.stderr)
     return EXIT_CHECK_FAILED
 
 

@@ -46,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot train",
         description="Train a policy with simulator, policy server and learner as processes of their own.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one")
     parser.add_argument("--steps", type=int, metavar="N", help="environment steps in all (total_steps)")

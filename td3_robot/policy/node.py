@@ -60,8 +60,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     )
     if arguments.bundle:
         bundle = Bundle.load(arguments.bundle)
-        version = bundle.provenance.get("version")
-        core.load(version if isinstance(version, int) and version > 0 else 1, bundle)
+        core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", arguments.bundle, core.version, bundle.spec.name)
     node.serve("policy", ACCEPTS, core.spec)
     learner: ClientSession | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from td3_robot.bundle import Bundle, sha256
+from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError, ConfigError, LifecycleError
 from td3_robot.messages import NoiseKind
 from td3_robot.policy.actor import Actor
@@ -94,9 +94,7 @@ class PolicyStore:
         Raises:
             BundleError: the hash does not fit, they are no bundle, or see :meth:`add`.
         """
-        if sha256(payload) != digest:
-            raise BundleError(f"weights version {version}: the hash does not fit the payload")
-        self.add(version, Bundle.decode(payload, f"weights version {version}"), loaded=loaded)
+        self.add(version, Bundle.verified(payload, digest, f"weights version {version}"), loaded=loaded)
 
     def roll_back(self, version: int = 0) -> Policy:
         """Serve an older one again: that version, or the newest older one that a person loaded, or else the one before.

@@ -93,7 +93,6 @@ def _options(name: str, purpose: str, arguments: Sequence[str] | None) -> argpar
         prog=f"td3-robot bench {name}",
         description=f"Measure {purpose}.",
         epilog=f"examples:\n  td3-robot bench {name}\n  td3-robot bench {name} --json > {name}.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--steps", type=int, default=6000, metavar="N", help="recorded (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")

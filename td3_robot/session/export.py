@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import itertools
@@ -169,7 +168,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot export",
         description="Write a recording as tables.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -208,7 +207,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot info",
         description="Say what is in a recording: topics, rates, gaps, policy versions, faults.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
     parser.add_argument("--check", action="store_true", help="exit 1 if anything in the file is damaged")

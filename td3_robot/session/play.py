@@ -93,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot play",
         description="Play a recording to live nodes.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -78,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot recover",
         description="Make a whole recording from a damaged one.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -109,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="td3-robot replay",
         description="Drive the policy server, the simulators and the learner from recordings, and compare.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
     parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")

@@ -7,9 +7,8 @@ from collections import Counter, OrderedDict
 
 import msgspec
 
-from td3_robot.bundle import Bundle, sha256
+from td3_robot.bundle import Bundle
 from td3_robot.config import Config
-from td3_robot.errors import BundleError
 from td3_robot.messages import Action, NoiseKind, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.safety import SafetyConfig
@@ -44,7 +43,7 @@ class PolicyReplay:
         self.unanswerable: Counter[str] = Counter()
         self._seed = config.seed
         self._safety = _without_deadlines(config.safety)
-        self._cores: OrderedDict[tuple[str, int, int], PolicyCore] = OrderedDict()  # by server and version
+        self._cores: OrderedDict[int, PolicyCore] = OrderedDict()  # by version
         self._peers: dict[tuple[str, int], Peer] = {}
         self._steps: dict[StepKey, Step] = {}
         self._weights: dict[int, Weights] = {}
@@ -75,20 +74,17 @@ class PolicyReplay:
     def _known(self, action: Action) -> bool:
         return self._key(action) in self._steps and action.weights_version in self._weights
 
-    def _core(self, publisher: str, incarnation: int, version: int) -> PolicyCore:
+    def _core(self, version: int) -> PolicyCore:
         """One that serves this version and nothing else: which one a server served may have gone up or back."""
-        key = publisher, incarnation, version
-        core = self._cores.get(key)
+        core = self._cores.get(version)
         if core is None:
             weights = self._weights[version]
-            if sha256(weights.payload) != weights.sha256:
-                raise BundleError(f"recorded weights version {version}: the hash does not fit the payload")
-            bundle = Bundle.decode(weights.payload, f"recorded weights version {version}")
-            core = self._cores[key] = PolicyCore(self._seed, safety=self._safety)
+            bundle = Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {version}")
+            core = self._cores[version] = PolicyCore(self._seed, safety=self._safety)
             core.load(version, dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety)))
             if len(self._cores) > _HELD:
                 self._cores.popitem(last=False)
-        self._cores.move_to_end(key)
+        self._cores.move_to_end(version)
         return core
 
     @staticmethod
@@ -96,7 +92,7 @@ class PolicyReplay:
         return action.source, action.incarnation, action.answers
 
     def _act(self, entry: Entry, action: Action) -> None:
-        core = self._core(entry.publisher, entry.incarnation, action.weights_version)
+        core = self._core(action.weights_version)
         now = entry.published * 1e-9
         core.exploring = action.noise_kind != NoiseKind.NONE
         step = self._steps[self._key(action)]

@@ -17,7 +17,6 @@ import pytest
 
 from td3_robot.bundle import Bundle
 
-ROOT = Path(__file__).parent.parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest; with ALL_PYTHONS=1 those between as well, at some 20 s each."""
 BASE = {"numpy", "pyzmq", "msgpack", "msgspec", "pyyaml", "safetensors", "td3-robot"}
@@ -59,14 +58,6 @@ class Environment:
         files = (path for path in self.site.rglob("*") if path.is_file())
         names = ((path, path.relative_to(self.site).parts[0]) for path in files)
         return sum(path.stat().st_size for path, top in names if not tops or top.startswith(tops))
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module", params=PYTHONS)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sims.in_process import InProcess
@@ -64,29 +65,11 @@ def pendulum(target: Path) -> None:
 def tampered(target: Path) -> None:
     """Three robots in real time: Step 20 comes after Step 21, the policy server pauses, Step 60 is lost."""
     overrides = ("pacing.mode=realtime", "robots=3", "learner.learning_starts=60", "learner.replay_ratio=0.2")
-    config = configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"])
-    run = InProcess(config)
-    tape = Tape(target, config)
-    taps = {name: tape.of(name) for name in ("learner", "policy", "sim-0")}
-    for (_, bus), tap in zip(run.nodes, taps.values(), strict=True):
-        bus.tap = tap.offer
-    robot = run.nodes[2][1]
-    assert isinstance(robot, MemoryBus)
-    tamper(robot, lost=60, late=20)
-    while not run.learner.done:
-        tape.now += 1_000_000
-        step = run.simulators[0].counters["steps"]
-        paused = 40 <= step < 43
-        for core, bus in run.nodes:
-            if core is run.policy and paused:
-                continue
-            now = tape.now * 1e-9
-            for to, message in core.step(bus.receive(now), now):
-                bus.send(to, message, now)
-    last = Status("learner", "finished", "", run.learner.figures(0.0), run.learner.counts())
-    taps["learner"].offer("supervisor", last, codec.encode(last))
-    run.close()
-    tape.writer.close()
+    stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"]))
+    tamper(stage.bus(stage.robot), lost=60, late=20)
+    for step in stage.turns():
+        stage.play([stage.policy] if 40 <= step < 43 else [])
+    stage.close()
 
 
 def faulted(target: Path) -> None:
@@ -102,36 +85,23 @@ def faulted(target: Path) -> None:
         "safety.recovery_ms=100",
         "safety.rate=20",
     )
-    config = configuration.load("walker2d", [*PENDULUM, *overrides, *safety, "safety.limits=[-1.5, 1.5]"])
-    run = InProcess(config)
-    tape = Tape(target, config)
-    taps = {name: tape.of(name) for name in ("learner", "policy", "sim-0")}
-    for (_, bus), tap in zip(run.nodes, taps.values(), strict=True):
-        bus.tap = tap.offer
-    operator, server = MemoryBus(), run.nodes[1][1]
-    assert isinstance(server, MemoryBus)
-    operator.connect(ClientSession("policy", hello("operator", "operator", client=9), (Reply, StateChange)), server)
-    operator.tap = tape.of("operator").offer
+    settings = [*PENDULUM, *overrides, *safety, "safety.limits=[-1.5, 1.5]"]
+    stage = Stage(target, configuration.load("walker2d", settings))
+    operator = MemoryBus()
+    introduction = hello("operator", "operator", client=9)
+    operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), stage.bus(stage.policy))
+    operator.tap = stage.tape.of("operator").offer
     said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
-    silent_until = 0
-    while not run.learner.done:
-        tape.now += 1_000_000
-        now = tape.now * 1e-9
-        step = run.simulators[0].counters["steps"]
-        operator.receive(now)
+    silent_until = 0  # ns
+    for step in stage.turns():
+        operator.receive(stage.now)
         if step == 70 and not silent_until:
-            silent_until = tape.now + 270_000_000
+            silent_until = stage.tape.now + 270_000_000
         if verb := said.pop(step, None):
-            operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""), now)
-        for core, bus in run.nodes:
-            if (core is run.policy and 50 <= step < 58) or (core is run.simulators[0] and tape.now < silent_until):
-                continue
-            for to, message in core.step(bus.receive(now), now):
-                bus.send(to, message, now)
-    last = Status("learner", "finished", "", run.learner.figures(0.0), run.learner.counts())
-    taps["learner"].offer("supervisor", last, codec.encode(last))
-    run.close()
-    tape.writer.close()
+            operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""), stage.now)
+        paused = [stage.policy] if 50 <= step < 58 else [stage.robot] if stage.tape.now < silent_until else []
+        stage.play(paused)
+    stage.close()
 
 
 class Training:
@@ -197,6 +167,47 @@ class Tape:
         self.writer.add(entry)
         self.writer.turn(self.now * 1e-9)
         return True
+
+
+class Stage:
+    """A recorded run in one process, whose clock (1 ms a turn) and links are in our hands."""
+
+    def __init__(self, target: Path, config: Config) -> None:
+        self.tape = Tape(target, config)
+        self._run = InProcess(config)
+        self.policy, (self.robot,) = self._run.policy, self._run.simulators
+        self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
+        for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
+            bus.tap = tap.offer
+
+    @property
+    def now(self) -> float:
+        return self.tape.now * 1e-9
+
+    def bus(self, core: object) -> MemoryBus:
+        """That of one of the cores."""
+        return next(bus for other, bus in self._run.nodes if other is core)
+
+    def turns(self) -> Iterator[int]:
+        """A turn of the clock after the other until the learner is done: the Steps that the robot has published."""
+        while not self._run.learner.done:
+            self.tape.now += 1_000_000
+            yield self.robot.counters["steps"]
+
+    def play(self, paused: Collection[object]) -> None:
+        """Let all cores but these have their turn."""
+        for core, bus in self._run.nodes:
+            if core not in paused:
+                for to, message in core.step(bus.receive(self.now), self.now):
+                    bus.send(to, message, self.now)
+
+    def close(self) -> None:
+        """The learner's last words, and the end of the recording."""
+        learner = self._run.learner
+        last = Status("learner", "finished", "", learner.figures(0.0), learner.counts())
+        self._taps["learner"].offer("supervisor", last, codec.encode(last))
+        self._run.close()
+        self.tape.writer.close()
 
 
 def tamper(bus: MemoryBus, *, lost: int, late: int) -> None:
