@@ -106,9 +106,11 @@ def test_equals_the_float64_reference(config: LearnerConfig, count: int, device:
         losses.append((reference.critic_loss, reference.q_mean, reference.q_target_mean))
     # A float32 has 24 bits: 6e-8 of the value. Adam divides a gradient by its own size, so a gradient with a relative
     # error of some 1e-6 moves a weight by learning_rate * 1e-6; only gradients near ε = 1e-8, where Adam's first step
-    # turns on their sign, are worse. 25 steps of 1e-3 move a weight by up to 0.025, five thousand times the tolerance.
-    assert distance(nets_of(td3), reference.nets) < 5e-6
-    assert distance(nets_of(td3, "target"), reference.targets) < 5e-6
+    # turns on their sign, are worse: how much depends on the order of summation, which is the processor's. 25 steps of
+    # 1e-3 move a weight by up to 0.025, a thousand times the tolerance; one or two steps meet no such gradient.
+    tolerance = 5e-6 if count <= 2 else 2.5e-5
+    assert distance(nets_of(td3), reference.nets) < tolerance
+    assert distance(nets_of(td3, "target"), reference.targets) < tolerance
     assert distance(nets_of(td3), start) > 2e-4
     # Adam hides a gradient's scale; its moments do not. They are means of gradients, here up to about 1.
     assert distance(nets_of(td3, "adam_mean"), {name: adam.mean for name, adam in reference.adams.items()}) < 2e-6
