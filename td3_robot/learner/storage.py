@@ -24,7 +24,7 @@ from td3_robot.errors import BundleError, ConfigError
 Float32 = NDArray[np.float32]
 
 ROWS, JOURNAL = "rows.float32", "journal"
-_FORMAT = 1
+_FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
 _COMPACT = 1 << 22  # bytes of journal beyond which only the newest record of each source is kept
 
@@ -76,14 +76,16 @@ class Note(msgspec.Struct, frozen=True):
     Attributes:
         total_added: rows ever added.
         env_steps: of the learner.
-        source: name of the source whose Step was dealt with.
+        source: name of the source whose Step was dealt with; empty for the recordings that a run begins with.
         state: that source's, as plain values, see ``Sources``.
+        seen: what was learned from all rows as they came, as plain values, see ``Training.seen``.
     """
 
     total_added: int
     env_steps: int
     source: str
     state: dict[str, Any]
+    seen: dict[str, Any]
 
 
 class File:

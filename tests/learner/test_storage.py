@@ -25,7 +25,7 @@ WIDTH = 10  # of a robot with 3 observations and 2 actions
 
 
 def note(total: int, source: str = "sim-0") -> Note:
-    return Note(total, total, source, {"answered": total})
+    return Note(total, total, source, {"answered": total}, {"total": total})
 
 
 def rows(first: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -121,7 +121,7 @@ from td3_robot.learner.storage import File, Note
 file = File(Path(sys.argv[1]), 1000, 10)
 for total in range(1, 10**9):
     file.write((total - 1) % 1000, np.full((1, 10), total, np.float32))
-    file.commit(Note(total, total, "sim-0", {}))
+    file.commit(Note(total, total, "sim-0", {}, {}))
     if total == 3000:
         print("there", flush=True)
 """
