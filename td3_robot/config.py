@@ -78,7 +78,8 @@ class LearnerConfig(Section, frozen=True):
     to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. With ``replay_storage: file`` the replay buffer
     is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
     it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
-    ``precision`` auto is bf16 on a processor that has it in hardware, and fp32 elsewhere. Random numbers are the same
+    ``precision`` auto is bf16 on a processor that is faster with it, and fp32 elsewhere; a run keeps what both were
+    when it began. Random numbers are the same
     on every device, so that a checkpoint goes on on another one. ``recordings`` are files
     whose transitions the replay buffer begins with; they count as no environment steps.
 

@@ -185,8 +185,8 @@ def _kinds(device: torch.device) -> tuple[list[str], dict[str, str]]:
         importlib.import_module("stable_baselines3")
     except ModuleNotFoundError:
         missing["sb3"] = "Stable-Baselines3 is not installed; pip install 'stable-baselines3>=2.6'"
-    if not compute.bf16_is_fast(device):
-        missing["bf16"] = missing["products bf16"] = f"{device.type}: no bfloat16 in hardware"
+    if problem := compute.bf16_problem(device):
+        missing["bf16"] = missing["products bf16"] = f"this {problem}"
     kinds = ["sb3", *PRECISIONS, *(f"products {kind}" for kind in PRECISIONS)]
     return [kind for kind in kinds if kind not in missing], missing
 

@@ -99,10 +99,14 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             core.begin(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"checkpoint of another robot: {difference}")
-        if (before := scalars["precision"]) != core.training.config.precision:
-            log.warning(
-                "the checkpoint is from a learner in %s; this one is in %s", before, core.training.config.precision
+        before, now = scalars["precision"], core.training.config.precision
+        if before != now and core.config.learner.precision == "auto":
+            raise BundleError(
+                f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
+                f"if meant, say learner.precision: {now}"
             )
+        if before != now:
+            log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
         core.env_steps = scalars["env_steps"]

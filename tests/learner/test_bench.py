@@ -26,14 +26,14 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_the_report_names_machine_contestants_and_limits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     found = report(capsys)
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["packages"].keys() == {"td3-robot", "torch", "numpy", "stable-baselines3"}
     assert found["gflop_per_update"].keys() == {"256-256"}
     rows = {row["kind"]: row for row in found["results"]}
     assert list(rows) == ["sb3", "fp32", "products fp32"]
-    assert found["not_measured"].keys() == {"bf16", "products bf16"}
+    assert found["not_measured"] == dict.fromkeys(("bf16", "products bf16"), "this processor has none")
     for row in rows.values():
         assert (row["network"], row["threads"]) == ("256-256", 1)
         assert 0 < row["lowest"] <= row["updates_per_s"] <= row["highest"]
@@ -49,7 +49,7 @@ def test_without_stable_baselines3_there_is_no_ratio_and_a_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "_take_turns", lambda kinds, *_: {kind: [bench.Turn(2.0, 1.0)] for kind in kinds})
     found = report(capsys)
     assert found["not_measured"]["sb3"].startswith("Stable-Baselines3 is not installed; pip install")
@@ -61,7 +61,7 @@ def test_without_stable_baselines3_there_is_no_ratio_and_a_reason(
 
 
 def test_the_profile_adds_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "_PROFILED", 20)
     (found,) = report(capsys, "--profile", "--layer-norm")["profile"]
     parts = found["by_kind_us"]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 
+from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
 from td3_robot.learner import checkpoint
 from td3_robot.transport import codec
@@ -179,6 +181,9 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert run.finish() == 130, run.output()
     config_file = tmp_path / "run" / "config.yaml"
     before = config_file.read_text()
+    precision = configuration.parse(yaml.safe_load(before)).learner.precision
+    assert precision in ("fp32", "bf16")  # what auto was here: it stays that
+    assert f"learner.precision auto: {precision} here" in run.output()
     kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
         (("walker2d_fast",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
