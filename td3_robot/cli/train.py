@@ -18,7 +18,7 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.learner import beginning, storage
+from td3_robot.learner import beginning, room
 from td3_robot.learner.settle import settle
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
@@ -86,8 +86,8 @@ def _created(options: argparse.Namespace) -> Prepared:
         beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
-    room = _check(config, path, device_memory)
-    return RunFolder.create(path, config), config, [*settled, *room]
+    fits = _check(config, path, device_memory)
+    return RunFolder.create(path, config), config, [*settled, *fits]
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
@@ -104,10 +104,10 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     made = run.steps_made()
     if options.steps is not None and options.steps < made:
         raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
-    room = _check(config, run.path, device_memory)
+    fits = _check(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
-    return run, config, [*settled, *(f"changed: {line}" for line in changed), *room]
+    return run, config, [*settled, *(f"changed: {line}" for line in changed), *fits]
 
 
 def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
@@ -132,8 +132,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
             experience.check(Path(file), spec)
     if not any(process.row.module == _LEARNER for process in processes):
         return []
-    width = storage.row_size(spec.observation_size, spec.action_size)
-    return [storage.announce(config.learner, width, RunFolder(path).replay)]
+    return [room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)]
 
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:

@@ -8,7 +8,6 @@ of an update, one after the other in each thread: what an update's speed cannot 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import json
@@ -27,6 +26,7 @@ from td3_robot.errors import NodeError, Td3RobotError, UsageError
 from td3_robot.learner import compute
 from td3_robot.learner.bench_contestants import ACTIONS, BATCH, OBSERVATIONS, contestant, products
 from td3_robot.learner.profile import profile
+from td3_robot.node import Parser
 
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
 PRECISIONS = ("fp32", "bf16")
@@ -50,12 +50,11 @@ class Turn(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="td3-robot bench learner",
         description="Measure TD3 updates a second of our learner, of Stable-Baselines3's, and of the matrix products "
         "alone. Use cores that nobody else does: with as many threads as cores, one busy neighbour slows all.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of one turn (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (default: %(default)s)")

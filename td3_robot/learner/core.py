@@ -48,9 +48,10 @@ class LearnerCore:
         spec: RobotSpec | None = None,
         provenance: Mapping[str, Any] | None = None,
         storage: Callable[[int, int], Storage] = Memory,
+        admit: Callable[[RobotSpec], None] = lambda _: None,
     ) -> None:
         self.config = config
-        self._storage = storage
+        self._storage, self._admit = storage, admit
         self.provenance = dict(provenance or {})
         learner = config.learner
         compute.precision(learner.precision, compute.device(learner.device))  # or say now what this machine lacks
@@ -340,6 +341,7 @@ class LearnerCore:
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
         """Know the robot, and begin to learn for it, with the policy of a bundle if there is one."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
+        self._admit(spec)
         self.training = Training(spec, self.config, self._storage)
         if bundle:
             self.training.begin_with(bundle)

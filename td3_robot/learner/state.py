@@ -74,13 +74,14 @@ def restored(
     scalars: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
     storage: Callable[[int, int], Storage] = Memory,
+    admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
-    """A learner that goes on where :func:`save` was called; sources join anew.
+    """A learner that goes on where :func:`save` was called; sources join anew. See :class:`LearnerCore` for the rest.
 
     Raises:
         BundleError: the state does not fit the configuration.
     """
-    core = LearnerCore(config, provenance=provenance, storage=storage)
+    core = LearnerCore(config, provenance=provenance, storage=storage, admit=admit)
     restore(core, arrays, scalars)
     if not core.lockstep:
         core.publish()
