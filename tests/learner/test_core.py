@@ -217,7 +217,7 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     assert world.core.updates == other.core.updates == 29
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.version > world.core.version - 1
+    assert other.core.version == world.core.version + 1  # it published once more, when it began
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
@@ -320,8 +320,9 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, replace(world.make_step(sequence), weights_version=2))
-    # Version 2 is from 0 updates; the moving mean (weight 0.01) moves towards the updates made since.
-    assert 0 < world.core.meter.staleness < world.core.updates
+    # Version 2 is of 0 updates, and n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
+    expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
+    assert world.core.meter.staleness == pytest.approx(expected)
 
 
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:

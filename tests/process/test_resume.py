@@ -136,7 +136,7 @@ def test_killed_in_lock_step_is_never_killed(straight: Path, train: Any, tmp_pat
 def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
     """Free-running, with the buffer in a file: killed three times, once before there is any checkpoint."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "checkpoint.every=3000", "robots=2")
-    run = train(6000, *overrides, "simulators=2", "learner.replay_ratio=0.1")
+    run = train(6000, *overrides, "simulators=2", "learner.replay_ratio=0.1", "learner.normalise_observations=true")
     for steps in (800, 3500, 3600):
         run.wait_for_steps(steps)
         run.children()["learner"].kill()
@@ -162,6 +162,14 @@ def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> Non
     assert np.isfinite(whole).all()
     assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
     assert not rows[len(whole) :].any()
+    # What networks see their observations by is of every transition, once: 22 columns of the rows.
+    assert scalars["parts"]["normaliser"]["count"] == len(whole)
+    seen = whole[:, :22].astype(np.float64)
+    np.testing.assert_allclose(arrays["normaliser.mean"], seen.mean(0), rtol=1e-9, atol=1e-12)
+    squares = np.square(seen - seen.mean(0)).sum(0)
+    np.testing.assert_allclose(arrays["normaliser.squares"], squares, rtol=1e-6, atol=1e-9)
+    greatest = max(1.0, float(np.abs(whole[:, 28]).max()))  # 22 + 6: the reward
+    assert scalars["parts"]["divergence"]["greatest_reward"] == greatest
 
 
 def test_a_killed_learner_loses_no_transition_of_a_source_far_ahead(train: Any) -> None:
