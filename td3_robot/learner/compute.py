@@ -111,7 +111,16 @@ def use_threads(threads: int) -> None:
     product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
     these two meet seven times in two updates.
     """
-    torch.set_num_threads(max(1, threads // 2))
+    _use_thread(max(1, threads // 2))
+
+
+def _use_thread(inner: int) -> None:
+    """Set up the calling thread: ``inner`` threads inside a matrix product, and numbers below 1.2e-38 count as zero.
+
+    Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow.
+    """
+    torch.set_num_threads(inner)
+    torch.set_flush_denormal(True)
 
 
 class SecondThread:
@@ -119,7 +128,7 @@ class SecondThread:
 
     def __init__(self) -> None:
         inner = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))
+        self._pool = ThreadPoolExecutor(1, "td3", initializer=_use_thread, initargs=(inner,))
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Begin ``work(*arguments)``."""

@@ -117,6 +117,7 @@ class Bus:
         socket = self._connected(endpoint, session)
         self._clients[session.link] = (socket, session)
         self._sessions[socket] = session
+        self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
     def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
         """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
@@ -249,10 +250,9 @@ class Bus:
         for link in [link for link, due in self._retries.items() if now >= due]:
             del self._retries[link]
             self._reconnect(self._pinned[link])
-        for link, (socket, client) in self._clients.items():
+        for socket, client in self._clients.values():
             client.check()
-            for message in client.due(now):
-                self._say(socket, link, message)
+            self._introduce(socket, client, now)
         if self._tap:
             self._tap[1].turn(now)
         for _, server in self._servers.values():
@@ -307,8 +307,7 @@ class Bus:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    for message in session.due(now):
-                        self._say(socket, session.link, message)
+                    self._introduce(socket, session, now)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
@@ -342,6 +341,11 @@ class Bus:
         self._waiting += inputs
         for key, message in replies:
             self._reply(socket, session, key, message)
+
+    def _introduce(self, socket: zmq.Socket[bytes], session: ClientSession, now: float) -> None:
+        """Send what the handshake has to send at this time."""
+        for message in session.due(now):
+            self._say(socket, session.link, message)
 
     def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:

@@ -143,12 +143,12 @@ def differing(name: str, core: str) -> dict[str, int]:
 
 
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousandth, in one step of 704."""
+    """A tenth, in one step of 704: beyond what another processor is allowed, too."""
     sound, made = Fleet._sound, itertools.count()
 
     def changed(self: Fleet, robot: int, outcome: Outcome) -> Outcome:
         result = sound(self, robot, outcome)
-        return result._replace(reward=result.reward + 1e-3) if next(made) == 300 else result
+        return result._replace(reward=result.reward + 0.1) if next(made) == 300 else result
 
     monkeypatch.setattr(Fleet, "_sound", changed)
     assert differing("pendulum", "simulator") == {"reward": 1}
