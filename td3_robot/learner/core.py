@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
 from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.training import Training
-from td3_robot.learner.transitions import Assembler, Transitions
+from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
@@ -133,33 +133,6 @@ class LearnerCore:
         """
         self.begin(bundle.spec, bundle)
         self.publish()
-
-    def prefill(self, spec: RobotSpec, steps: Iterable[Step]) -> int:
-        """Store the transitions that these Steps of one recording make, as if they had come from sources of now.
-
-        They count as no environment steps, and no gap between them and what comes later is one.
-
-        Returns:
-            How many they were.
-
-        Raises:
-            BundleError: they are another robot's.
-        """
-        if self.spec is None:
-            self.begin(spec)
-            self.publish()
-        elif difference := self.spec.difference(spec):
-            raise BundleError(f"recorded Steps are another robot's: {difference}")
-        if self.training.replay.storage.notes:
-            return 0  # rows that outlived a process: theirs are among them
-        assemblers: dict[str, Assembler] = {}
-        before = self.training.replay.total_added
-        for step in steps:
-            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
-            if transitions is not None and len(transitions):
-                self.training.store(transitions, step)
-        self._note("", {})
-        return self.training.replay.total_added - before
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
@@ -317,7 +290,7 @@ class LearnerCore:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions, step)
         if self.training.replay.storage.durable:
-            self._note(source.name, source.state())
+            self.note(source.name, source.state())
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
             self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
@@ -360,7 +333,7 @@ class LearnerCore:
             self.sources.restore(self.sources.state() | states)
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
-    def _note(self, source: str, state: dict[str, Any]) -> None:
+    def note(self, source: str, state: dict[str, Any]) -> None:
         """Have the replay buffer's storage, if it outlives the process, keep how far all has come."""
         replay = self.training.replay
         replay.storage.commit(Note(replay.total_added, self.env_steps, source, state, self.training.seen()))

@@ -6,13 +6,13 @@ import errno
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, compute, state
+from td3_robot.learner import checkpoint, compute, prefill, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.room import announce
 from td3_robot.learner.storage import File, Memory, Storage
@@ -48,22 +48,12 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
         if file := node.config.learner.start_from:
             core.begin_with(Bundle.load(Path(file)))
             log.info("begins with the actor of %s", file)
-        _prefill(core, node.config.learner.recordings)
+        prefill.from_files(core, node.config.learner.recordings)
         return core
     path, arrays, scalars = saved
     core = state.restored(node.config, arrays, scalars, provenance, room, admit)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
-
-
-def _prefill(core: LearnerCore, recordings: Sequence[str]) -> None:
-    """Begin with what recordings hold."""
-    if not recordings:
-        return
-    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
-
-    for file in recordings:
-        log.info("%s: %d transitions to begin with", file, core.prefill(*experience.read(Path(file))))
 
 
 class Saver:

@@ -19,6 +19,7 @@ from td3_robot.errors import BundleError, ConfigError, DivergenceError
 from td3_robot.learner import core as learner_core
 from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.prefill import prefill
 from td3_robot.learner.storage import File
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.actor import Actor
@@ -286,13 +287,13 @@ def test_recordings_that_outlive_a_learner_are_not_read_twice(
     values = config(replay_storage="file", normalise_observations=True)
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = LearnerCore(values, storage=room)
-    assert core.prefill(spec, recorded) == 5
+    assert prefill(core, [(spec, recorded), (spec, recorded[2:])]) == [5, 3]
     arrays, scalars = state.save(core, 0.0)
     again = state.restored(values, arrays, scalars, storage=room)
     fresh = LearnerCore(values, storage=room)  # one without a checkpoint
-    assert fresh.prefill(spec, recorded) == 0
+    assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
     for other in (again, fresh):
-        assert len(other.training.replay) == 5
+        assert len(other.training.replay) == 8
         assert other.training.seen() == core.training.seen()
         assert (other.env_steps, other.sources.state()) == (0, {})
 
