@@ -146,7 +146,7 @@ class Locomotion(Repeatable):
             pitch,
         ]
         at_limit = 0
-        for (position, speed, _, _), (low, width) in zip(world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
+        for position, speed, (low, width) in zip(*world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
             relative = 2 * (position - low) / width - 1.0
             if abs(relative) > NEAR_LIMIT:
                 at_limit += 1
