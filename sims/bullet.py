@@ -1,11 +1,11 @@
 """Physics worlds: the only door to PyBullet's simulation, through the C interface under its Python functions.
 
-PyBullet's Python functions keep the interpreter locked while they simulate, and each asks for one thing and builds tuples
-of it. Called directly, a step lets other threads run, and one request answers for all links and joints. The commands of
-each method are those that PyBullet's function for it sends, so that the results are the same to the last bit.
+PyBullet's Python functions keep the interpreter locked while they simulate, and each asks for one thing and builds
+tuples of it. Called directly, a step lets other threads run, and one request answers for all links and joints. The
+commands of each method are those that PyBullet's function for it sends: the results are the same to the last bit.
 
-PyBullet's pure functions (quaternions, camera matrices) and its constants are used as they are. A world made here has no
-client number in PyBullet.
+PyBullet's pure functions (quaternions, camera matrices) and its constants are used as they are. A world made here has
+no client number in PyBullet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_double, c_float, c_int
+from ctypes import POINTER, byref, c_double, c_float, c_int, sizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,9 @@ from sims.bullet_api import pybullet
 from td3_robot.errors import ConfigError
 
 BASE = -1  # index of a body's root link
+_MAX_VELOCITIES = 128  # of a body, in Bullet's commands
+_MAX_TORQUES = 4  # that one call takes
+_DOUBLE = sizeof(c_double)
 _windows: set[int] = set()  # handles of worlds that show one: PyBullet has room for one in a process
 
 
@@ -72,13 +75,14 @@ class Client:
             raise ConfigError("render mode 'human' needs a display, and DISPLAY is not set; 'rgb_array' needs none")
         if show and _windows:
             raise ConfigError("render mode 'human': PyBullet shows one window in a process, and one is open already")
-        handle = b3.connect_window(0, None) if show else b3.connect()
+        handle: int | None = b3.connect_window(0, None) if show else b3.connect()
         if not handle:
             raise RuntimeError("PyBullet gave no physics client")
-        self._handle: int = handle
+        self._handle = handle
+        self._torques = (c_double * _MAX_VELOCITIES)()
         self._stepping = threading.Lock()
         self._end = weakref.finalize(self, _disconnect, handle, self._stepping)
-        self._seen: tuple[int, bool] | None = None  # body that was looked at since anything changed; with velocities
+        self._seen: tuple[int, bool] | None = None  # what look() was last asked, until anything changes
         doubles = POINTER(c_double)
         self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
@@ -96,10 +100,8 @@ class Client:
 
     def _open(self) -> int:
         """The handle, if it may be used."""
-        if not self._end.alive:
-            raise RuntimeError("this physics world has been closed")
         if not b3.ready(self._handle):
-            raise RuntimeError("the physics world is gone: its window was closed")
+            raise RuntimeError("this physics world is closed, or its window was")
         return self._handle
 
     def _run(self, command: int, expected: int | None = None) -> int:
@@ -113,12 +115,11 @@ class Client:
     def close(self) -> None:
         """Free the world; a second call does nothing."""
         self._end()
+        self._handle = 0
 
     # -- what is in the world ------------------------------------------------------------------------------------------
 
-    def configure(
-        self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float
-    ) -> None:
+    def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
         """Gravity points down (m/s²); a step takes ``time_step`` s. Pairs of shapes are kept in a fixed order."""
         command = b3.parameters(self._open())
         b3.set_ordered_pairs(command, 1)
@@ -235,33 +236,35 @@ class Client:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def drive(self, body: int, velocities_at: Sequence[int], torques: Sequence[float]) -> None:
-        """Torques (N·m) that joints hold in the next step; the joints are named by their ``velocity_at``."""
+    def drive(self, body: int, first: int, torques: list[float]) -> None:
+        """Torques (N·m) that joints hold in the next step: those whose ``velocity_at`` is ``first`` and on."""
         command = b3.control(self._open(), body, pybullet.TORQUE_CONTROL)
-        set_torque = b3.set_torque
-        for at, torque in zip(velocities_at, torques):  # noqa: B905 - a hot loop
-            set_torque(command, at, torque)
-        self._run(command)
+        values, count = self._torques, len(torques)
+        values[:count] = torques
+        for done in range(0, count, _MAX_TORQUES):
+            b3.set_torques(command, first + done, byref(values, done * _DOUBLE), min(_MAX_TORQUES, count - done))
+        b3.submit(self._handle, command)
 
     def step(self) -> None:
         """Simulate one time step; other threads run meanwhile."""
-        handle = self._open()
         self._seen = None
+        handle = self._open()
         with self._stepping:
             answer = b3.submit_freely(handle, b3.step(handle))
         if b3.answer(answer) != b3.STEPPED:
             raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
-        """Fill ``positions``, ``velocities`` and ``links`` with the state of a body, and ``link_velocities`` if asked."""
-        if self._seen in ((body, True), (body, link_velocities)):
+        """Fill ``positions``, ``velocities``, ``links`` with the state of a body, and ``link_velocities`` if asked."""
+        seen = (body, link_velocities)
+        if self._seen == seen:
             return
         handle = self._open()
         command = b3.ask_state(handle, body)
         if link_velocities:
             b3.with_velocities(command, 1)
         b3.state(self._run(command, b3.STATE), *self._places)
-        self._seen = (body, link_velocities)
+        self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
         """Links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
@@ -289,9 +292,7 @@ class Client:
 
     # -- pictures ------------------------------------------------------------------------------------------------------
 
-    def picture(
-        self, width: int, height: int, view: Sequence[float], lens: Sequence[float]
-    ) -> NDArray[np.uint8]:
+    def picture(self, width: int, height: int, view: Sequence[float], lens: Sequence[float]) -> NDArray[np.uint8]:
         """uint8[height, width, 4], red-green-blue and a fourth, through PyBullet's matrices ``view`` and ``lens``."""
         command = b3.ask_picture(self._open())
         b3.set_size(command, width, height)

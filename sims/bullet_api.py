@@ -1,7 +1,7 @@
 """Bullet's C interface as the library that PyBullet has loaded exports it: its structures and functions, declared.
 
-After ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, in PyBullet 3.2.7. A wrong declaration would read
-other memory than it means to: what version is installed, and whether it has these functions, is checked here at import.
+After ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, in PyBullet 3.2.7. A wrong declaration would
+read other memory than it means to: what version is installed, and whether it has these functions, is checked at import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sims.quiet import without_lines
 from td3_robot.errors import ConfigError
 
 with without_lines(b"pybullet build time:"):
-    import pybullet
+    import pybullet as pybullet  # for others too: imported here, it prints nothing
 
 _API = 202010061
 """PyBullet calls it its API version. It changes with the structures below."""
@@ -198,7 +198,7 @@ set_kp = _function("b3JointControlSetKp", _HANDLE, c_int, c_double)
 set_target_speed = _function("b3JointControlSetDesiredVelocity", _HANDLE, c_int, c_double)
 set_kd = _function("b3JointControlSetKd", _HANDLE, c_int, c_double)
 set_force = _function("b3JointControlSetMaximumForce", _HANDLE, c_int, c_double)
-set_torque = _function("b3JointControlSetDesiredForceTorque", _HANDLE, c_int, c_double)
+set_torques = _function("b3JointControlSetDesiredForceTorqueMultiDof", _HANDLE, c_int, c_void_p, c_int)
 force = _function("b3ApplyExternalForceCommandInit", _HANDLE, result=_HANDLE)
 add_force = _function("b3ApplyExternalForce", _HANDLE, c_int, c_int, _DOUBLES, _DOUBLES, c_int, result=None)
 step = _function("b3InitStepSimulationCommand", _HANDLE, result=_HANDLE)
@@ -215,7 +215,9 @@ box = _function("b3GetStatusAABB", _HANDLE, c_int, _DOUBLES, _DOUBLES)
 
 ask_picture = _function("b3InitRequestCameraImage", _HANDLE, result=_HANDLE)
 set_size = _function("b3RequestCameraImageSetPixelResolution", _HANDLE, c_int, c_int, result=None)
-set_camera = _function("b3RequestCameraImageSetCameraMatrices", _HANDLE, POINTER(c_float), POINTER(c_float), result=None)
+set_camera = _function(
+    "b3RequestCameraImageSetCameraMatrices", _HANDLE, POINTER(c_float), POINTER(c_float), result=None
+)
 set_renderer = _function("b3RequestCameraImageSelectRenderer", _HANDLE, c_int, result=None)
 picture = _function("b3GetCameraImageData", _HANDLE, POINTER(CameraImage), result=None)
 window = _function("b3InitConfigureOpenGLVisualizer", _HANDLE, result=_HANDLE)

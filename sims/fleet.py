@@ -1,4 +1,7 @@
-"""N robots stepped together, with the phase of each: what one Step of a simulator process is made of."""
+"""N robots stepped together, with the phase of each: what one Step of a simulator process is made of.
+
+Robots whose environments allow it are stepped in threads, as many as there are cores: what comes out is the same.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sims.crew import Crew, available_cores
 from sims.environment import Environment, Outcome
 from td3_robot.errors import BundleError
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
@@ -24,6 +28,7 @@ class Fleet:
         make: builds one environment from a seed.
         robots: N.
         seed, source, incarnation: what the random streams follow from; robots, sources and restarts all differ.
+        threads: that step robots at once; None: one for each core of the machine, one at most for each robot.
 
     Attributes:
         phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O];
@@ -32,7 +37,15 @@ class Fleet:
         world: of the robots at FIRST whose world was drawn: their index, as text, to what was drawn.
     """
 
-    def __init__(self, make: Callable[[int], Environment], robots: int, seed: int, source: str, incarnation: int):
+    def __init__(
+        self,
+        make: Callable[[int], Environment],
+        robots: int,
+        seed: int,
+        source: str,
+        incarnation: int,
+        threads: int | None = None,
+    ) -> None:
         sequence = np.random.SeedSequence([seed, zlib.crc32(source.encode()), incarnation])
         self._environments = [make(int(word)) for word in sequence.generate_state(robots, np.uint32)]
         self.spec: RobotSpec = self._environments[0].spec
@@ -46,6 +59,8 @@ class Fleet:
         self.problem = self.stop = ""  # physics knows neither
         self.not_finite = 0
         self._begun = 0
+        together = all(environment.concurrent for environment in self._environments)
+        self._crew = Crew(min(robots, threads or available_cores()) if together else 1)
 
     def __len__(self) -> int:
         return len(self._environments)
@@ -67,27 +82,35 @@ class Fleet:
         Returns:
             How many robots were stepped: the transitions this makes.
         """
-        stepped = 0
+        ended = self.phase >= Phase.TERMINATED
+        results: list[Any] = [None] * len(self)
+
+        def turn(robot: int) -> None:
+            environment = self._environments[robot]
+            results[robot] = environment.reset() if ended[robot] else environment.step(action[robot])
+
+        self._crew.run(turn, len(self))
+        self.episode[ended] += self._begun
+        self.episode_step += 1
+        self.action[...] = action
+        for values in (self.episode_step, self.reward, self.action):
+            values[ended] = 0
         self.world = {}
-        for robot, environment in enumerate(self._environments):
-            if self.phase[robot] >= Phase.TERMINATED:
-                self.observation[robot] = environment.reset()
-                self.phase[robot] = Phase.FIRST
-                self.episode[robot] += self._begun
-                self.episode_step[robot] = 0
-                self.reward[robot] = 0
-                self.action[robot] = 0
-                if environment.world:
-                    self.world[str(robot)] = dict(environment.world)
-                continue
-            outcome = self._sound(robot, environment.step(action[robot]))
-            ended = Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
-            self.observation[robot], self.reward[robot], self.phase[robot] = outcome.observation, outcome.reward, ended
-            self.episode_step[robot] += 1
-            self.action[robot] = action[robot]
-            stepped += 1
+        for robot, result in enumerate(results):
+            if ended[robot]:
+                self.observation[robot], self.phase[robot] = result, Phase.FIRST
+                if drawn := self._environments[robot].world:
+                    self.world[str(robot)] = dict(drawn)
+            else:
+                self._record(robot, self._sound(robot, result))
         self._begun = 1
-        return stepped
+        return len(self) - int(ended.sum())
+
+    def _record(self, robot: int, outcome: Outcome) -> None:
+        self.observation[robot], self.reward[robot] = outcome.observation, outcome.reward
+        self.phase[robot] = (
+            Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
+        )
 
     def _sound(self, robot: int, outcome: Outcome) -> Outcome:
         """The outcome, unless physics came apart: then the episode is cut off where it last made sense.
@@ -141,5 +164,6 @@ class Fleet:
         return reasons
 
     def close(self) -> None:
+        self._crew.close()
         for environment in self._environments:
             environment.close()

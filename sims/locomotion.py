@@ -43,6 +43,8 @@ class Locomotion(Repeatable):
         randomization: what of the world is drawn anew for each episode; None or all of it off: the published robot.
     """
 
+    concurrent = True
+
     def __init__(
         self,
         model: RobotModel,

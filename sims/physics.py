@@ -115,10 +115,11 @@ class World:
             raise RuntimeError(f"the installed {model.mjcf} has joints {found}; {model.name} needs {expected}")
         self.joint_ranges = [(joint.lower, joint.upper - joint.lower) for joint in driven.values()]
         self._joints = list(driven)
-        self._velocities_at = [joint.velocity_at for joint in driven.values()]
-        # They are one after another among the body's positions and velocities.
         first, last = driven[self._joints[0]], driven[self._joints[-1]]
+        if last.velocity_at - first.velocity_at + 1 != len(driven):
+            raise RuntimeError(f"the joints of {model.mjcf} that {model.name} drives are not one after another")
         self._angles = slice(first.position_at, last.position_at + 1)
+        self._first_speed = first.velocity_at
         self._speeds = slice(first.velocity_at, last.velocity_at + 1)
         self._feet = [parts[foot] for foot in model.feet]
         self._torso = parts[TORSO]
@@ -210,7 +211,7 @@ class World:
 
     def advance(self, torques: list[float]) -> None:
         """Hold these torques (N·m, one per driven joint) for one control period."""
-        self.client.drive(self._robot, self._velocities_at, torques)
+        self.client.drive(self._robot, self._first_speed, torques)
         self.client.step()
 
     def joints(self) -> tuple[list[float], list[float]]:
