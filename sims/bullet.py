@@ -79,7 +79,7 @@ class Client:
         if not handle:
             raise RuntimeError("PyBullet gave no physics client")
         self._handle = handle
-        self._torques = (c_double * _MAX_VELOCITIES)()
+        self._torques: Any = (c_double * _MAX_VELOCITIES)()
         self._stepping = threading.Lock()
         self._end = weakref.finalize(self, _disconnect, handle, self._stepping)
         self._seen: tuple[int, bool] | None = None  # what look() was last asked, until anything changes
