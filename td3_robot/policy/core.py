@@ -159,7 +159,8 @@ class PolicyCore:
             elif isinstance(message, Bye):
                 self._forget(origin, fresh)
         self._receive(weights)
-        for peer, (step, since) in {**self._parked, **{peer: (step, now) for peer, step in fresh.items()}}.items():
+        waiting = [(peer, *parked) for peer, parked in self._parked.items()]
+        for peer, step, since in [*waiting, *((peer, step, now) for peer, step in fresh.items())]:
             action = self._answer(peer, step, since, now)
             if action is None:
                 self._parked[peer] = step, since
@@ -167,7 +168,8 @@ class PolicyCore:
                 self._parked.pop(peer, None)
                 self.counters["actions"] += 1
                 outputs.append((peer, action))
-        return outputs + self.desk.announce([*changes, *self._changes()])
+        changes += self._changes()
+        return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:
         """What a Reply says of this server: as plain JSON values."""
@@ -220,11 +222,10 @@ class PolicyCore:
         return ""
 
     def _changes(self) -> list[StateChange]:
-        return [
-            change
-            for lifecycle in (self.lifecycle, *(watch.lifecycle for watch in self._watches.values()))
-            for change in lifecycle.changes()
-        ]
+        changes = self.lifecycle.changes()
+        for watch in self._watches.values():
+            changes += watch.lifecycle.changes()
+        return changes
 
     # -- sources -------------------------------------------------------------------------------------------------
 
@@ -319,13 +320,15 @@ class PolicyCore:
 
 
 def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: int) -> Action:
-    return Action(
-        source=step.source,
-        incarnation=step.incarnation,
-        answers=step.sequence,
-        stamp=step.stamp,
-        action=action,
-        weights_version=version,
-        noise_kind=int(kind),
-        noise_seed=seed,
+    return Action.of(
+        {
+            "source": step.source,
+            "incarnation": step.incarnation,
+            "answers": step.sequence,
+            "stamp": step.stamp,
+            "action": action,
+            "weights_version": version,
+            "noise_kind": int(kind),
+            "noise_seed": seed,
+        }
     )

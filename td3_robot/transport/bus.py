@@ -31,7 +31,7 @@ _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-o
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
-_READABLE = int(zmq.POLLIN)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
@@ -307,14 +307,15 @@ class Bus:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    for message in session.due(now):
-                        self._say(socket, session.link, message)
+                    if session.state != "welcome":  # the server may just have asked for our Hello
+                        for message in session.due(now):
+                            self._say(socket, session.link, message)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
                 break
         return inputs
 

@@ -86,8 +86,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
         known = dict(dims) if dims else {}
         for key, wire, dtype in plan.arrays:
             content[key] = _array(name, key, content[key], wire, dtype, known)
-    result: Message = object.__new__(message)
-    result.__dict__.update(content)  # a frozen dataclass's own constructor sets fields one by one, ten times slower
+    result = message.of(content)
     if problem := result.problem():
         raise ProtocolError("value", f"{name}: {problem}")
     return result
