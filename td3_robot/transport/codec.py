@@ -92,16 +92,18 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     return result
 
 
-# What a type of msgspec says of each kind of field; it knows no integers beyond 64 bits, which no msgpack has either.
-_TYPES: dict[str, Callable[[FieldType], Any]] = {
-    "u32": lambda wire: Annotated[int, Meta(ge=0, le=2**32 - 1)],
-    "u64": lambda wire: Annotated[int, Meta(ge=0)],
-    "i64": lambda wire: Annotated[int, Meta(le=2**63 - 1)],
-    "text": lambda wire: Annotated[str, Meta(max_length=wire.limit)],
-    "bytes": lambda wire: Annotated[bytes, Meta(max_length=wire.limit)],
-    "map": lambda wire: dict[str, Any],
-    "array": lambda wire: bytes,
-}
+def _type(wire: FieldType) -> Any:
+    """What msgspec is told of a field. It knows no integer beyond 64 bits, which msgpack has not either."""
+    types: dict[str, Any] = {
+        "u32": Annotated[int, Meta(ge=0, le=2**32 - 1)],
+        "u64": Annotated[int, Meta(ge=0)],
+        "i64": Annotated[int, Meta(le=2**63 - 1)],
+        "text": Annotated[str, Meta(max_length=wire.limit)],
+        "bytes": Annotated[bytes, Meta(max_length=wire.limit)],
+        "map": dict[str, Any],
+        "array": bytes,
+    }
+    return types[wire.kind]
 
 
 class Layout:
@@ -135,7 +137,7 @@ class _Plan:
         self.maps = [(name, wire) for name, (wire, _) in self.fields.items() if wire.kind == "map"]
         self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
         self._sizes = sorted({size for _, wire, _ in self.arrays for size in wire.shape})
-        types = [(name, _TYPES[wire.kind](wire)) for name, (wire, _) in self.fields.items()]
+        types = [(name, _type(wire)) for name, (wire, _) in self.fields.items()]
         self.unpack = msgspec.msgpack.Decoder(
             msgspec.defstruct(message.__name__, types, forbid_unknown_fields=True, gc=False)
         ).decode
@@ -186,8 +188,8 @@ def _explained(name: str, payload: Buffer, plan: _Plan, error: Exception) -> Pro
         return ProtocolError("malformed", f"{name}: {str(error)[:200]}")
     try:
         content = _unpack(payload)
-    except Exception as error:
-        return ProtocolError("malformed", f"{name}: not msgpack ({type(error).__name__})")
+    except Exception as problem:
+        return ProtocolError("malformed", f"{name}: not msgpack ({type(problem).__name__})")
     if not isinstance(content, dict) or content.keys() != plan.fields.keys():
         keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
         return ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan.fields)}")
