@@ -286,7 +286,8 @@ class PolicyCore:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
                 problem = watch.lifecycle.reason
-        if problem or not self.lifecycle.active:
+        # A robot that nothing watches over is stopped by name at the desk alone.
+        if problem or not self.lifecycle.active or self.desk.stopped(peer.name):
             return self._safe(step, policy)
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
         action = self._act(peer, step, policy, kind)

@@ -59,6 +59,10 @@ class Desk:
                 return [(peer, _STOP)]
         return []
 
+    def stopped(self, name: str) -> bool:
+        """Whether an emergency stop of this one robot is in force."""
+        return name in self._stopped
+
     def leave(self, peer: Peer) -> None:
         self._operators.discard(peer)
         if self.robots.get(peer.name) is peer:
