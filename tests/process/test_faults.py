@@ -410,18 +410,25 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
-    # Not even a server that knows nothing of it: the robot does.
-    server.kill()
-    server.wait()
-    server = robot.serve()
-    robot.wait("the new server", lambda: '"watch": "active"' in robot.operator("state", "--json").stdout)
-    assert POLICY not in robot.record()[safe:]
+    # Not even a new server, neither one that reads of it in its file nor, without the file, one that knows nothing.
+    for file in ("kept", "lost"):
+        server.kill()
+        server.wait()
+        if file == "lost":
+            (robot.folder / "policy.safetensors.state").unlink()
+        log = f"server-{file}.log"
+        server = robot.serve(log=log)
+        known = '"leg"' if file == "kept" else '"watch": "active"'
+        robot.wait("the new server", lambda known=known: known in robot.operator("state", "--json").stdout)
+        still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
+        assert (still in robot.log(log)) == (file == "kept")
+        assert POLICY not in robot.record()[safe:]
     assert robot.operator("reset").returncode == 0
     assert robot.operator("activate").returncode == 0
     back = robot.wait_for(POLICY, safe)
     robot.fault("stop")
     robot.wait_for(SAFE, back)
-    robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log("server.log"))
+    robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log(log))
     # Told to end, both do, and the robot's last word is the safe action.
     for process in (driver, server):
         process.terminate()
