@@ -37,6 +37,7 @@ class Notifier:
         if not self._ready:
             words.insert(0, "READY=1")
         self._ready, self._due = True, now + (self._period or float("inf"))
-        with contextlib.suppress(OSError):  # a systemd that does not listen must not stop a robot
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
-                line.sendto("\n".join(words).encode(), self._address)
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        # A systemd that does not listen must not stop a robot.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
+            line.sendto("\n".join(words).encode(), self._address)
