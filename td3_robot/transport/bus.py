@@ -26,6 +26,9 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
+FOREIGN = 16
+"""Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
+malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
@@ -302,7 +305,9 @@ class Bus:
             return []
         inputs: list[Input] = []
         session = self._sessions[socket]
+        foreign = 0
         for _ in range(_DRAIN):
+            before = len(inputs)
             try:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
@@ -313,6 +318,9 @@ class Bus:
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
+                break
+            foreign += len(inputs) == before
+            if foreign >= FOREIGN:
                 break
             # To ask is cheaper than to try: an exception costs as much as a message.
             if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
