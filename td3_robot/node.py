@@ -31,6 +31,7 @@ from td3_robot.errors import (
     UsageError,
 )
 from td3_robot.messages import Hello, Message, Status, Step, Welcome
+from td3_robot.notify import Notifier
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
@@ -187,7 +188,9 @@ class Node:
             HandshakeError: a server refused us.
         """
         finished = False
+        notifier = Notifier(os.environ)
         while not finished and not (self.stop_signal and stops()):
+            notifier.turn(time.monotonic())
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
             self._pending.extend(core.step(inputs, time.monotonic()))

@@ -15,7 +15,7 @@ MODULES = sorted([*ROOT.glob("td3_robot/**/*.py"), *ROOT.glob("sims/**/*.py")])
 
 ALLOWED = {
     "td3_robot/arrays.py": set(),
-    "td3_robot/messages.py": {"arrays", "specs"},
+    "td3_robot/messages.py": {"specs"},
     "td3_robot/topics.py": {"messages"},
     "td3_robot/specs.py": {"errors"},
     "td3_robot/config.py": {"errors", "learner_config", "randomization", "realtime", "resources", "safety", "sections"},
@@ -27,7 +27,7 @@ ALLOWED = {
     "td3_robot/realtime.py": {"sections"},
     "td3_robot/sections.py": set(),
     "td3_robot/errors.py": set(),
-    "td3_robot/transport": {"errors", "files", "messages", "specs", "topics", "transport"},
+    "td3_robot/transport": {"arrays", "errors", "files", "messages", "specs", "topics", "transport"},
     "td3_robot/bundle.py": {"errors", "files", "safety", "specs"},
     "td3_robot/policy/core.py": {
         *("arrays", "bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
@@ -95,7 +95,7 @@ def test_policy_server_imports_nothing_heavy() -> None:
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {"numpy", "zmq", "msgpack"} <= set(loaded)
+    assert {"numpy", "zmq", "msgspec"} <= set(loaded)
     assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims"}
 
 

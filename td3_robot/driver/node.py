@@ -13,7 +13,10 @@ A driver is a program of a few lines::
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
+import socket
 from collections.abc import Sequence
 
 from td3_robot import node as nodes
@@ -21,6 +24,7 @@ from td3_robot.driver.core import ACCEPTS, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import Robot, RobotBody
+from td3_robot.errors import UsageError
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig
 
@@ -34,7 +38,8 @@ _EPILOG = """examples:
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
     """Drive a robot until a signal, or a shutdown that an operator commands; the process's exit code.
 
-    However it ends, but for SIGKILL, the last thing the robot is told is the safe action.
+    However it ends, but for SIGKILL and a method of the robot that does not return, the last thing the robot is told is
+    the safe action. A driver whose name another one has does not touch the robot at all.
 
     Args:
         robot: what its author wrote.
@@ -50,21 +55,58 @@ def unset(safety: SafetyConfig) -> str:
     """One line on what a deployed driver with these settings does not do; empty if nothing is missing."""
     missing = {
         "safety.action_deadline_ms": "that the policy server is gone is never noticed: the last action holds for ever",
+        "safety.hang_ms": "a method of the robot that does not return is never noticed: the last action holds for ever",
         "safety.safe_action": "FAULT and an emergency stop hold the last action for ever",
     }
     lines = [f"{key} is not set: {what}" for key, what in missing.items() if getattr(safety, key[7:]) is None]
     return f"NOT SAFE as it is: {'; '.join(lines)}; set them in the configuration" if lines else ""
 
 
+def _claim(name: str, endpoint: str) -> socket.socket:
+    """Hold a robot's name on this machine for as long as the process lives, however it ends.
+
+    The policy server keeps apart drivers of one name, but may be away; and whoever it refuses is not to touch motors.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    digest = hashlib.sha256(f"{endpoint}\n{name}".encode()).hexdigest()[:32]
+    try:
+        held.bind(f"\0td3-robot-driver-{digest}")  # an abstract address: no file, and gone with the process
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise UsageError(
+            f"--name is {name!r}: a driver of that name, for the policy server at {endpoint}, runs on this machine"
+        ) from None
+    return held
+
+
 def _drive(node: Node, robot: Robot) -> None:
-    config, body = node.config, RobotBody(robot)
+    with _claim(node.name, node.endpoint("policy")):
+        _drive_alone(node, robot)
+
+
+def _drive_alone(node: Node, robot: Robot) -> None:
+    config = node.config
     guard = Guard(robot.spec, node.name, config.safety, autostart=config.policy.autostart)
+    body = RobotBody(robot, guard.envelope.hang_s)
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     pacing = RealTime(robot.spec, "hold")  # what a robot was told holds until it is told something else
     learner = bool(node.folder or config.endpoints.learner)
     core = SourceCore(
-        body, node.name, node.incarnation, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
+        body,
+        node.name,
+        node.incarnation,
+        lockstep=False,
+        pacing=pacing,
+        guard=guard,
+        learner=learner,
+        waits=False,
+        holds_off=True,
     )
     node.patient = False
     node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
@@ -78,5 +120,6 @@ def _drive(node: Node, robot: Robot) -> None:
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     finally:
-        core.make_safe()
-        body.close()
+        if core.in_charge:
+            core.make_safe()
+            body.close()

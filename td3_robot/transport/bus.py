@@ -26,12 +26,15 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
+FOREIGN = 16
+"""Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
+malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
-_READABLE = int(zmq.POLLIN)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
@@ -302,18 +305,24 @@ class Bus:
             return []
         inputs: list[Input] = []
         session = self._sessions[socket]
+        foreign = 0
         for _ in range(_DRAIN):
+            before = len(inputs)
             try:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    self._introduce(socket, session, now)
+                    if session.state != "welcome":  # the server may just have asked for our Hello
+                        self._introduce(socket, session, now)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
+            foreign += len(inputs) == before
+            if foreign >= FOREIGN:
+                break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
                 break
         return inputs
 

@@ -19,7 +19,7 @@ from td3_robot.bundle import Bundle
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest; with ALL_PYTHONS=1 those between as well, at some 20 s each."""
-BASE = {"numpy", "pyzmq", "msgpack", "msgspec", "pyyaml", "safetensors", "td3-robot"}
+BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
 BEYOND_NUMPY = 10e6  # bytes: what we and the small libraries may take
 RESIDENT = 60e6  # bytes of a policy server that has answered
 _NO_NETWORK = r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused"
