@@ -1,9 +1,11 @@
-"""``td3-robot export``: a recording as tables (CSV, Parquet), one for each topic, or as a bag in ROS 2 types."""
+"""``td3-robot export``: a recording as tables (CSV, Parquet), a bag in ROS 2 types, or a Minari dataset."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
+import importlib
 import itertools
 import json
 import sys
@@ -21,11 +23,13 @@ from td3_robot.session.reader import Session
 from td3_robot.transport.session import ROBOT_ROLES
 
 _BATCH = 5000  # rows that a Parquet file gets at once
+_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of
 _CHANNELS = {"O": "observations", "A": "actions"}
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
   td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
+  td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
 Maps are JSON text; of bytes only their number is given.
@@ -166,19 +170,24 @@ def _specs(session: Session) -> dict[str, dict[str, list[str]]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="td3-robot export",
-        description="Write a recording as tables.",
+        description="Write a recording as tables, in ROS 2 types, or as a Minari dataset.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
-    parser.add_argument("--format", default="csv", choices=[*FORMATS, "ros2"], help="(default: csv)")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WHOLE], help="(default: csv)")
+    parser.add_argument("--dataset", metavar="NAME-vN", help="of --format minari (default: as the file, -v0)")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
-    if options.topics and options.format == "ros2":
-        raise UsageError("--topics chooses tables; --format ros2 converts steps and statuses")
+    if options.topics and options.format in _WHOLE:
+        raise UsageError(f"--topics chooses tables; --format {options.format} converts {_WHOLE[options.format]}")
+    if options.dataset and options.format != "minari":
+        raise UsageError(f"--dataset names a Minari dataset; --format {options.format} makes none")
+    if options.format == "minari":
+        return _minari(options)
     session = Session(options.files)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.format == "ros2":
@@ -191,6 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
     else:
         print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
+    return EXIT_GOOD
+
+
+def _minari(options: argparse.Namespace) -> int:
+    module = importlib.import_module("sims.minari_export")  # by name: what needs Gymnasium is never imported
+    name = options.dataset or module.name_of(options.files[0])
+    module.check_name(name)
+    counts = module.export(Session(options.files), options.out, name)
+    print(json.dumps(counts) if options.json else f"{options.out / name}: {module.summary(counts)}")
     return EXIT_GOOD
 
 
