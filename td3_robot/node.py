@@ -33,7 +33,7 @@ from td3_robot.errors import (
 from td3_robot.messages import Hello, Message, Status, Step, Welcome
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import RECORDER
+from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
@@ -321,10 +321,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             accepted: tuple[type[Message], ...] = ()
             bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
-        if role != RECORDER:
-            with contextlib.suppress(RunFolderError, ConfigError):  # no recorder, no endpoint for one
-                recorder = ClientSession(RECORDER, node.hello("node"), ())
-                bus.record(node.endpoint(RECORDER), recorder, expected=node.config.record.enabled)
+        for link in LISTENERS if role not in LISTENERS else ():
+            with contextlib.suppress(RunFolderError, ConfigError):  # none, and no endpoint for one
+                expected = link == RECORDER and node.config.record.enabled
+                bus.record(node.endpoint(link), ClientSession(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
         try:
             body(node)

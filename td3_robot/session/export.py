@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import importlib
-import itertools
 import json
 import sys
 from collections import Counter
@@ -20,11 +19,11 @@ from td3_robot.node import Parser
 from td3_robot.session import ros2
 from td3_robot.session.entries import Entry
 from td3_robot.session.reader import Session
-from td3_robot.transport.session import ROBOT_ROLES
+from td3_robot.session.values import Names, names_of
+from td3_robot.session.values import rows as by_robot
 
 _BATCH = 5000  # rows that a Parquet file gets at once
 _WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of
-_CHANNELS = {"O": "observations", "A": "actions"}
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
@@ -36,7 +35,6 @@ Maps are JSON text; of bytes only their number is given.
 """
 
 Row = dict[str, Any]
-Specs = Mapping[str, Mapping[str, Any]]
 
 
 class Table(Protocol):
@@ -102,7 +100,7 @@ class ParquetTable:
 FORMATS: dict[str, Callable[[Path], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
-def rows(entry: Entry, message: Message, specs: Specs) -> Iterator[Row]:
+def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
     """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
     head: Row = {
         "received_s": entry.received * 1e-9,
@@ -112,20 +110,14 @@ def rows(entry: Entry, message: Message, specs: Specs) -> Iterator[Row]:
         "message": entry.sequence,
     }
     wires = wire_fields(type(message))
-    arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
-    count = len(getattr(message, next(iter(arrays)))) if arrays else 1
-    names = specs.get(getattr(message, "source", ""), {})
-    for index in range(count):
+    arrays = [name for name, wire in wires.items() if wire.kind == "array"]
+    for index, values in enumerate(by_robot(message, names.get(getattr(message, "source", ""), {}))):
         row = {**head, "row": index} if arrays else dict(head)
-        for name, wire in wires.items():
-            value = getattr(message, name)
-            if name not in arrays:
-                row[name] = _plain(value)
-            elif len(wire.shape) == 1:
-                row[name] = value[index].item()
+        for name, value in values.items():
+            if name in arrays and isinstance(value, dict):
+                row |= {f"{name}.{label}": item for label, item in value.items()}
             else:
-                labels = names.get(_CHANNELS.get(wire.shape[1], "")) or map(str, itertools.count())
-                row |= {f"{name}.{label}": item for label, item in zip(labels, value[index].tolist(), strict=False)}
+                row[name] = _plain(value)
         yield row
 
 
@@ -142,7 +134,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
         SessionError: the recording is damaged.
         OSError: a table exists or cannot be written.
     """
-    specs = _specs(session)
+    names = _names(session)
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         tables: dict[str, Table] = {}
@@ -150,21 +142,16 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
             if entry.topic not in tables:
                 tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}")
                 stack.callback(tables[entry.topic].close)
-            for row in rows(entry, message, specs):
+            for row in rows(entry, message, names):
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
     return counts
 
 
-def _specs(session: Session) -> dict[str, dict[str, list[str]]]:
-    """Names of channels, by source and kind."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for _, message in session.messages((Hello.NAME,)):
-        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-            found[message.name] = {
-                kind: [str(channel["name"]) for channel in message.spec[kind]] for kind in _CHANNELS.values()
-            }
-    return found
+def _names(session: Session) -> dict[str, Names]:
+    """Names of channels, by source."""
+    hellos = session.messages((Hello.NAME,))
+    return {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
