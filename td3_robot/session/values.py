@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +43,8 @@ def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
             elif len(arrays[name]) == 1:
                 row[name] = value[index].item()
             else:
-                labels = names.get(arrays[name][1]) or map(str, itertools.count())
-                row[name] = dict(zip(labels, value[index].tolist(), strict=False))
+                labels = names.get(arrays[name][1], ())
+                if len(labels) != value.shape[1]:
+                    labels = [str(channel) for channel in range(value.shape[1])]
+                row[name] = dict(zip(labels, value[index].tolist(), strict=True))
         yield row
