@@ -21,7 +21,7 @@ from td3_robot.node import Parser
 from td3_robot.session.decoder import Decoder
 from td3_robot.session.entries import METADATA, Attachment, Entry, printable
 from td3_robot.session.faults import Faults, line
-from td3_robot.session.reader import Damage, Metadata, SessionFile
+from td3_robot.session.reader import Damage, Metadata, SessionFile, other_protocol
 from td3_robot.session.stream import Stream
 
 _EXAMPLES = """examples:
@@ -100,12 +100,15 @@ def examine(path: Path) -> dict[str, Any]:
     metadata: dict[str, str] = {}
     decode = _decoder(path)
     problems: list[str] = []
+    foreign: str | None = None
     for item in file.items():
         if isinstance(item, Metadata) and item.name == METADATA:
             metadata = item.values
+            if foreign := other_protocol(metadata):
+                problems.append(f"its messages, which were not looked at: {foreign}")
         elif isinstance(item, Attachment):
             attachments.append({"name": item.name, "bytes": len(item.data)})
-        elif isinstance(item, Entry) and contents.add(item):
+        elif isinstance(item, Entry) and contents.add(item) and not foreign:
             try:
                 contents.look(item, decode(item))
             except SessionError as error:

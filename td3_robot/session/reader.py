@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -183,6 +183,14 @@ def _name(opcode: int) -> str:
         return f"unknown (opcode {opcode})"
 
 
+def other_protocol(metadata: Mapping[str, str]) -> str | None:
+    """That a recording is of a protocol whose messages are not understood here; None if they are."""
+    version = metadata.get("protocol", "none")
+    if version == str(PROTOCOL_VERSION):
+        return None
+    return f"recorded with protocol version {version}; this version of td3-robot reads {PROTOCOL_VERSION}"
+
+
 class Session:
     """A recording: one whole file, or the parts that a recorder split it into, in their order.
 
@@ -261,9 +269,5 @@ class Session:
                 )
 
     def _check_protocol(self) -> None:
-        version = self.metadata.get("protocol", "none")
-        if version != str(PROTOCOL_VERSION):
-            raise SessionError(
-                f"{self._label} was recorded with protocol version {version}; this version of td3-robot reads "
-                f"{PROTOCOL_VERSION}"
-            )
+        if problem := other_protocol(self.metadata):
+            raise SessionError(f"{self._label} was {problem}")
