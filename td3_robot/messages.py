@@ -439,6 +439,12 @@ MESSAGES: dict[str, type[Message]] = {
 }
 
 
+_WIRES: dict[type[Message], dict[str, FieldType]] = {}
+
+
 def wire_fields(message: type[Message]) -> dict[str, FieldType]:
-    """The fields of a message in their order, with how each travels."""
-    return {item.name: item.metadata["wire"] for item in fields(message)}  # type: ignore[arg-type]
+    """The fields of a message in their order, with how each travels; worked out once."""
+    known = _WIRES.get(message)
+    if known is None:
+        known = _WIRES[message] = {item.name: item.metadata["wire"] for item in fields(message)}  # type: ignore[arg-type]
+    return known

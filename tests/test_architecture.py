@@ -76,6 +76,7 @@ def test_cores_know_no_io() -> None:
         "td3_robot/driver/core.py",
         "td3_robot/driver/guard.py",
         "td3_robot/lifecycle.py",
+        "td3_robot/session/monitor.py",
     ):
         roots = {item.split(".")[0] for item in imported(ROOT / core)}
         assert not roots & {"zmq", "socket", "time", "os", "pathlib", "subprocess", "threading"}, core
@@ -91,12 +92,12 @@ def test_packages_are_empty() -> None:
 def test_policy_server_imports_nothing_heavy() -> None:
     code = (
         "import sys, td3_robot.policy.node, td3_robot.driver.node, td3_robot.cli.main, td3_robot.cli.bench\n"
-        "import td3_robot.cli.node\n"
+        "import td3_robot.cli.node, td3_robot.session.monitor_node\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"numpy", "zmq", "msgspec"} <= set(loaded)
-    assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims"}
+    assert not set(loaded) & {"torch", "gymnasium", "pybullet", "matplotlib", "tensorboard", "sims", "mcap"}
 
 
 def test_recordings_are_made_looked_at_and_played_without_a_learner_or_simulator() -> None:

@@ -74,7 +74,7 @@ class Bus:
         self._retries: dict[str, float] = {}  # links to be connected anew, and when
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
-        self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
+        self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
@@ -123,14 +123,16 @@ class Bus:
         self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
     def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
-        """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
+        """Offer whatever this bus sends to the recorder, or monitor, at an endpoint, see
+        :class:`~td3_robot.transport.tap.Tap`.
 
         Raises:
             EndpointError: malformed or not allowed.
         """
         socket = self._connected(endpoint, session, immediate=True)
-        self._tap = socket, Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
-        self._others[socket] = lambda now: self._hear_recorder(socket, now)
+        tap = Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
+        self._taps.append((socket, tap))
+        self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
 
     def _connected(self, endpoint: str, session: ClientSession, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
@@ -179,8 +181,9 @@ class Bus:
             socket, server = self._servers[to.link]
             return to.key in server.peers and self._reply(socket, server, to.key, message)
         if to == RECORDER:
-            if self._tap:
-                self._tap[1].offer(to, message, codec.encode(message))
+            payload = codec.encode(message) if self._taps else b""
+            for _, tap in self._taps:
+                tap.offer(to, message, payload)
             return True
         socket, client = self._clients[to]
         if self._say(socket, to, message):
@@ -205,7 +208,9 @@ class Bus:
         total = Counter(self._tally.counts)
         for _, session in self._links():
             total += session.tally.counts
-        return total + self._tap[1].counts() if self._tap else total
+        for _, tap in self._taps:
+            total += tap.counts()
+        return total
 
     def close(self, reason: str = "") -> None:
         """Say Bye on every link that was welcomed, close all sockets and remove their files."""
@@ -214,9 +219,9 @@ class Bus:
                 self._say(socket, link, Bye(reason))
         for watcher in self._watchers:
             watcher.socket.close(linger=0)
-        if self._tap:
-            self._tap[1].leave(reason)
-            self._tap[0].close(linger=200)
+        for socket, tap in self._taps:
+            tap.leave(reason)
+            socket.close(linger=200)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
         if self._gatekeeper:
@@ -256,8 +261,8 @@ class Bus:
         for socket, client in self._clients.values():
             client.check()
             self._introduce(socket, client, now)
-        if self._tap:
-            self._tap[1].turn(now)
+        for _, tap in self._taps:
+            tap.turn(now)
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
@@ -284,15 +289,14 @@ class Bus:
         if pin.session.state == "welcome":
             pin.session.state = "connecting"
 
-    def _hear_recorder(self, socket: zmq.Socket[bytes], now: float) -> None:
+    def _hear_listener(self, socket: zmq.Socket[bytes], tap: Tap, now: float) -> None:
         for _ in range(_DRAIN):
             try:
                 self._receiver.finish(socket)
                 frames = self._receiver.frames(socket)
             except zmq.Again:
                 return
-            if self._tap:
-                self._tap[1].receive(frames, now)
+            tap.receive(frames, now)
 
     def _look(self, watcher: curve.Watcher, now: float) -> None:
         if watcher.failed(now):
@@ -368,8 +372,9 @@ class Bus:
     def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
         payload = codec.encode(message)
         sent = self._post(socket, [*to, message.NAME.encode(), payload])
-        if sent and self._tap:
-            self._tap[1].offer(link, message, payload)
+        if sent:
+            for _, tap in self._taps:
+                tap.offer(link, message, payload)
         return sent
 
     @staticmethod

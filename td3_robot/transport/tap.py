@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from td3_robot.messages import Bye, Hello, Message, Record, Step, Weights
-from td3_robot.topics import QUEUE_LENGTH, TOPICS
+from td3_robot.topics import QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.session import ClientSession, Frames
 
@@ -97,7 +97,7 @@ class Tap:
             for record in sorted(told, key=lambda item: item.stamp):
                 self._send(record)
         if self._session.refusal and before != "refused":
-            log.warning("the recorder refuses us, so nothing of ours is recorded: %s", self._session.refusal.reason)
+            log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
@@ -110,8 +110,12 @@ class Tap:
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def counts(self) -> Counter[str]:
-        """What was published and not recorded, once a recorder was expected or there."""
-        return Counter({"not_recorded": self._missed + len(self._early or ())}) + self._session.tally.counts
+        """What was published and not recorded, once a recorder was expected or there.
+
+        What a monitor missed is its own affair: it sees the gaps, and comes and goes.
+        """
+        missed = self._missed + len(self._early or ()) if self._session.link == RECORDER else 0
+        return Counter({"not_recorded": missed}) + self._session.tally.counts
 
     def _send(self, record: Record) -> None:
         if not self._post(record.NAME, codec.encode(record)):
