@@ -307,7 +307,6 @@ class LearnerCore:
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
         self.meter.ended(transitions.ended)
-        self.counters["episodes"] += len(transitions.ended)
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -392,14 +391,15 @@ class LearnerCore:
     def _record(self, now: float) -> None:
         self.check()
         self.good, self._good_at = self.bundle(averaged=True).encode(), self.env_steps
+        stream = self.sources.counters()
         record: Record = {
             "kind": "train",
             "env_steps": self.env_steps,
             "updates": self.updates,
             "replay_ratio": self.replay_ratio(),
             "learning_rate": self.learning_rate,
-            "episodes": self.counters["episodes"],
-            "steps_lost": self.sources.counters()["missed"],
+            "episodes": stream["episodes"],
+            "steps_lost": stream["missed"],
         }
         record |= self.meter.figures(now) | self.meter.rates(self.env_steps, self.updates, now)
         self.records.append(record | self.training.metrics())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +271,8 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
     assert again.env_steps == straight.env_steps > 100
     assert again.training.replay.total_added == straight.training.replay.total_added
     assert again.training.seen() == straight.training.seen()
+    assert again.sources.counters() - Counter(repeated=1) == straight.sources.counters()
+    assert straight.counts()["episodes"] == 6  # at Steps 5, 11, … 35
     assert again.training.divergence.greatest_reward == 7.5
     assert again.training.normaliser is not None
     assert again.training.normaliser.count == straight.env_steps
