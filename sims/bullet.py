@@ -114,8 +114,8 @@ class Client:
 
     def close(self) -> None:
         """Free the world; a second call does nothing."""
+        self._handle, self._seen = 0, None
         self._end()
-        self._handle = 0
 
     # -- what is in the world ------------------------------------------------------------------------------------------
 
@@ -248,11 +248,11 @@ class Client:
     def step(self) -> None:
         """Simulate one time step; other threads run meanwhile."""
         self._seen = None
-        handle = self._open()
-        with self._stepping:
+        with self._stepping:  # another thread that closes the world meanwhile waits for the end of the step
+            handle = self._open()
             answer = b3.submit_freely(handle, b3.step(handle))
-        if b3.answer(answer) != b3.STEPPED:
-            raise RuntimeError("Bullet did not simulate a step")
+            if b3.answer(answer) != b3.STEPPED:
+                raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
         """Fill ``positions``, ``velocities``, ``links`` with the state of a body, and ``link_velocities`` if asked."""

@@ -147,6 +147,8 @@ def test_a_step_lets_other_threads_run() -> None:
 def test_a_closed_world_refuses_everything() -> None:
     world = World(MODELS["Hopper"])
     client, robot = world.client, world._robot
+    world.body()
+    client.look(robot)
     world.close()
     calls: list[Any] = [
         client.step,
@@ -157,12 +159,34 @@ def test_a_closed_world_refuses_everything() -> None:
         lambda: client.restore(0),
         lambda: client.joints(robot),
         lambda: client.part(robot, 0),
+        world.body,
         lambda: world.reset([0.0] * 3),
         lambda: world.render(8, 8),
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match="closed"):
             call()
+
+
+def test_a_world_that_is_closed_while_another_thread_steps_it_ends_between_two_steps() -> None:
+    for _ in range(20):
+        client, stepping = World(MODELS["Hopper"]).client, threading.Event()
+        ends: list[str] = []
+
+        def step(client: Client = client, stepping: threading.Event = stepping, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    client.step()
+                    stepping.set()
+            except RuntimeError as error:
+                ends.append(str(error))
+
+        other = threading.Thread(target=step)
+        other.start()
+        stepping.wait()
+        client.close()
+        other.join()
+        assert ends == ["this physics world is closed, or its window was"]
 
 
 def test_files_that_do_not_load_are_errors() -> None:
