@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -69,7 +70,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         over = options.seconds is not None and now - begun >= options.seconds
         if over or now - shown >= options.every:
             shown = now
-            _show(monitor.report(now), options.json, head)
+            over = not _show(monitor.report(now), options.json, head) or over
         return over
 
     try:
@@ -82,7 +83,8 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
             stream.close()
 
 
-def _show(report: dict[str, Any], as_json: bool, head: str) -> None:
+def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
+    """Print a report; False where nobody reads any more (``| head``)."""
     if as_json:
         text = json.dumps(report)
     else:
@@ -92,7 +94,12 @@ def _show(report: dict[str, Any], as_json: bool, head: str) -> None:
             columns, rows = shutil.get_terminal_size()
             lines = [item[: columns - 1] for item in ([head] if head else []) + lines][: rows - 1]
         text = (_CLEAR if terminal else "") + "\n".join(lines)
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        return False
+    return True
 
 
 def table(report: dict[str, Any]) -> list[str]:

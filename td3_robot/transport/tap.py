@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from td3_robot.messages import Bye, Hello, Message, Record, Step, Weights
-from td3_robot.topics import QUEUE_LENGTH, RECORDER, TOPICS
+from td3_robot.messages import Bye, Hello, Message, Record, StateChange, Step, Weights
+from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.session import ClientSession, Frames
 
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded)
 _KEPT: dict[type[Message], int] = {Hello: 4, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
+_KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
+"""The same for one link: who begins to watch wants to know what state everybody is in."""
 _EARLY = 256  # messages held back for a recorder that is expected and not there yet
 _AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
@@ -46,7 +48,8 @@ class Tap:
         self._wall = wall
         self._sequence: Counter[str] = Counter()
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
-        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
+        kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
+        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._early: list[Record] | None = [] if expected else None
         self._missed = 0
         self._steps: dict[tuple[int, int], None] = {}  # incarnation and sequence of the newest, oldest first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from td3_robot.messages import Action, Evaluation, Message, Phase, Record, StateChange, Status
+from td3_robot.session import monitor_node
 from td3_robot.session.monitor import Monitor
 from td3_robot.session.monitor_node import table
 from td3_robot.session.said import facts
@@ -127,3 +130,24 @@ def test_facts(make_step: Make) -> None:
     evaluation = Evaluation(4, 0, 0, np.array([1.0, 4.0]), np.array([5, 6], np.uint32))
     assert facts(evaluation) == {"version": 4, "episodes": 2, "return": 2.5}
     assert facts(Evaluation(4, 0, 0, np.zeros(0), np.zeros(0, np.uint32)))["return"] is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_each_report_takes_the_place_of_the_last(
+    nodes: Nodes, make_step: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.say("sim-0", make_step(0), Status("sim-0", "ready", "x" * 100, {}, {}))
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "5")
+    assert monitor_node._show(nodes.monitor.report(nodes.now), False, "PlotJuggler: ipc://here")
+    text = terminal.getvalue()
+    assert text.startswith("\x1b[H\x1b[2JPlotJuggler: ipc://here\n")
+    lines = text.removeprefix("\x1b[H\x1b[2J").splitlines()
+    assert len(lines) == 4  # one is left for the cursor
+    assert max(map(len, lines)) == 59
