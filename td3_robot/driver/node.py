@@ -13,18 +13,15 @@ A driver is a program of a few lines::
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import logging
-import socket
 from collections.abc import Sequence
 
 from td3_robot import node as nodes
+from td3_robot.claim import claim
 from td3_robot.driver.core import ACCEPTS, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import Robot, RobotBody
-from td3_robot.errors import UsageError
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig
 
@@ -62,30 +59,11 @@ def unset(safety: SafetyConfig) -> str:
     return f"NOT SAFE as it is: {'; '.join(lines)}; set them in the configuration" if lines else ""
 
 
-def _claim(name: str, endpoint: str) -> socket.socket:
-    """Hold a robot's name on this machine for as long as the process lives, however it ends.
-
-    The policy server keeps apart drivers of one name, but may be away; and whoever it refuses is not to touch motors.
-
-    Raises:
-        UsageError: another process holds it.
-    """
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    digest = hashlib.sha256(f"{endpoint}\n{name}".encode()).hexdigest()[:32]
-    try:
-        held.bind(f"\0td3-robot-driver-{digest}")  # an abstract address: no file, and gone with the process
-    except OSError as error:
-        held.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise UsageError(
-            f"--name is {name!r}: a driver of that name, for the policy server at {endpoint}, runs on this machine"
-        ) from None
-    return held
-
-
 def _drive(node: Node, robot: Robot) -> None:
-    with _claim(node.name, node.endpoint("policy")):
+    endpoint = node.endpoint("policy")
+    where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
+    # The policy server keeps apart drivers of one name, but may be away; and whom it refuses must not touch motors.
+    with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
         _drive_alone(node, robot)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from td3_robot import files
+from td3_robot.claim import claim
 from td3_robot.errors import ConfigError
 from td3_robot.policy.latches import Latches
 
@@ -22,12 +23,19 @@ class LatchFile:
 
     Raises:
         ConfigError: the file is damaged, or cannot be read or written.
+        UsageError: another process keeps its latches there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.kept = self._read()
-        self._write(self.kept)  # so that a folder that cannot be written is known now, and not at the first stop
+        refusal = f"state file {str(path)!r} is another policy server's, which runs; name another with --state FILE"
+        self._claim = claim(f"latches {path.absolute()}", refusal)
+        try:
+            self.kept = self._read()
+            self._write(self.kept)  # so that a folder that cannot be written is known now, and not at the first stop
+        except BaseException:
+            self._claim.close()
+            raise
         self._changed = threading.Condition()
         self._newest = self.kept
         self._over = False
@@ -48,6 +56,7 @@ class LatchFile:
             self._over = True
             self._changed.notify()
         self._thread.join()
+        self._claim.close()
 
     def _work(self) -> None:
         while True:

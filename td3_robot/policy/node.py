@@ -70,6 +70,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         bundle = Bundle.load(arguments.bundle)
         core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", arguments.bundle, core.version, bundle.spec.name)
+    node.serve("policy", ACCEPTS, core.spec)
     state = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
     latches = LatchFile(state) if state else None
     if latches:
@@ -77,7 +78,6 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
             log.warning("%s: %s (%s)", node.name, line, latches.path)
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
-    node.serve("policy", ACCEPTS, core.spec)
     learner: ClientSession | None = None
     if learns:
         learner = node.connect("learner", (Weights,), essential=node.folder is not None)

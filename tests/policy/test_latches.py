@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.errors import ConfigError
+from td3_robot.errors import ConfigError, UsageError
 from td3_robot.messages import Action, Command, Step
 from td3_robot.policy.latch_file import LatchFile
 from td3_robot.policy.latches import Latches
@@ -131,11 +131,15 @@ def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Pee
 def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
     file = LatchFile(path)
-    assert file.kept == Latches() == LatchFile(path).kept
+    assert file.kept == Latches()
+    with pytest.raises(UsageError, match="is another policy server's, which runs; name another with --state FILE"):
+        LatchFile(path)
     for number in range(20):
         file.keep(Latches(stop=f"reason {number}", stopped=("leg",), held={"arm": "ñ"}))
     file.close()
-    assert LatchFile(path).kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
+    again = LatchFile(path)
+    again.close()
+    assert again.kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
 
 
