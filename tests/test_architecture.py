@@ -29,9 +29,10 @@ ALLOWED = {
     "td3_robot/transport": {"errors", "files", "messages", "specs", "topics", "transport"},
     "td3_robot/bundle.py": {"errors", "files", "safety", "specs"},
     "td3_robot/policy/core.py": {
-        *("arrays", "bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
+        *("arrays", "bundle", "commands", "config", "errors", "lifecycle", "messages", "policy", "safety", "specs"),
+        "transport",
     },
-    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "topics", "transport"},
+    "td3_robot/driver/core.py": {"commands", "config", "driver", "messages", "specs", "topics", "transport"},
     "td3_robot/learner/td3.py": {"config", "errors", "learner"},
     "td3_robot/learner/networks.py": {"config", "errors", "learner"},
 }

@@ -17,9 +17,7 @@ import logging
 from collections.abc import Sequence
 
 from td3_robot import node as nodes
-from td3_robot.driver.core import ACCEPTS, SourceCore
-from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import RealTime
+from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig
@@ -58,21 +56,19 @@ def unset(safety: SafetyConfig) -> str:
 
 def _drive(node: Node, robot: Robot) -> None:
     config, body = node.config, RobotBody(robot)
-    guard = Guard(robot.spec, node.name, config.safety, autostart=config.policy.autostart)
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
-    pacing = RealTime(robot.spec, "hold")  # what a robot was told holds until it is told something else
     learner = bool(node.folder or config.endpoints.learner)
-    core = SourceCore(
-        body, node.name, node.incarnation, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
-    )
+    core = make(body, config, node.name, node.incarnation, learner=learner)
+    guard = core.guard
     node.patient = False
+    node.begin({"learner": learner, "spec": robot.spec.describe()})
     node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
 
     def report() -> Figures:
-        figures = {"transitions": core.transitions, **pacing.figures()}
+        figures = {"transitions": core.transitions, **core.pacing.figures()}
         return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
 
     try:

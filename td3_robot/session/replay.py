@@ -21,6 +21,7 @@ from td3_robot.session.reader import Session
 
 CORES: dict[str, str] = {
     "policy": "td3_robot.session.replay_policy",
+    "driver": "td3_robot.session.replay_driver",
     "simulator": "sims.replay",
     "learner": "td3_robot.session.replay_learner",
 }
@@ -44,6 +45,7 @@ class CoreReport:
 
     Attributes:
         exact: to the bit, or within tolerance, with the reason.
+        turns: how often cores were told what their nodes were told.
         recorded_s, taken_s: how long what was replayed took when it was recorded, and now.
     """
 
@@ -53,6 +55,15 @@ class CoreReport:
     recorded_s: float = 0.0
     taken_s: float = 0.0
     parts: list[Replayed] = field(default_factory=list)
+    turns: int = 0
+
+    def take(self, comparison: Comparison, how: str) -> None:
+        """Put a comparison to the others of its topic."""
+        for known, known_how in self.comparisons:
+            if (known.topic, known_how) == (comparison.topic, how):
+                known.add(comparison)
+                return
+        self.comparisons.append((comparison, how))
 
     @property
     def compared(self) -> int:
@@ -91,13 +102,17 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         report.taken_s = time.perf_counter() - begin
         report.notes += outcome.notes
         report.parts = outcome.parts
+        report.turns = outcome.turns
         for part in outcome.parts:
             if not part.expected and not part.got:
                 continue
             other = None if exact is not None else machines.difference(session.metadata, part.packages)
             to_the_bit = exact if exact is not None else other is None
-            comparison = compare(part.topic, [message for _, message in part.expected], part.got, exact=to_the_bit)
-            report.comparisons.append((comparison, "to the bit" if to_the_bit else f"within tolerance ({other})"))
+            expected = [message for _, message in part.expected]
+            report.take(
+                compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where),
+                "to the bit" if to_the_bit else f"within tolerance ({other})",
+            )
             times = [entry.received for entry, _ in part.expected if entry]
             report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
     return reports

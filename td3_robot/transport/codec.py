@@ -19,7 +19,7 @@ _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map (msgpack allocates what its head announces)."""
 MAX_DEPTH = 8
-"""How deep a map field may nest."""
+"""How deep a field of kind map or list may nest."""
 
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 
@@ -196,10 +196,18 @@ def _bytes(label: str, value: Any, wire: FieldType) -> None:
         raise ProtocolError("range", f"{label}: {len(value)} bytes, above {wire.limit}")
 
 
+def _number(label: str, value: Any, wire: FieldType) -> None:
+    del wire
+    if type(value) is not float:
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a float")
+    if not math.isfinite(value):
+        raise ProtocolError("range", f"{label}: {value} is not finite")
+
+
 def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
-    """A map of text, numbers, maps and lists; its size is capped with the whole message's."""
-    if depth == 0 and not isinstance(value, dict):
-        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a map")
+    """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
+    if depth == 0 and not isinstance(value, dict if wire.kind == "map" else list):
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
     if depth > MAX_DEPTH:
         raise ProtocolError("range", f"{label}: nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
@@ -217,7 +225,9 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
     "text": _text,
     "bytes": _bytes,
+    "f64": _number,
     "map": _tree,
+    "list": _tree,
 }
 
 _PLANS: dict[type[Message], _Plan] = {message: _Plan(message) for message in MESSAGES.values()}

@@ -24,9 +24,10 @@ from sims.in_process import InProcess
 from td3_robot import config as configuration
 from td3_robot.cli.main import main as td3_robot
 from td3_robot.config import Config
-from td3_robot.messages import Command, Message, Record, Reply, StateChange, Status, Step
+from td3_robot.messages import Command, Message, Record, Reply, Start, StateChange, Status, Step
 from td3_robot.session.entries import Entry, facts_of_this_machine
 from td3_robot.session.writer import SessionWriter
+from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, Origin, hello
@@ -90,7 +91,6 @@ def faulted(target: Path) -> None:
     operator = MemoryBus()
     introduction = hello("operator", "operator", client=9)
     operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), stage.bus(stage.policy))
-    operator.tap = stage.tape.of("operator").offer
     said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
     silent_until = 0  # ns
     for step in stage.turns():
@@ -179,6 +179,12 @@ class Stage:
         self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
         for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
             bus.tap = tap.offer
+        for name, role, settings in (
+            ("policy", "policy", {"exploring": True, "frozen": False}),
+            ("sim-0", "simulator", {}),
+        ):
+            start = Start(role, config.to_yaml(), settings)
+            self._taps[name].offer(RECORDER, start, codec.encode(start))
 
     @property
     def now(self) -> float:
@@ -196,9 +202,12 @@ class Stage:
 
     def play(self, paused: Collection[object]) -> None:
         """Let all cores but these have their turn."""
-        for core, bus in self._run.nodes:
+        for (core, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
             if core not in paused:
-                for to, message in core.step(bus.receive(self.now), self.now):
+                inputs = bus.receive(self.now)
+                if core is not self._run.learner:
+                    tap.took(self.now, inputs)
+                for to, message in core.step(inputs, self.now):
                     bus.send(to, message, self.now)
 
     def close(self) -> None:
