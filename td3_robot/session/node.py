@@ -51,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
     )
     parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT.mcap", help="file to write (default, with --run: session.mcap in there)"
+        "out",
+        nargs="?",
+        type=Path,
+        metavar="OUT.mcap",
+        help="file to write (default, with --run: session.mcap in there)",
     )
     parser.add_argument(
         "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
