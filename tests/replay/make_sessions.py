@@ -46,7 +46,7 @@ def walkers(target: Path) -> None:
 
 def pendulum(target: Path) -> None:
     """One robot whose episodes are truncated after 200 steps; the policy server is killed and comes back."""
-    run = Training(target.parent, 700, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.5")
+    run = Training(target.parent, 1040, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.25")
     run.wait_for_steps(300)
     os.kill(run.pid_of("policy"), signal.SIGKILL)
     run.finish()
@@ -57,7 +57,7 @@ def tampered(target: Path) -> None:
     """Three robots in real time: Step 20 comes after Step 21, the policy server pauses, Step 60 is lost."""
     overrides = ("pacing.mode=realtime", "robots=3", "learner.learning_starts=60", "learner.replay_ratio=0.2")
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"]))
-    tamper(stage.bus(stage.robot), lost=60, late=20)
+    tamper(stage.bus(stage.policy), stage.bus(stage.learner), lost=60, late=20)
     for step in stage.turns():
         stage.play([stage.policy] if 40 <= step < 43 else [])
     stage.close()

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from sims.in_process import InProcess
@@ -18,7 +19,7 @@ from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config import Config
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Message, Phase, Record, Reply, Start, StateChange, Status, Step
+from td3_robot.messages import Message, Phase, Record, Reply, Start, StateChange, Status
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.node import weights
 from td3_robot.session.entries import Entry, facts_of_this_machine
@@ -27,7 +28,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Origin, ServerSession, hello
+from td3_robot.transport.session import ClientSession, Frames, ServerSession, hello
 from td3_robot.transport.tap import Tap
 
 _TIMEOUT = 120.0
@@ -104,11 +105,12 @@ class Stage:
     def __init__(self, target: Path, config: Config) -> None:
         self.tape = Tape(target, config)
         self._run = InProcess(config)
-        self.policy, (self.robot,) = self._run.policy, self._run.simulators
+        self.learner, self.policy, (self.robot,) = self._run.learner, self._run.policy, self._run.simulators
         self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
         for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
             bus.tap = tap.offer
         for name, role, settings in (
+            ("learner", "learner", {"provenance": {}, "new": True}),
             ("policy", "policy", {"exploring": True, "frozen": False}),
             ("sim-0", "simulator", {}),
         ):
@@ -125,7 +127,7 @@ class Stage:
 
     def turns(self) -> Iterator[int]:
         """A turn of the clock after the other until the learner is done: the Steps that the robot has published."""
-        while not self._run.learner.done:
+        while not self.learner.done:
             self.tape.now += 5_000_000
             yield self.robot.counters["steps"]
 
@@ -134,15 +136,13 @@ class Stage:
         for (core, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
             if core not in paused:
                 inputs = bus.receive(self.now)
-                if core is not self._run.learner:
-                    tap.took(self.now, inputs)
+                tap.took(self.now, inputs)
                 for to, message in core.step(inputs, self.now):
                     bus.send(to, message, self.now)
 
     def close(self) -> None:
         """The learner's last words, and the end of the recording."""
-        learner = self._run.learner
-        last = Status("learner", "finished", "", learner.figures(0.0), learner.counts())
+        last = Status("learner", "finished", "", self.learner.figures(0.0), self.learner.counts())
         self._taps["learner"].offer("supervisor", last, codec.encode(last))
         self._run.close()
         self.tape.writer.close()
@@ -266,24 +266,22 @@ class Deployed:
         self.operator.send("policy", message, self.tape.now * 1e-9)
 
 
-def tamper(bus: MemoryBus, *, lost: int, late: int) -> None:
-    """Let one Step vanish, and hold another back until the one after it has gone out."""
-    send = bus.send
-    held: list[tuple[Origin, Message]] = []
+def tamper(*servers: MemoryBus, lost: int, late: int) -> None:
+    """On the way to these servers let one Step vanish, and hold another back until the one after it has come."""
+    for server in servers:
+        _tamper(server, server.deliver, lost, late)
 
-    def changed(to: Origin, message: Message, now: float) -> bool:
-        if isinstance(message, Step) and message.sequence == lost:
-            return False
-        if isinstance(message, Step) and message.sequence == late:
-            held.append((to, message))
-            return True
-        result = send(to, message, now)
-        if isinstance(message, Step) and message.sequence == late + 1:
-            for number, (link, waiting) in enumerate(held):
-                if link == to:
-                    send(*held.pop(number), now)
-                    assert waiting is not message
-                    break
-        return result
 
-    bus.send = changed  # type: ignore[method-assign]
+def _tamper(server: MemoryBus, deliver: Callable[[bytes | str, Frames], None], lost: int, late: int) -> None:
+    held: list[tuple[bytes | str, Frames]] = []
+
+    def changed(origin: bytes | str, frames: Frames) -> None:
+        sequence = msgpack.unpackb(frames[1])["sequence"] if bytes(frames[0]) == b"step" else None
+        if sequence == late:
+            held.append((origin, frames))
+        elif sequence != lost:
+            deliver(origin, frames)
+        if sequence == late + 1:
+            deliver(*held.pop())
+
+    server.deliver = changed  # type: ignore[method-assign]
