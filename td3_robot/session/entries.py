@@ -10,7 +10,7 @@ from importlib import metadata
 
 from td3_robot import machine
 from td3_robot.config import Config
-from td3_robot.messages import PROTOCOL_VERSION
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Start, Weights
 
 METADATA = "td3_robot"
 """Name of the MCAP metadata record that every session has."""
@@ -18,6 +18,8 @@ CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"
 """Name of the attachment with what a run that has ended said of its learning."""
+REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
+"""How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
 _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgpack", "mcap")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -24,7 +25,7 @@ from td3_robot.config import Config
 from td3_robot.errors import SessionError
 from td3_robot.messages import PROTOCOL_VERSION, Message
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import CONFIG, METADATA, Attachment, Entry
+from td3_robot.session.entries import CONFIG, METADATA, REPEATED, Attachment, Entry
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
@@ -190,6 +191,7 @@ class Session:
     Attributes:
         metadata: what the recorder said about itself.
         attachments: by name.
+        counts: messages of each topic.
         decode: from an entry to its message.
 
     Raises:
@@ -200,7 +202,9 @@ class Session:
         self.paths = tuple(paths)
         self.metadata: dict[str, str] = {}
         self.attachments: dict[str, Attachment] = {}
+        self.counts: Counter[str] = Counter()
         self.decode = Decoder(repr(str(self.paths[0])))
+        repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -209,6 +213,9 @@ class Session:
                 self.attachments.setdefault(item.name, item)
             elif isinstance(item, Entry):
                 self.decode.learn(item)
+                self.counts[item.topic] += item.identity not in repeated
+                if item.topic in REPEATED:
+                    repeated.add(item.identity)
         self._check_protocol()
 
     def config(self) -> Config:

@@ -6,12 +6,14 @@ import importlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
 from td3_robot.session import machines, rewrite
 from td3_robot.session.compare import Comparison, compare, plot
@@ -139,9 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(paths)
         reports = check(session, options.core, exact=options.exact)
         good = good and all(report.same for report in reports) and any(report.compared for report in reports)
-        results.append(as_json(paths[0], reports))
+        results.append(as_json(session, reports))
         if not options.json:
-            print(text(paths[0], reports))
+            print(text(session, reports))
         if options.update and (written := rewrite.rewrite(session, [part for r in reports for part in r.parts])):
             print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
     if options.json:
@@ -149,9 +151,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_GOOD if good or options.update else EXIT_CHECK_FAILED
 
 
-def text(path: Path, reports: Sequence[CoreReport]) -> str:
+def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
+    """How many messages of each topic no core was compared with; what cores were told is not among them."""
+    left = session.counts - Counter({Start.NAME: session.counts[Start.NAME], Turn.NAME: session.counts[Turn.NAME]})
+    for report in reports:
+        left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
+    return dict(sorted(left.items()))
+
+
+def text(session: Session, reports: Sequence[CoreReport]) -> str:
     """The report for a person."""
-    lines = []
+    lines, path = [], session.paths[0]
     for report in reports:
         head = f"{path}: {report.core}: "
         for comparison, how in report.comparisons:
@@ -171,21 +181,27 @@ def text(path: Path, reports: Sequence[CoreReport]) -> str:
                     f"  error of {worst} over the messages:",
                     *(f"  {line}" for line in plot(comparison.errors[worst])),
                 ]
+        if report.turns:
+            lines.append(f"{head}told {report.turns} turns")
         lines += [f"{head}not checked: {note}" for note in report.notes]
+    if left := not_compared(session, reports):
+        lines.append(f"{path}: not compared: {', '.join(f'{count} {topic}' for topic, count in left.items())}")
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
     return printable("\n".join(lines))
 
 
-def as_json(path: Path, reports: Sequence[CoreReport]) -> dict[str, Any]:
+def as_json(session: Session, reports: Sequence[CoreReport]) -> dict[str, Any]:
     """The report as plain JSON values."""
     return {
-        "file": str(path),
+        "file": str(session.paths[0]),
         "same": all(report.same for report in reports),
+        "not_compared": not_compared(session, reports),
         "cores": {
             report.core: {
                 "recorded_s": round(report.recorded_s, 3),
                 "taken_s": round(report.taken_s, 3),
+                "turns": report.turns,
                 "not_checked": report.notes,
                 "topics": [
                     {

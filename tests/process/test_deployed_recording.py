@@ -80,7 +80,7 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert topics <= {topic.message.NAME for topic in TOPICS if topic.recorded != "no"}
     assert {"start", "turn", "command", "reply", "lifecycle", "weights", "action", "step", "heard"} <= topics
     reports = {report.core: report for report in replay.check(session)}
-    text = replay.text(path, list(reports.values()))
+    text = replay.text(session, list(reports.values()))
     for core, wanted in (
         ("policy", {"action", "lifecycle", "reply", "command"}),
         ("driver", {"step", "lifecycle", "reply", "heard"}),

@@ -31,8 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):Runtime
 
 def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
     """Of each topic that differs: its first difference."""
-    (report,) = replay.check(Session([SESSIONS / f"{name}.mcap"]), [core])
-    print(replay.text(Path(name), [report]))
+    session = Session([SESSIONS / f"{name}.mcap"])
+    (report,) = replay.check(session, [core])
+    print(replay.text(session, [report]))
     return [(c.topic, *vars(c.first[0]).values()) for c, _ in report.comparisons if not c.same]
 
 
