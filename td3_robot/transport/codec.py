@@ -19,7 +19,7 @@ _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map (msgpack allocates what its head announces)."""
 MAX_DEPTH = 8
-"""How deep a field of kind map or list may nest."""
+"""How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 
@@ -208,8 +208,9 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
     """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
     if depth == 0 and not isinstance(value, dict if wire.kind == "map" else list):
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
-    if depth > MAX_DEPTH:
-        raise ProtocolError("range", f"{label}: nested deeper than {MAX_DEPTH}")
+    deepest = MAX_DEPTH + 3 * (wire.kind == "list")
+    if depth > deepest:
+        raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:

@@ -46,7 +46,9 @@ def test_the_policy_says_the_same_to_the_bit_over_a_change_of_weights(
 ) -> None:
     path = save("a.mcap", entries_of(acted(30)))
     assert policy(path) == 0
-    assert capsys.readouterr().out == f"{path}: policy: 30 action messages the same to the bit\n"
+    assert capsys.readouterr().out == (
+        f"{path}: policy: 30 action messages the same to the bit\n{path}: not compared: 30 step, 2 weights\n"
+    )
 
 
 def test_steps_that_come_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
