@@ -82,7 +82,7 @@ class Life:
         self.told = 0
         self.stopped = ""
         self.gone = False  # in order: it said Bye
-        self._begun = 0
+        self._begun = self._recorded = 0
         self._turns: deque[Turn] = deque()
         self._peers: dict[str, Peer] = {}
         self._core: Core | None = None
@@ -118,12 +118,13 @@ class Life:
     def hear(self, entry: Entry, message: Message) -> None:
         """The next message that was recorded of this node."""
         if isinstance(message, Turn):
-            if entry.sequence == self._begun:
-                self._begun += 1
+            if entry.sequence != self._recorded and not self.stopped:
+                self.stopped = f"turn {self._recorded} is not recorded"
+            self._recorded = entry.sequence + 1
+            self._begun += 1
+            self._read = _place(message) or self._read
+            if not self.stopped:
                 self._turns.append(message)
-                self._read = _place(message) or self._read
-            else:
-                self.stopped = self.stopped or f"turn {self._begun} is not recorded"
             return
         if isinstance(message, Step):
             self._read = f"Step {message.sequence}"
@@ -149,7 +150,7 @@ class Life:
             try:
                 self._tell(self._core, turn, memory)
             except Td3RobotError as error:
-                self.stopped = self.stopped or f"it ended: {error}"
+                self.stopped = str(error)
                 self._turns.clear()
 
     def compared(self, topic: str, packages: tuple[str, ...]) -> Replayed:
@@ -204,7 +205,7 @@ class Life:
 def _place(turn: Turn) -> str:
     """The newest Step among the inputs, in words."""
     steps = [fields.get("named", []) for _, topic, fields in turn.inputs if topic == Step.NAME]
-    return f"Step {steps[-1][-1]} of {steps[-1][0]}" if steps and len(steps[-1]) == 3 else ""
+    return f"Step {steps[-1][2]} of {steps[-1][0]}" if steps and len(steps[-1]) == 4 else ""
 
 
 def whole(session: Session, role: str) -> tuple[dict[tuple[str, int], Life], list[str]]:

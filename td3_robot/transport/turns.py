@@ -22,8 +22,9 @@ from td3_robot.transport.session import Input, Origin, Peer
 _OF_A_PEER = "#"
 
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
-    Step: lambda it: [it.source, it.incarnation, it.sequence],
-    Action: lambda it: [it.source, it.incarnation, it.answers, it.weights_version],
+    # With their stamps: a lock-step run that went back says the same numbers once more.
+    Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
+    Action: lambda it: [it.source, it.incarnation, it.answers, it.stamp, it.weights_version],
     Weights: lambda it: [it.version, it.sha256],
     SimulatorState: lambda it: [it.source, it.incarnation, it.answers, len(it.payload)],
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],

@@ -103,7 +103,7 @@ def held(path: Path) -> Held:
 def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: Message) -> None:
     if isinstance(message, Turn) and entry.publisher == "learner":
         for _, _, fields in (item for item in message.inputs if item[1] == Step.NAME):
-            source, incarnation, sequence = fields["named"]
+            source, incarnation, sequence, _ = fields["named"]
             jump = sequence - last.get((source, incarnation), -1)
             result.lost += jump > 1
             result.late += jump < 0
