@@ -163,7 +163,7 @@ class Life:
             # The recording may end within a turn, whose last words are not in it then.
             if number in recorded or (number > last and (turn < self.told or self.gone)):
                 got.append(message)
-        return Replayed(topic, packages, said, got, where=self.where)
+        return Replayed(topic, packages, said, got, stream=f"{self.name}/{self.incarnation}", where=self.where)
 
     def notes(self) -> list[str]:
         """What was not compared."""

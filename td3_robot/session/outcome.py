@@ -19,6 +19,7 @@ class Replayed:
         expected: recorded messages, with their entries (None for what is kept in an attachment).
         got: today's.
         reference: the attachment that would hold ``got``, for what is not a message of the recording.
+        stream: whose messages they are, for the name of such an attachment.
         where: the Step at which a message (by ``id``) was said, in words.
     """
 
@@ -27,6 +28,7 @@ class Replayed:
     expected: Sequence[tuple[Entry | None, Message]]
     got: Sequence[Message]
     reference: Attachment | None = None
+    stream: str = "all"
     where: Mapping[int, str] = field(default_factory=dict)
 
 

@@ -103,9 +103,9 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         outcome = replay(session)
         report.taken_s = time.perf_counter() - begin
         report.notes += outcome.notes
-        report.parts = outcome.parts
+        report.parts = [rewrite.expected(session, part) for part in outcome.parts]
         report.turns = outcome.turns
-        for part in outcome.parts:
+        for part in report.parts:
             if not part.expected and not part.got:
                 continue
             other = None if exact is not None else machines.difference(session.metadata, part.packages)

@@ -106,7 +106,10 @@ def samples() -> list[Message]:
         Start("policy", "task: Leg\n", {"exploring": False, "version": 3}),
         Turn(
             1234.0078125,
-            [["#00a1b2c3d4", "step", {"named": ["leg-7", 5, 300, 1_234_567_890_123]}], ["learner", "bye", {"reason": "stopped"}]],
+            [
+                ["#00a1b2c3d4", "step", {"named": ["leg-7", 5, 300, 1_234_567_890_123]}],
+                ["learner", "bye", {"reason": "stopped"}],
+            ],
         ),
         Heard(301, 1, "observe: OSError: no answer", ""),
         Record("bye", "learner", 12, 1_700_000_000_123_456_789, codec.encode(Bye("stopped"))),

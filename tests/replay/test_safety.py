@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from td3_robot.cli.main import main
 from td3_robot.config import Config
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
@@ -244,3 +245,23 @@ def test_a_mistake(monkeypatch: Patch, core: str, mistake: Callable[[Patch], Non
     for _, message, field, _, _ in found:
         assert re.search(r"Step \d+|leg 0 \d+|the beginning", message), found
         assert field
+
+
+def test_a_change_on_purpose_is_kept_by_update_and_costs_no_other_core(
+    monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was recorded stays what the others were told: only who changed is expected to say something else."""
+    path = tmp_path / "deployed.mcap"
+    path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
+    stops_by_name_are_no_latch(monkeypatch)
+    actions_are_not_filtered(monkeypatch)
+    assert main(["replay", str(path)]) == 1
+    assert main(["replay", str(path), "--update"]) == 0
+    text = capsys.readouterr().out
+    assert "expected now: reference/policy/0/action, reference/policy/0/" in text
+    assert main(["replay", str(path)]) == 0
+    now = path.read_bytes()
+    assert main(["replay", str(path), "--update"]) == 0
+    assert path.read_bytes() == now
+    monkeypatch.undo()
+    assert main(["replay", str(path)]) == 1  # as it was is not what is expected any more
