@@ -215,21 +215,19 @@ def whole(session: Session, role: str) -> tuple[dict[tuple[str, int], Life], lis
         SessionError: the recording is damaged.
     """
     lives: dict[tuple[str, int], Life] = {}
-    notes: dict[tuple[str, int], str] = {}
-    seen: set[tuple[str, int]] = set()
-    for entry in session.entries((Start.NAME, Turn.NAME)):
-        key = entry.publisher, entry.incarnation
-        if entry.topic == Start.NAME:
-            start = session.decode(entry)
-            if isinstance(start, Start) and start.role == role:
-                lives.setdefault(key, Life(*key, start))
-        elif key not in seen:
-            seen.add(key)
-            if entry.sequence:
-                notes[key] = f"states of {Life(*key, Start('', '', {}))}: its turns before {entry.sequence} are missing"
-    late = [key for key in lives if key in notes or key not in seen]
-    texts = [notes.get(key, f"states of {lives[key]}: it had no turn") for key in late]
-    return {key: life for key, life in lives.items() if key not in late}, texts
+    notes: list[str] = []
+    for key, entry in session.starts.items():
+        start = session.decode(entry)
+        if not isinstance(start, Start) or start.role != role:
+            continue
+        life, first = Life(*key, start), session.turns.get(key)
+        if first is None:
+            notes.append(f"states of {life}: it had no turn")
+        elif first:
+            notes.append(f"states of {life}: its turns before {first} are missing")
+        else:
+            lives[key] = life
+    return lives, notes
 
 
 def relive(

@@ -23,7 +23,7 @@ from mcap.stream_reader import breakup_chunk
 from td3_robot import config as configuration
 from td3_robot.config import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import PROTOCOL_VERSION, Message
+from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
 from td3_robot.session.decoder import Decoder
 from td3_robot.session.entries import CONFIG, METADATA, REPEATED, Attachment, Entry
 from td3_robot.session.writer import PROFILE
@@ -192,6 +192,8 @@ class Session:
         metadata: what the recorder said about itself.
         attachments: by name.
         counts: messages of each topic.
+        starts: the Start of each start of each node, by its name and incarnation.
+        turns: the number of the first recorded turn of each.
         decode: from an entry to its message.
 
     Raises:
@@ -203,6 +205,8 @@ class Session:
         self.metadata: dict[str, str] = {}
         self.attachments: dict[str, Attachment] = {}
         self.counts: Counter[str] = Counter()
+        self.starts: dict[tuple[str, int], Entry] = {}
+        self.turns: dict[tuple[str, int], int] = {}
         self.decode = Decoder(repr(str(self.paths[0])))
         repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
         for item in self._items():
@@ -216,6 +220,10 @@ class Session:
                 self.counts[item.topic] += item.identity not in repeated
                 if item.topic in REPEATED:
                     repeated.add(item.identity)
+                if item.topic == Start.NAME:
+                    self.starts.setdefault((item.publisher, item.incarnation), item)
+                elif item.topic == Turn.NAME:
+                    self.turns.setdefault((item.publisher, item.incarnation), item.sequence)
         self._check_protocol()
 
     def config(self) -> Config:
