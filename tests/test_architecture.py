@@ -30,9 +30,10 @@ ALLOWED = {
     "td3_robot/transport": {"arrays", "errors", "files", "messages", "specs", "topics", "transport"},
     "td3_robot/bundle.py": {"errors", "files", "safety", "specs"},
     "td3_robot/policy/core.py": {
-        *("arrays", "bundle", "commands", "errors", "lifecycle", "messages", "policy", "safety", "specs", "transport")
+        *("arrays", "bundle", "commands", "config", "errors", "lifecycle", "messages", "policy", "safety", "specs"),
+        "transport",
     },
-    "td3_robot/driver/core.py": {"commands", "driver", "messages", "specs", "topics", "transport"},
+    "td3_robot/driver/core.py": {"commands", "config", "driver", "messages", "specs", "topics", "transport"},
     "td3_robot/learner/td3.py": {"errors", "learner", "learner_config"},
     "td3_robot/learner/networks.py": set(),
 }

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -190,6 +190,11 @@ class Bus:
             client.sent(self._clock())
             return True
         return False
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Tell the recorder, if there is one, what a core is told in its turn at ``now`` (s)."""
+        for _, tap in self._taps:
+            tap.took(now, inputs)
 
     def welcome(self, link: str) -> bool:
         """Whether the server of a link has welcomed us."""
