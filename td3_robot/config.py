@@ -149,6 +149,7 @@ class EndpointsConfig(Section, frozen=True):
     supervisor: str | None = None
     keys: str | None = None
     recorder: str | None = None
+    monitor: str | None = None
 
 
 class Config(Section, frozen=True):

@@ -17,11 +17,17 @@ from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.room import announce
 from td3_robot.learner.storage import File, Memory, Storage
 from td3_robot.node import Node
+from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
 _CUT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the supervisor's patience is longer
+
+
+def is_new(run: RunFolder) -> bool:
+    """Whether nothing of a learner before is left in this run that the next one goes on from."""
+    return not (run.replay.exists() or any(run.checkpoints.iterdir()))
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +26,15 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
+FOREIGN = 16
+"""Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
+malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
-_READABLE = int(zmq.POLLIN)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
@@ -71,7 +74,7 @@ class Bus:
         self._retries: dict[str, float] = {}  # links to be connected anew, and when
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
-        self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
+        self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
@@ -120,14 +123,16 @@ class Bus:
         self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
     def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
-        """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
+        """Offer whatever this bus sends to the recorder, or monitor, at an endpoint, see
+        :class:`~td3_robot.transport.tap.Tap`.
 
         Raises:
             EndpointError: malformed or not allowed.
         """
         socket = self._connected(endpoint, session, immediate=True)
-        self._tap = socket, Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
-        self._others[socket] = lambda now: self._hear_recorder(socket, now)
+        tap = Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
+        self._taps.append((socket, tap))
+        self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
 
     def _connected(self, endpoint: str, session: ClientSession, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
@@ -176,14 +181,20 @@ class Bus:
             socket, server = self._servers[to.link]
             return to.key in server.peers and self._reply(socket, server, to.key, message)
         if to == RECORDER:
-            if self._tap:
-                self._tap[1].offer(to, message, codec.encode(message))
+            payload = codec.encode(message) if self._taps else b""
+            for _, tap in self._taps:
+                tap.offer(to, message, payload)
             return True
         socket, client = self._clients[to]
         if self._say(socket, to, message):
             client.sent(self._clock())
             return True
         return False
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Tell the recorder, if there is one, what a core is told in its turn at ``now`` (s)."""
+        for _, tap in self._taps:
+            tap.took(now, inputs)
 
     def welcome(self, link: str) -> bool:
         """Whether the server of a link has welcomed us."""
@@ -202,7 +213,9 @@ class Bus:
         total = Counter(self._tally.counts)
         for _, session in self._links():
             total += session.tally.counts
-        return total + self._tap[1].counts() if self._tap else total
+        for _, tap in self._taps:
+            total += tap.counts()
+        return total
 
     def close(self, reason: str = "") -> None:
         """Say Bye on every link that was welcomed, close all sockets and remove their files."""
@@ -211,9 +224,9 @@ class Bus:
                 self._say(socket, link, Bye(reason))
         for watcher in self._watchers:
             watcher.socket.close(linger=0)
-        if self._tap:
-            self._tap[1].leave(reason)
-            self._tap[0].close(linger=200)
+        for socket, tap in self._taps:
+            tap.leave(reason)
+            socket.close(linger=200)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
         if self._gatekeeper:
@@ -253,8 +266,8 @@ class Bus:
         for socket, client in self._clients.values():
             client.check()
             self._introduce(socket, client, now)
-        if self._tap:
-            self._tap[1].turn(now)
+        for _, tap in self._taps:
+            tap.turn(now)
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
@@ -281,15 +294,14 @@ class Bus:
         if pin.session.state == "welcome":
             pin.session.state = "connecting"
 
-    def _hear_recorder(self, socket: zmq.Socket[bytes], now: float) -> None:
+    def _hear_listener(self, socket: zmq.Socket[bytes], tap: Tap, now: float) -> None:
         for _ in range(_DRAIN):
             try:
                 self._receiver.finish(socket)
                 frames = self._receiver.frames(socket)
             except zmq.Again:
                 return
-            if self._tap:
-                self._tap[1].receive(frames, now)
+            tap.receive(frames, now)
 
     def _look(self, watcher: curve.Watcher, now: float) -> None:
         if watcher.failed(now):
@@ -302,18 +314,24 @@ class Bus:
             return []
         inputs: list[Input] = []
         session = self._sessions[socket]
+        foreign = 0
         for _ in range(_DRAIN):
+            before = len(inputs)
             try:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    self._introduce(socket, session, now)
+                    if session.state != "welcome":  # the server may just have asked for our Hello
+                        self._introduce(socket, session, now)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
+            foreign += len(inputs) == before
+            if foreign >= FOREIGN:
+                break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
                 break
         return inputs
 
@@ -359,8 +377,9 @@ class Bus:
     def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
         payload = codec.encode(message)
         sent = self._post(socket, [*to, message.NAME.encode(), payload])
-        if sent and self._tap:
-            self._tap[1].offer(link, message, payload)
+        if sent:
+            for _, tap in self._taps:
+                tap.offer(link, message, payload)
         return sent
 
     @staticmethod
