@@ -66,15 +66,16 @@ class FieldType:
     """How one field travels.
 
     Attributes:
-        kind: an integer type, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps) or ``array``.
+        kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
+            (of the same) or ``array``.
         dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
-        limit: the most characters of text or bytes of bytes; a map is capped by its message's MAX_BYTES.
+        limit: the most characters of text or bytes of bytes; maps and lists are capped by their message's MAX_BYTES.
         unit, meaning: for the reader.
         tolerance: by how much a number computed again on another kind of machine may differ: ``t + t·|value|``. On
             the same kind of machine nothing may differ.
     """
 
-    kind: Literal["u32", "u64", "i64", "text", "bytes", "map", "array"]
+    kind: Literal["u32", "u64", "i64", "f64", "text", "bytes", "map", "list", "array"]
     meaning: str
     unit: str = ""
     limit: int = 256
@@ -397,6 +398,55 @@ class StateChange(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Start(Message):
+    """What decides, beside what comes in, what a node's core does: recorded once, so that it can be made again."""
+
+    NAME: ClassVar[str] = "start"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    role: str = _wire("text", "policy, simulator, driver or learner")
+    config: str = _wire("text", "the node's own resolved configuration, as YAML", limit=1 << 17)
+    settings: dict[str, Any] = _wire("map", "what its command line said beyond that")
+
+
+@dataclass(frozen=True, eq=False)
+class Turn(Message):
+    """A core was told the time and what had arrived: with Start, all that its outputs follow from.
+
+    An input is a list of origin, topic and fields: all fields, or those that say which recorded message it is, where a
+    message holds arrays or a policy. The origin is the link of a server, or ``#`` and the key of a client's connection,
+    which its Hello has begun.
+    """
+
+    NAME: ClassVar[str] = "turn"
+    MAX_BYTES: ClassVar[int] = 1 << 24
+
+    now: float = _wire("f64", "the time as the core was told it, of the node's monotonic clock", "s")
+    inputs: list[Any] = _wire("list", "what had arrived, in order")
+
+    def problem(self) -> str | None:
+        for item in self.inputs:
+            if not (isinstance(item, list) and [type(part) for part in item] == [str, str, dict]):
+                return f"an input is {repr(item)[:80]}; needed are origin, topic and fields"
+            if item[1] not in MESSAGES:
+                return f"topic {item[1][:40]!r} is not one of {', '.join(MESSAGES)}"
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Heard(Message):
+    """What a driver heard from its robot beyond observations; recorded when it is not the same as before."""
+
+    NAME: ClassVar[str] = "heard"
+    MAX_BYTES: ClassVar[int] = 1 << 16
+
+    call: int = _wire("u64", "how often the robot had been told or asked something")
+    refused: int = _wire("u32", "1: there was no sound observation to begin an episode with; else 0")
+    trouble: str = _wire("text", "what is wrong with the robot; empty: nothing", limit=4096)
+    stop: str = _wire("text", "why everything has to stop; empty: it has not", limit=4096)
+
+
+@dataclass(frozen=True, eq=False)
 class Record(Message):
     """A message that was published, as its publisher offers it to the recorder, once; nobody waits for it."""
 
@@ -434,11 +484,20 @@ MESSAGES: dict[str, type[Message]] = {
         Command,
         Reply,
         StateChange,
+        Start,
+        Turn,
+        Heard,
         Record,
     )
 }
 
 
+_WIRES: dict[type[Message], dict[str, FieldType]] = {}
+
+
 def wire_fields(message: type[Message]) -> dict[str, FieldType]:
-    """The fields of a message in their order, with how each travels."""
-    return {item.name: item.metadata["wire"] for item in fields(message)}  # type: ignore[arg-type]
+    """The fields of a message in their order, with how each travels; worked out once."""
+    known = _WIRES.get(message)
+    if known is None:
+        known = _WIRES[message] = {item.name: item.metadata["wire"] for item in fields(message)}  # type: ignore[arg-type]
+    return known

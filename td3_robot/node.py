@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -30,11 +30,11 @@ from td3_robot.errors import (
     Td3RobotError,
     UsageError,
 )
-from td3_robot.messages import Hello, Message, Status, Step, Welcome
+from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
 from td3_robot.notify import Notifier
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import RECORDER
+from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
@@ -94,6 +94,7 @@ class Node:
     _client: int = field(default_factory=lambda: secrets.randbits(63))
     _pending: deque[Output] = field(default_factory=deque)
     _supervised: bool = False
+    _begun: bool = False
     _next_status: float = float("-inf")
     _next_look: float = float("-inf")
 
@@ -169,6 +170,15 @@ class Node:
             agreement=self.agreement(),
         )
 
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Tell the recorder what decides what our core does, and from now on each of its turns: replay makes it again.
+
+        Args:
+            settings: what was said on the command line beyond the configuration, as plain JSON values.
+        """
+        self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), dict(settings)))
+        self._begun = True
+
     def spin(
         self,
         core: Core,
@@ -193,10 +203,15 @@ class Node:
             notifier.turn(time.monotonic())
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
-            self._pending.extend(core.step(inputs, time.monotonic()))
+            now = time.monotonic()
+            if self._begun:
+                self.bus.took(now, inputs)
+            self._pending.extend(core.step(inputs, now))
             self._flush()
             finished = after() or self._abandoned()
             self.status(report())
+        for _, message in self._pending:
+            self.bus.send(RECORDER, message)
         self.status(report(), now=True)
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
@@ -253,6 +268,7 @@ class Node:
                 if self.patient and not isinstance(to, Peer):
                     return
                 self.counters["undelivered"] += 1
+                self.bus.send(RECORDER, message)  # its core said it, and goes on as if it had arrived
             self._pending.popleft()
 
 
@@ -286,14 +302,22 @@ def parser(
     return result
 
 
-def place(arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
+def place(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """The run that the arguments name and its configuration, or the configuration to be deployed with.
 
+    An ``endpoint`` among the arguments is that of the role's own link, and all there is to be known.
+
     Raises:
-        UsageError: neither, or both.
+        UsageError: neither, or more than one.
         RunFolderError, ConfigError: it cannot be had.
     """
-    config = getattr(arguments, "config", None)
+    config, endpoint = getattr(arguments, "config", None), getattr(arguments, "endpoint", None)
+    if endpoint is not None:
+        if config is not None or arguments.run is not None or arguments.overrides:
+            raise UsageError("--endpoint stands alone, without --run, --config and --set")
+        return None, configuration.parse({"endpoints": {role: endpoint, "keys": arguments.keys}})
+    if getattr(arguments, "keys", None):
+        raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
     if (config is None) == (arguments.run is None):
         raise UsageError("one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed")
     if config is not None:
@@ -313,7 +337,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     try:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
-        folder, config = place(arguments)
+        folder, config = place(role, arguments)
         bus.keys = open_keys(config.endpoints.keys)
         if role == "policy":  # now, because the first socket makes threads, which inherit all of it
             _ask_for_realtime(config)
@@ -324,10 +348,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             accepted: tuple[type[Message], ...] = ()
             bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
-        if role != RECORDER:
-            with contextlib.suppress(RunFolderError, ConfigError):  # no recorder, no endpoint for one
-                recorder = ClientSession(RECORDER, node.hello("node"), ())
-                bus.record(node.endpoint(RECORDER), recorder, expected=node.config.record.enabled)
+        for link in LISTENERS if role not in LISTENERS else ():
+            with contextlib.suppress(RunFolderError, ConfigError):  # none, and no endpoint for one
+                expected = link == RECORDER and node.config.record.enabled
+                bus.record(node.endpoint(link), ClientSession(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
         try:
             body(node)

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from td3_robot.commands import carry_out
+from td3_robot.config import Config
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import (
     Action,
     ActionOrigin,
     Command,
+    Heard,
     Message,
     NoiseKind,
     Phase,
@@ -30,13 +32,14 @@ from td3_robot.messages import (
     Welcome,
 )
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.topics import QUEUE_LENGTH
+from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport.session import Input, Output
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
 """What a source takes from the server of each link."""
 HOLD_OFF = 0.5
 """Seconds that a source which holds off gives the policy server to say whether another one has its name."""
+_LONGEST = 4096  # characters of what a robot says that are recorded
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
 
@@ -77,6 +80,21 @@ class Body(Protocol):
         Returns:
             How many robots were in an episode: the transitions this makes. None: there is nothing to publish.
         """
+
+
+def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:
+    """The core of a robot's driver of this name with this configuration; ``learner``: whether it has one to tell."""
+    return SourceCore(
+        body,
+        name,
+        incarnation,
+        lockstep=False,
+        pacing=RealTime(body.spec, "hold"),  # what a robot was told holds until it is told something else
+        guard=Guard(body.spec, name, config.safety, autostart=config.policy.autostart),
+        learner=learner,
+        waits=False,
+        holds_off=True,
+    )
 
 
 class SourceCore:
@@ -133,7 +151,9 @@ class SourceCore:
         self._is_safe = False
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
-        self._stop: list[Command] = []
+        self._heard = Heard(0, 0, "", "")  # from the robot, when it last was another thing than before
+        self._calls = 0  # of the robot
+        self._reported: list[Output] = []
         self._own_stop: Command | None = None  # the robot's newest; one of an operator is the server's to repeat
         self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
@@ -182,8 +202,8 @@ class SourceCore:
             self._asked = now
             self.counters["asked_again"] += 1
             outputs.append(("policy", self._step))
-        stop, self._stop = self._stop, []
-        outputs += [("policy", command) for command in stop]
+        reported, self._reported = self._reported, []
+        outputs += reported
         if self._greeted:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
@@ -205,6 +225,7 @@ class SourceCore:
     def make_safe(self) -> None:
         """Apply the safe action now."""
         self._told_safe = True
+        self._calls += 1
         self.body.command(self.guard.safe_action(self.body.commanded))
 
     def _make_safe(self) -> None:
@@ -225,6 +246,7 @@ class SourceCore:
             if use is not None:
                 self._action, self._use = action, use
                 if (step.phase < Phase.TERMINATED).any():
+                    self._calls += 1
                     self.body.command(use)
                     self._listen_to_body(now)
 
@@ -252,10 +274,11 @@ class SourceCore:
         action = self._action if origin is ActionOrigin.POLICY else None
         if not self._told_safe and (body.phase >= Phase.TERMINATED).all():
             self.make_safe()  # a robot is not reset under the policy's last action
+        self._calls += 1
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
-        self._listen_to_body(now)
+        self._listen_to_body(now, refused=stepped is None)
         if self.guard.safe and not self._told_safe:
             self.make_safe()
         self._silent = stepped is None
@@ -300,13 +323,17 @@ class SourceCore:
             self._kept.popleft()
             self.counters["forgotten"] += 1
 
-    def _listen_to_body(self, now: float) -> None:
+    def _listen_to_body(self, now: float, *, refused: bool = False) -> None:
         """What the robots have to say for themselves: an emergency stop holds for everybody."""
+        news = Heard(self._calls, int(refused), self.body.problem[:_LONGEST], self.body.stop[:_LONGEST])
+        if (news.refused, news.trouble, news.stop) != (self._heard.refused, self._heard.trouble, self._heard.stop):
+            self._heard = news
+            self._reported.append((RECORDER, news))
         if self.body.stop:
             reason, self.body.stop = self.body.stop, ""
             self.guard.lifecycle.stop(reason, now)
             self._own_stop = Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")
-            self._stop = [self._own_stop]
+            self._reported.append(("policy", self._own_stop))
         if self.body.problem:
             self.guard.lifecycle.fault(self.body.problem, now)
 

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 
 from td3_robot import node as nodes
 from td3_robot.claim import claim
-from td3_robot.driver.core import ACCEPTS, SourceCore
-from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import RealTime
+from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.node import Figures, Node
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety import SafetyConfig, joined
 
 log = logging.getLogger(__name__)
 
@@ -69,30 +67,20 @@ def _drive(node: Node, robot: Robot) -> None:
 
 def _drive_alone(node: Node, robot: Robot) -> None:
     config = node.config
-    guard = Guard(robot.spec, node.name, config.safety, autostart=config.policy.autostart)
-    body = RobotBody(robot, guard.envelope.hang_s)
+    body = RobotBody(robot, joined(config.safety, SafetyConfig(), robot.spec).hang_s)
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
-    pacing = RealTime(robot.spec, "hold")  # what a robot was told holds until it is told something else
     learner = bool(node.folder or config.endpoints.learner)
-    core = SourceCore(
-        body,
-        node.name,
-        node.incarnation,
-        lockstep=False,
-        pacing=pacing,
-        guard=guard,
-        learner=learner,
-        waits=False,
-        holds_off=True,
-    )
+    core = make(body, config, node.name, node.incarnation, learner=learner)
+    guard = core.guard
     node.patient = False
+    node.begin({"learner": learner, "spec": robot.spec.describe()})
     node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
 
     def report() -> Figures:
-        figures = {"transitions": core.transitions, **pacing.figures()}
+        figures = {"transitions": core.transitions, **core.pacing.figures()}
         return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
 
     try:

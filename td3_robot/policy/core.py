@@ -12,6 +12,7 @@ import numpy as np
 from td3_robot.arrays import finite
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.commands import TO_WATCH
+from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import INACTIVE, STOP, UNCONFIGURED, Lifecycle
 from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
@@ -32,6 +33,19 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 }
 """What a policy server takes from clients of each role."""
 _WITHDRAWN = 16  # policies rolled back from that are remembered
+
+
+def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) -> PolicyCore:
+    """The core of the policy server of this name with this configuration; the rest is said on its command line."""
+    return PolicyCore(
+        config.seed,
+        exploring=exploring,
+        lockstep=config.timing == "lockstep",
+        safety=config.safety,
+        autostart=config.policy.autostart,
+        frozen=config.policy.frozen or frozen,
+        name=name,
+    )
 
 
 class Explorer:

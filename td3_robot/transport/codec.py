@@ -25,7 +25,7 @@ _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map."""
 MAX_DEPTH = 8
-"""How deep a map field may nest."""
+"""How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 _EXPLAINED = 1 << 20  # bytes up to which a message that does not pass is unpacked once more, to say why
@@ -79,9 +79,9 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
         content = msgspec.structs.asdict(plan.unpack(payload))
     except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not what they should be
         raise _explained(name, payload, plan, error) from None
-    for key, wire in plan.maps:
+    for key, wire in plan.deep:
         if content[key]:
-            _tree(f"{name}.{key}", content[key], wire)
+            _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
     if plan.arrays and not _take_arrays(content, plan.layout(dims)):
         known = dict(dims) if dims else {}
         for key, wire, dtype in plan.arrays:
@@ -100,7 +100,9 @@ def _type(wire: FieldType) -> Any:
         "i64": Annotated[int, Meta(le=2**63 - 1)],
         "text": Annotated[str, Meta(max_length=wire.limit)],
         "bytes": Annotated[bytes, Meta(max_length=wire.limit)],
+        "f64": float,
         "map": dict[str, Any],
+        "list": list[Any],
         "array": bytes,
     }
     return types[wire.kind]
@@ -134,7 +136,8 @@ class _Plan:
             name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
             for name, wire in wire_fields(message).items()
         }
-        self.maps = [(name, wire) for name, (wire, _) in self.fields.items() if wire.kind == "map"]
+        # What msgspec cannot check: that numbers are finite, how deep maps and lists nest, and what is in them.
+        self.deep = [(name, wire) for name, (wire, _) in self.fields.items() if wire.kind in ("f64", "map", "list")]
         self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
         self._sizes = sorted({size for _, wire, _ in self.arrays for size in wire.shape})
         types = [(name, _type(wire)) for name, (wire, _) in self.fields.items()]
@@ -245,12 +248,21 @@ def _bytes(label: str, value: Any, wire: FieldType) -> None:
         raise ProtocolError("range", f"{label}: {len(value)} bytes, above {wire.limit}")
 
 
+def _number(label: str, value: Any, wire: FieldType) -> None:
+    del wire
+    if type(value) is not float:
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a float")
+    if not math.isfinite(value):
+        raise ProtocolError("range", f"{label}: {value} is not finite")
+
+
 def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
-    """A map of text, numbers, maps and lists; its size is capped with the whole message's."""
-    if depth == 0 and not isinstance(value, dict):
-        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a map")
-    if depth > MAX_DEPTH:
-        raise ProtocolError("range", f"{label}: nested deeper than {MAX_DEPTH}")
+    """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
+    if depth == 0 and not isinstance(value, dict if wire.kind == "map" else list):
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
+    deepest = MAX_DEPTH + 3 * (wire.kind == "list")
+    if depth > deepest:
+        raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
     if isinstance(value, dict | list) and len(value) > MAX_SIZE:
         raise ProtocolError("range", f"{label}: a map or list of {len(value)}, above {MAX_SIZE}")
     if isinstance(value, dict):
@@ -269,8 +281,10 @@ _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
     **dict.fromkeys(_INTEGERS, _integer),
     "text": _text,
     "bytes": _bytes,
+    "f64": _number,
     "map": _tree,
     "array": _bin,
+    "list": _tree,
 }
 _unpack = msgspec.msgpack.Decoder().decode
 

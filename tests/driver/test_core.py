@@ -17,6 +17,7 @@ from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Welcome
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.topics import RECORDER
 from td3_robot.transport.session import Output
 
 PERIOD = 0.02  # s, of the toy robot
@@ -215,7 +216,7 @@ def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot:
     last = one(outputs)  # the episode ends with what was last seen
     assert (last.phase[0], last.observation.tolist(), last.reward[0]) == (Phase.TRUNCATED, [[1, 2, 3]], 0)
     for number in range(2, 100):  # nothing that is old is ever told as new
-        assert core.step([], number * PERIOD) == []
+        assert {to for to, _ in core.step([], number * PERIOD)} <= {RECORDER}
         assert robot.told[-1] == [0.25, 0]
     assert core.step([("policy", Welcome(1, "policy", 6))], 99.5 * PERIOD) == []
     robot.sees = good

@@ -127,6 +127,18 @@ def test_client_may_come_before_its_server(
     assert (kinds(at_server), kinds(at_client)) == ([Hello], [Welcome])
 
 
+def test_what_is_sent_at_once_comes_after_the_hello(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
+) -> None:
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server(5))
+    client.connect(endpoint, make_client())
+    assert client.send("policy", make_step(0))
+    (at_server,) = pump(lambda got: bool(of(got[0], Step)), server)
+    assert kinds(at_server) == [Hello, Step]
+    assert not server.dropped()
+
+
 def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> None:
     server = make_bus()
     server.serve(endpoint, make_server())

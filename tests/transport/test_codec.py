@@ -51,6 +51,9 @@ special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
         st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
     ),
     ("action", "noise_kind"): st.integers(0, 2),
+    ("turn", "inputs"): st.lists(
+        st.tuples(st.text(max_size=8), st.sampled_from(sorted(MESSAGES)), trees).map(list), max_size=3
+    ),
     ("status", "figures"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
     ("status", "counters"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
 }
@@ -83,6 +86,8 @@ def messages(draw: st.DrawFn, kinds: tuple[type[Message], ...] = tuple(MESSAGES.
             content[name] = draw(st.binary(max_size=200))
         elif wire.kind == "map":
             content[name] = draw(trees)
+        elif wire.kind == "f64":
+            content[name] = draw(st.floats(allow_nan=False, allow_infinity=False))
         else:
             content[name] = draw(st.integers(*LIMITS[wire.kind]))
     return kind(**content)
