@@ -26,7 +26,9 @@ _KINDS = {
     "u32": "integer, 0 to 2³²−1",
     "u64": "integer, 0 to 2⁶⁴−1",
     "i64": "integer, −2⁶³ to 2⁶³−1",
+    "f64": "float, finite",
     "map": "map",
+    "list": "array",
 }
 _ARRAYS = {"<u1": "uint8", "<u4": "uint32", "<u8": "uint64", "<f4": "float32", "<f8": "float64"}
 
@@ -63,7 +65,7 @@ def topics() -> str:
             topic.link,
             topic.rate,
             topic.queue,
-            "yes" if topic.recorded else "no",
+            topic.recorded,
         ]
         for topic in TOPICS
     ]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from sims import saved
+import msgspec
+
+from sims import saved, tasks
+from sims.environment import Environment
 from sims.fleet import Fleet
+from td3_robot.config import Config
 from td3_robot.driver import core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import Fast, RealTime
+from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Message, SimulatorState, Throttle
 from td3_robot.transport.session import Output
 
@@ -21,6 +25,26 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "learner": (*core.ACCEPTS["learner"], SimulatorState),
 }
 """What a simulator takes from the server of each link."""
+
+
+def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
+    """The core of the simulator of this name in a run with this configuration; close its ``fleet`` in the end."""
+
+    def environment(seed: int) -> Environment:
+        return tasks.make(config.task, seed, config.randomization)
+
+    fleet = Fleet(environment, config.robots, config.seed, name, incarnation)
+    # At full speed nothing is due by a time: a simulator that is not to move stands still.
+    fast = config.pacing.mode == "fast"
+    safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
+    return SimulatorCore(
+        fleet,
+        name,
+        incarnation,
+        lockstep=config.timing == "lockstep",
+        pacing=make_pacing(config.pacing, fleet.spec),
+        guard=Guard(fleet.spec, name, safety),
+    )
 
 
 class SimulatorCore(SourceCore):

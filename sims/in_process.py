@@ -1,17 +1,12 @@
-"""All cores of a run in one process and one thread: what lock-step over processes must equal bit for bit."""
+"""All cores of a run in one process, in turn: what lock-step over processes must equal bit for bit."""
 
 from __future__ import annotations
 
 import itertools
 
 from sims import core as sims_core
-from sims import tasks
 from sims.core import SimulatorCore
-from sims.environment import Environment
-from sims.fleet import Fleet
 from td3_robot.config import Config
-from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import make_pacing
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
@@ -31,7 +26,7 @@ class InProcess:
         agreement = config.agreement()
         learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = LearnerCore(config)
-        self.policy = PolicyCore(config.seed, safety=config.safety, lockstep=config.timing == "lockstep")
+        self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus()
         learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
@@ -44,26 +39,16 @@ class InProcess:
             (self.policy, policy_bus),
         ]
         self.simulators: list[SimulatorCore] = []
-        self._fleets: list[Fleet] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
-            fleet = Fleet(self._environment, config.robots, config.seed, name, 0)
-            pacing = make_pacing(config.pacing, fleet.spec)
-            guard = Guard(fleet.spec, name, config.safety)
-            core = SimulatorCore(fleet, name, 0, lockstep=config.timing == "lockstep", pacing=pacing, guard=guard)
-            bus = MemoryBus()
-            introduction = hello(
-                "simulator", name, client=index, robots=config.robots, spec=fleet.spec, agreement=agreement
-            )
-            sizes = {"N": config.robots, "O": fleet.spec.observation_size, "A": fleet.spec.action_size}
+            core, bus = sims_core.make(config, name, 0), MemoryBus()
+            spec = core.fleet.spec
+            introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
+            sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
             for link, server in (("policy", policy_bus), ("learner", learner_bus)):
                 bus.connect(ClientSession(link, introduction, sims_core.ACCEPTS[link], sizes), server)
             self.simulators.append(core)
-            self._fleets.append(fleet)
             self.nodes.append((core, bus))
-
-    def _environment(self, seed: int) -> Environment:
-        return tasks.make(self.config.task, seed, self.config.randomization)
 
     def run(self, max_turns: int = 10**9) -> None:
         """Give every core its turn until the learner is done, or ``max_turns`` times."""
@@ -80,5 +65,5 @@ class InProcess:
                 bus.send(to, message, now)
 
     def close(self) -> None:
-        for fleet in self._fleets:
-            fleet.close()
+        for simulator in self.simulators:
+            simulator.fleet.close()

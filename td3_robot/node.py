@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -30,7 +30,8 @@ from td3_robot.errors import (
     Td3RobotError,
     UsageError,
 )
-from td3_robot.messages import Hello, Message, Status, Step, Welcome
+from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
+from td3_robot.notify import Notifier
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import LISTENERS, RECORDER
@@ -93,6 +94,7 @@ class Node:
     _client: int = field(default_factory=lambda: secrets.randbits(63))
     _pending: deque[Output] = field(default_factory=deque)
     _supervised: bool = False
+    _begun: bool = False
     _next_status: float = float("-inf")
     _next_look: float = float("-inf")
 
@@ -168,6 +170,15 @@ class Node:
             agreement=self.agreement(),
         )
 
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Tell the recorder what decides what our core does, and from now on each of its turns: replay makes it again.
+
+        Args:
+            settings: what was said on the command line beyond the configuration, as plain JSON values.
+        """
+        self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), dict(settings)))
+        self._begun = True
+
     def spin(
         self,
         core: Core,
@@ -187,13 +198,20 @@ class Node:
             HandshakeError: a server refused us.
         """
         finished = False
+        notifier = Notifier(os.environ)
         while not finished and not (self.stop_signal and stops()):
+            notifier.turn(time.monotonic())
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
-            self._pending.extend(core.step(inputs, time.monotonic()))
+            now = time.monotonic()
+            if self._begun:
+                self.bus.took(now, inputs)
+            self._pending.extend(core.step(inputs, now))
             self._flush()
             finished = after() or self._abandoned()
             self.status(report())
+        for _, message in self._pending:
+            self.bus.send(RECORDER, message)
         self.status(report(), now=True)
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
@@ -250,6 +268,7 @@ class Node:
                 if self.patient and not isinstance(to, Peer):
                     return
                 self.counters["undelivered"] += 1
+                self.bus.send(RECORDER, message)  # its core said it, and goes on as if it had arrived
             self._pending.popleft()
 
 

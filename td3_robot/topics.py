@@ -12,6 +12,7 @@ from typing import Literal
 from td3_robot import messages
 from td3_robot.messages import Message
 
+Recorded = Literal["sent", "taken", "no"]
 QueueRule = Literal["never drop", "keep latest", "never wait", "handshake"]
 
 
@@ -25,7 +26,8 @@ class Topic:
         queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
             the receiver drains its queue, uses the newest and counts the rest. *never wait*: bounded, the sender drops
             what finds no room and counts it.
-        recorded: whether the recorder is offered it; a message that goes to several subscribers is offered once.
+        recorded: who offers it to a recorder, the publisher (*sent*) or the subscriber (*taken*: publishers that are
+            not recorded themselves), or nobody (*no*). What goes to several subscribers is offered once.
     """
 
     message: type[Message]
@@ -34,7 +36,7 @@ class Topic:
     link: str
     rate: str
     queue: QueueRule
-    recorded: bool
+    recorded: Recorded
 
 
 RECORDER = "recorder"
@@ -50,17 +52,17 @@ QUEUE_LENGTH = 1000
 """Messages a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
 
 TOPICS: tuple[Topic, ...] = (
-    Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", True),
-    Topic(messages.Welcome, "server", "client", "any", "once for each Hello", "handshake", True),
-    Topic(messages.Refused, "server", "client", "any", "once for each refused message", "handshake", True),
-    Topic(messages.Heartbeat, "client, server", "server, client", "any", "1 Hz when idle", "handshake", False),
-    Topic(messages.Bye, "client", "server", "any", "once", "handshake", True),
-    Topic(messages.Step, "simulator", "policy server", "policy", "control rate", "keep latest", False),
-    Topic(messages.Step, "simulator", "learner", "learner", "control rate", "never drop", True),
-    Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", True),
-    Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", True),
-    Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", False),
-    Topic(messages.SimulatorState, "learner", "simulator", "learner", "to go back", "never drop", False),
+    Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),
+    Topic(messages.Welcome, "server", "client", "any", "once for each Hello", "handshake", "sent"),
+    Topic(messages.Refused, "server", "client", "any", "once for each refused message", "handshake", "sent"),
+    Topic(messages.Heartbeat, "client, server", "server, client", "any", "1 Hz when idle", "handshake", "no"),
+    Topic(messages.Bye, "client", "server", "any", "once", "handshake", "sent"),
+    Topic(messages.Step, "simulator", "policy server", "policy", "control rate", "keep latest", "sent"),
+    Topic(messages.Step, "simulator", "learner", "learner", "control rate", "never drop", "sent"),
+    Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", "sent"),
+    Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", "sent"),
+    Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", "sent"),
+    Topic(messages.SimulatorState, "learner", "simulator", "learner", "to go back", "never drop", "sent"),
     Topic(
         messages.Weights,
         "learner",
@@ -68,18 +70,21 @@ TOPICS: tuple[Topic, ...] = (
         "learner",
         "every learner.publish_every updates",
         "keep latest",
-        True,
+        "sent",
     ),
-    Topic(messages.Weights, "learner", "evaluator", "learner", "every evaluation.every steps", "never drop", False),
-    Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", True),
-    Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", True),
-    Topic(messages.Command, "operator", "policy server", "policy", "when a person acts", "never drop", True),
-    Topic(messages.Command, "policy server", "driver", "policy", "when relayed", "never drop", False),
-    Topic(messages.Command, "driver", "policy server", "policy", "at an emergency stop", "never drop", False),
-    Topic(messages.Reply, "policy server", "operator", "policy", "one for each Command", "never drop", True),
-    Topic(messages.Reply, "driver", "policy server", "policy", "one for each Command", "never drop", False),
-    Topic(messages.StateChange, "policy server", "operator", "policy", "at every change", "never drop", True),
-    Topic(messages.StateChange, "driver", "policy server", "policy", "at every change", "never drop", False),
-    Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", False),
-    Topic(messages.Record, "every node", "monitor", "monitor", "once for each message", "never wait", False),
+    Topic(messages.Weights, "learner", "evaluator", "learner", "every evaluation.every steps", "never drop", "sent"),
+    Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", "sent"),
+    Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", "sent"),
+    Topic(messages.Command, "operator", "policy server", "policy", "when a person acts", "never drop", "taken"),
+    Topic(messages.Command, "policy server", "driver", "policy", "when relayed", "never drop", "sent"),
+    Topic(messages.Command, "driver", "policy server", "policy", "at an emergency stop", "never drop", "sent"),
+    Topic(messages.Reply, "policy server", "operator", "policy", "one for each Command", "never drop", "sent"),
+    Topic(messages.Reply, "driver", "policy server", "policy", "one for each Command", "never drop", "sent"),
+    Topic(messages.StateChange, "policy server", "operator", "policy", "at every change", "never drop", "sent"),
+    Topic(messages.StateChange, "driver", "policy server", "policy", "at every change", "never drop", "sent"),
+    Topic(messages.Start, "every core's node", "recorder", "recorder", "once", "never wait", "sent"),
+    Topic(messages.Turn, "every core's node", "recorder", "recorder", "once for each turn", "never wait", "sent"),
+    Topic(messages.Heard, "driver", "recorder", "recorder", "at every change", "never wait", "sent"),
+    Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", "no"),
+    Topic(messages.Record, "every node", "monitor", "monitor", "once for each message", "never wait", "no"),
 )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from td3_robot.messages import MESSAGES
+from td3_robot.messages import MESSAGES, Record
 from td3_robot.topics import LINKS, QUEUE_LENGTH, TOPICS, Topic
-from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT
+from td3_robot.transport import codec
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientSession, Peer
+from td3_robot.transport.tap import Tap
+from tests.golden.regenerate import samples
 
 HANDSHAKE = {"hello", "welcome", "refused", "heartbeat", "bye"}
 
@@ -27,10 +31,37 @@ def test_row(topic: Topic) -> None:
     assert (topic.queue == "handshake") == (topic.message.NAME in HANDSHAKE) == (topic.link == "any")
 
 
-def test_each_message_is_recorded_from_one_link_only() -> None:
-    recorded = [topic.message.NAME for topic in TOPICS if topic.recorded]
-    assert len(set(recorded)) == len(recorded)
-    assert set(MESSAGES) - set(recorded) == {"heartbeat", "record", "state"}  # none of them says anything about robots
+class Records:
+    """What a tap hands to a recorder that is there."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+        hello = handshake.hello("node", "n", client=1)
+        self.tap = Tap(ClientSession("recorder", hello, (), state="welcome"), self._take)
+
+    def _take(self, name: str, payload: bytes) -> bool:
+        record = codec.decode(name, payload)
+        assert isinstance(record, Record)
+        self.topics.append(record.topic)
+        return True
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{topic.message.NAME}-{topic.publisher}-{topic.link}")
+def test_what_the_table_says_is_recorded_is_offered_and_nothing_else(topic: Topic) -> None:
+    """To the publisher's tap, as sent; or, of publishers that have no tap, to that of the core that takes it."""
+    sample = next(message for message in samples() if type(message) is topic.message)
+    publisher, subscriber = Records(), Records()
+    if topic.publisher != "operator":
+        publisher.tap.offer(topic.link, sample, codec.encode(sample))
+    assert publisher.topics == ([sample.NAME] if topic.recorded == "sent" else [])
+    role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
+    peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
+    subscriber.tap.took(0.0, [(peer, sample)])
+    assert subscriber.topics == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
+
+
+def test_what_is_not_recorded_says_nothing_about_robots() -> None:
+    assert {topic.message.NAME for topic in TOPICS if topic.recorded == "no"} == {"heartbeat", "record"}
 
 
 def test_the_servers_name_is_an_end_of_its_link() -> None:

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
     "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
     "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
-    "record": ("td3_robot.session.node", "record what a training's processes publish"),
+    "record": ("td3_robot.session.node", "record what the processes of a training or a robot publish"),
     "monitor": ("td3_robot.session.monitor_node", "watch what a training or a robot says, live; feed PlotJuggler"),
     "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
     "play": ("td3_robot.session.play", "play a recording to live nodes"),

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from td3_robot.commands import carry_out
+from td3_robot.config import Config
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import (
     Action,
     ActionOrigin,
     Command,
+    Heard,
     Message,
     NoiseKind,
     Phase,
@@ -30,11 +32,14 @@ from td3_robot.messages import (
     Welcome,
 )
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.topics import QUEUE_LENGTH
+from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport.session import Input, Output
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
 """What a source takes from the server of each link."""
+HOLD_OFF = 0.5
+"""Seconds that a source which holds off gives the policy server to say whether another one has its name."""
+_LONGEST = 4096  # characters of what a robot says that are recorded
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
 
@@ -77,6 +82,21 @@ class Body(Protocol):
         """
 
 
+def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:
+    """The core of a robot's driver of this name with this configuration; ``learner``: whether it has one to tell."""
+    return SourceCore(
+        body,
+        name,
+        incarnation,
+        lockstep=False,
+        pacing=RealTime(body.spec, "hold"),  # what a robot was told holds until it is told something else
+        guard=Guard(body.spec, name, config.safety, autostart=config.policy.autostart),
+        learner=learner,
+        waits=False,
+        holds_off=True,
+    )
+
+
 class SourceCore:
     """Publishes a Step, waits for its Action as its pacing says, applies it or a substitute, publishes the next.
 
@@ -88,6 +108,11 @@ class SourceCore:
         guard: what may move the robots; by default anything may.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first word.
+        holds_off: leave the robots alone until the policy server has welcomed us, which it does not while another one
+            of our name moves them; or has not said a word, and somebody has to make them safe.
+
+    Attributes:
+        in_charge: whether the robots are ours to move.
     """
 
     def __init__(
@@ -101,6 +126,7 @@ class SourceCore:
         guard: Guard | None = None,
         learner: bool = True,
         waits: bool = True,
+        holds_off: bool = False,
     ) -> None:
         self.body = body
         self.source = source
@@ -120,16 +146,22 @@ class SourceCore:
         self._throttled = not (learner and waits)
         self._asked = 0.0
         self._greeted = False
+        self.in_charge = not holds_off
+        self._begun: float | None = None
         self._is_safe = False
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
-        self._stop: list[Command] = []
+        self._heard = Heard(0, 0, "", "")  # from the robot, when it last was another thing than before
+        self._calls = 0  # of the robot
+        self._reported: list[Output] = []
         self._own_stop: Command | None = None  # the robot's newest; one of an operator is the server's to repeat
         self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
     @property
     def due(self) -> float | None:
         """When a turn is needed even if nothing arrives, in seconds."""
+        if not self.in_charge:
+            return None if self._begun is None else self._begun + HOLD_OFF
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
 
     @property
@@ -159,6 +191,10 @@ class SourceCore:
                     outputs += self._greet(str(origin))
             else:
                 outputs += self._take(message)
+        self._begun = now if self._begun is None else self._begun
+        self.in_charge = self.in_charge or self._greeted or now >= self._begun + HOLD_OFF
+        if not self.in_charge:
+            return outputs
         self._make_safe()
         if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
             outputs += self._advance(now)
@@ -166,8 +202,8 @@ class SourceCore:
             self._asked = now
             self.counters["asked_again"] += 1
             outputs.append(("policy", self._step))
-        stop, self._stop = self._stop, []
-        outputs += [("policy", command) for command in stop]
+        reported, self._reported = self._reported, []
+        outputs += reported
         if self._greeted:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
@@ -189,6 +225,7 @@ class SourceCore:
     def make_safe(self) -> None:
         """Apply the safe action now."""
         self._told_safe = True
+        self._calls += 1
         self.body.command(self.guard.safe_action(self.body.commanded))
 
     def _make_safe(self) -> None:
@@ -209,6 +246,7 @@ class SourceCore:
             if use is not None:
                 self._action, self._use = action, use
                 if (step.phase < Phase.TERMINATED).any():
+                    self._calls += 1
                     self.body.command(use)
                     self._listen_to_body(now)
 
@@ -236,10 +274,11 @@ class SourceCore:
         action = self._action if origin is ActionOrigin.POLICY else None
         if not self._told_safe and (body.phase >= Phase.TERMINATED).all():
             self.make_safe()  # a robot is not reset under the policy's last action
+        self._calls += 1
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
-        self._listen_to_body(now)
+        self._listen_to_body(now, refused=stepped is None)
         if self.guard.safe and not self._told_safe:
             self.make_safe()
         self._silent = stepped is None
@@ -284,13 +323,17 @@ class SourceCore:
             self._kept.popleft()
             self.counters["forgotten"] += 1
 
-    def _listen_to_body(self, now: float) -> None:
+    def _listen_to_body(self, now: float, *, refused: bool = False) -> None:
         """What the robots have to say for themselves: an emergency stop holds for everybody."""
+        news = Heard(self._calls, int(refused), self.body.problem[:_LONGEST], self.body.stop[:_LONGEST])
+        if (news.refused, news.trouble, news.stop) != (self._heard.refused, self._heard.trouble, self._heard.stop):
+            self._heard = news
+            self._reported.append((RECORDER, news))
         if self.body.stop:
             reason, self.body.stop = self.body.stop, ""
             self.guard.lifecycle.stop(reason, now)
             self._own_stop = Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")
-            self._stop = [self._own_stop]
+            self._reported.append(("policy", self._own_stop))
         if self.body.problem:
             self.guard.lifecycle.fault(self.body.problem, now)
 

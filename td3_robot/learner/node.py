@@ -20,7 +20,7 @@ from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.metrics import MetricsWriter
-from td3_robot.learner.saver import Saver, start
+from td3_robot.learner.saver import Saver, is_new, start
 from td3_robot.messages import Evaluation, SimulatorState, Step
 from td3_robot.node import Figures, Node
 from td3_robot.transport.session import ROBOT_ROLES
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _learn(node: Node) -> None:
     compute.use_threads(node.config.learner.threads)
-    core = start(node, _provenance(node.config))
+    provenance, new = _provenance(node.config), is_new(node.run)
+    core = start(node, provenance)
+    node.begin({"provenance": provenance, "new": new})
     node.serve(
         "learner",
         {**dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState)), "policy": (), "evaluator": (Evaluation,)},

@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from td3_robot import node as nodes
-from td3_robot.bundle import Bundle
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import UsageError
 from td3_robot.lifecycle import FINALIZED
 from td3_robot.messages import Weights
 from td3_robot.node import Figures, Node
-from td3_robot.policy.core import ACCEPTS, PolicyCore
+from td3_robot.policy import core as policy_core
+from td3_robot.policy.latch_file import LatchFile
 from td3_robot.specs import RobotSpec
+from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ClientSession
 
 log = logging.getLogger(__name__)
@@ -38,43 +44,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="policy to serve; with --config")
     parser.add_argument("--frozen", action="store_true", help="refuse the weights of learners")
     parser.add_argument("--explore", action="store_true", help="deployed: add the exploration that weights ask for")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state)",
+    )
     parsed = parser.parse_args(arguments)
     return nodes.main("policy", parsed, lambda node: _serve(node, parsed))
 
 
+def weights(version: int, bundle: Bundle) -> Weights:
+    """A policy that a person chose, as a learner would send it: for the recorder."""
+    payload = bundle.encode()
+    made = [bundle.provenance.get(key) for key in ("updates", "env_steps")]
+    updates, env_steps = (count if isinstance(count, int) and count >= 0 else 0 for count in made)
+    return Weights(version, updates, env_steps, sha256(payload), payload)
+
+
 def _serve(node: Node, arguments: argparse.Namespace) -> None:
     config = node.config
-    if node.folder and (arguments.bundle or arguments.explore):
-        raise UsageError("--bundle and --explore need --config: in a run, the learner says what is served")
+    if node.folder and (arguments.bundle or arguments.explore or arguments.state):
+        raise UsageError("--bundle, --explore and --state need --config: in a run, the learner says what is served")
     learns = bool(node.folder or config.endpoints.learner)
     if not (arguments.bundle or learns):
         raise UsageError("there is nothing to serve: give --bundle FILE, or set endpoints.learner")
-    core = PolicyCore(
-        config.seed,
-        exploring=bool(node.folder or arguments.explore),
-        lockstep=config.timing == "lockstep",
-        safety=config.safety,
-        autostart=config.policy.autostart,
-        frozen=config.policy.frozen or arguments.frozen,
-        name=node.name,
-    )
+    settings: dict[str, Any] = {
+        "exploring": bool(node.folder or arguments.explore),
+        "frozen": arguments.frozen,
+    }
+    core = policy_core.make(config, node.name, **settings)
     if arguments.bundle:
         bundle = Bundle.load(arguments.bundle)
         core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", arguments.bundle, core.version, bundle.spec.name)
-    node.serve("policy", ACCEPTS, core.spec)
+        loaded = weights(core.version, bundle)
+        node.bus.send(RECORDER, loaded)
+        settings |= {"version": loaded.version, "sha256": loaded.sha256}
+    state = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
+    latches = LatchFile(state) if state else None
+    if latches:
+        now = time.monotonic()
+        for line in core.resume(latches.kept, now):
+            log.warning("%s: %s (%s)", node.name, line, latches.path)
+        settings |= {"resumed": now, "latches": msgspec.to_builtins(latches.kept)}
+    elif not node.folder:
+        log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
+    node.begin(settings)
+    node.serve("policy", policy_core.ACCEPTS, core.spec)
     learner: ClientSession | None = None
     if learns:
         learner = node.connect("learner", (Weights,), essential=node.folder is not None)
     served: RobotSpec | None = core.spec
+    recorded = core.store.loaded[-1:]
 
     def after() -> bool:
-        nonlocal served
+        nonlocal served, recorded
+        if core.store.loaded[-1:] != recorded:  # by an operator
+            recorded = core.store.loaded[-1:]
+            node.bus.send(RECORDER, weights(recorded[0], core.store.held[recorded[0]].bundle))
         if learner and core.version != learner.hello.weights_version:
             learner.hello = replace(learner.hello, weights_version=core.version)
         if served is None and core.spec:
             served = core.spec
             node.bus.adopt("policy", served)
+        if latches:
+            latches.keep(core.latches)
         return core.lifecycle.state == FINALIZED
 
     def report() -> Figures:
@@ -82,7 +117,11 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
     after()  # so that the first Hello says what is held
-    node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+    try:
+        node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+    finally:
+        if latches:
+            latches.close()
 
 
 if __name__ == "__main__":

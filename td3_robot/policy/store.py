@@ -51,6 +51,7 @@ class PolicyStore:
         held: at most the four newest, and the four newest of those that a person loaded.
         serving: the one that answers where nothing else is asked for; None before the first.
         newest: the highest version there ever was; 0 for none.
+        loaded: at most the four newest versions that a person chose, oldest first.
     """
 
     def __init__(self, safety: SafetyConfig, *, may_go_back: bool = False) -> None:
@@ -59,7 +60,7 @@ class PolicyStore:
         self.newest = 0
         self._safety = safety
         self._may_go_back = may_go_back
-        self._loaded: list[int] = []
+        self.loaded: list[int] = []
 
     def add(self, version: int, bundle: Bundle, *, loaded: bool = False) -> None:
         """Serve this policy from the next action on; ``loaded`` says that a person chose it.
@@ -84,8 +85,8 @@ class PolicyStore:
         policy = Policy(version, bundle, Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
-            self._loaded = [*self._loaded[1 - _KEPT :], version]
-        keep = {*sorted(self.held)[-_KEPT:], *self._loaded}
+            self.loaded = [*self.loaded[1 - _KEPT :], version]
+        keep = {*sorted(self.held)[-_KEPT:], *self.loaded}
         self.held = {version: policy for version, policy in self.held.items() if version in keep}
 
     def receive(self, version: int, digest: str, payload: bytes, *, loaded: bool = False) -> None:
@@ -105,7 +106,7 @@ class PolicyStore:
         if self.serving is None:
             raise LifecycleError("there is no policy to go back from")
         older = [held for held in self.held if held < self.serving.version]
-        chosen = version or max([held for held in older if held in self._loaded] or older, default=0)
+        chosen = version or max([held for held in older if held in self.loaded] or older, default=0)
         if chosen not in self.held:
             raise LifecycleError(
                 f"version {version} is not held: {', '.join(map(str, sorted(self.held)))} are"

@@ -37,7 +37,7 @@ from td3_robot.transport.tap import Tap
 
 RATE = 60.0
 _OBSERVATIONS, _ACTIONS, _HIDDEN = 22, 6, (400, 300)
-_PACKAGES = ("numpy", "msgpack", "mcap")
+_PACKAGES = ("numpy", "msgspec", "mcap")
 Said = list[tuple[str, Message]]
 
 

@@ -9,20 +9,36 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.messages import Action, FieldType, Message, Step, Throttle, Weights, wire_fields
+from td3_robot.messages import (
+    Action,
+    Command,
+    FieldType,
+    Message,
+    Reply,
+    SimulatorState,
+    StateChange,
+    Step,
+    Throttle,
+    Weights,
+    wire_fields,
+)
 
 KEYS: dict[str, tuple[str, ...]] = {
     Step.NAME: ("source", "incarnation", "sequence"),
     Action.NAME: ("source", "incarnation", "answers"),
     Throttle.NAME: ("source", "incarnation", "answers"),
     Weights.NAME: ("version",),
+    StateChange.NAME: ("node",),
+    Reply.NAME: ("id", "node"),
+    Command.NAME: ("id", "target", "verb"),
+    SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
 """Topic: the fields that say what a message is about. Of a topic that is not here, the position does."""
 _SHOWN = 10  # differences kept in full; all are counted
@@ -57,6 +73,7 @@ class Comparison:
         compared: pairs of messages looked at.
         first: the first differences, in the order of the recording.
         counts: how many messages differ in each field, and how many are missing, not expected or out of order.
+        places: of messages, by their key as text, the Step at which they were said.
         errors: field to the largest error of each compared message, in its order; infinite where there is no number.
     """
 
@@ -65,6 +82,7 @@ class Comparison:
     first: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     errors: dict[str, list[float]] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:
@@ -73,21 +91,40 @@ class Comparison:
     def note(self, kind: str, difference: Difference) -> None:
         self.counts[kind] += 1
         if len(self.first) < _SHOWN:
-            self.first.append(difference)
+            place = self.places.get(difference.message)
+            self.first.append(replace(difference, message=f"{difference.message} at {place}") if place else difference)
+
+    def add(self, other: Comparison) -> None:
+        """Take in the result of comparing further messages of the topic."""
+        self.compared += other.compared
+        self.counts += other.counts
+        self.first = [*self.first, *other.first][:_SHOWN]
+        for name, errors in other.errors.items():
+            self.errors.setdefault(name, []).extend(errors)
 
     def worst(self) -> str | None:
         """The field with the largest error; None where no field differs."""
         return max(self.errors, key=lambda name: (max(self.errors[name]), name), default=None)
 
 
-def compare(topic: str, expected: Sequence[Message], got: Sequence[Message], *, exact: bool) -> Comparison:
+def compare(
+    topic: str,
+    expected: Sequence[Message],
+    got: Sequence[Message],
+    *,
+    exact: bool,
+    where: Mapping[int, str] | None = None,
+) -> Comparison:
     """Compare messages of one topic.
 
     Args:
         exact: not one bit may differ; else numbers may by their fields' tolerance.
+        where: of messages (by ``id``), for what is said of those that differ.
     """
-    result = Comparison(topic)
     ours, theirs = keyed(topic, got), keyed(topic, expected)
+    result = Comparison(topic)
+    places = {key: (where or {}).get(id(message), "") for key, message in {**ours, **theirs}.items()}
+    result.places = {_text(key): place for key, place in places.items() if place and topic != Step.NAME}
     _compare_order(result, list(theirs), list(ours))
     errors: dict[str, list[float]] = {}
     for key, message in theirs.items():
@@ -112,7 +149,7 @@ def keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
     for message in messages:
         key = tuple(getattr(message, name) for name in names)
         times[key] += 1
-        repeated = (f"the {times[key]}th",) if times[key] > 1 or not names else ()
+        repeated = (f"no. {times[key]}",) if times[key] > 1 or not names else ()
         keyed[(*key, *repeated)] = message
     return keyed
 

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from td3_robot import machine
 from td3_robot.config import Config
-from td3_robot.messages import PROTOCOL_VERSION, Record
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
 from td3_robot.transport.session import Peer
 
 METADATA = "td3_robot"
@@ -19,7 +19,9 @@ CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"
 """Name of the attachment with what a run that has ended said of its learning."""
-_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgpack", "mcap")
+REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
+"""How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
+_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The recorder process: ``python -m td3_robot.session.node --run DIR``, or ``td3-robot record OUT.mcap --run DIR``."""
+"""The recorder process of a run (``td3-robot record [OUT.mcap] --run DIR``), or beside a deployed policy server
+(``td3-robot record OUT.mcap --config FILE``)."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ _LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for th
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
+  td3-robot record leg.mcap --config robot.yaml      (endpoints.recorder must be the same for who is to be recorded)
   td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (then: kill -USR1 of it, or a fault, writes a file)
 
 A training records itself with --set record=true.
@@ -41,10 +43,19 @@ _OPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser("record", RECORDER, "Record what the nodes of a run publish; none of them waits for this.")
-    parser.epilog = _EXAMPLES
+    parser = nodes.parser(
+        "record",
+        RECORDER,
+        "Record what the nodes of a run, or a deployed policy server and its robots, publish; none of them waits.",
+        deployable=True,
+        epilog=_EXAMPLES,
+    )
     parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT.mcap", help="file to write (default: session.mcap in the run folder)"
+        "out",
+        nargs="?",
+        type=Path,
+        metavar="OUT.mcap",
+        help="file to write (default, with --run: session.mcap in there)",
     )
     parser.add_argument(
         "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
@@ -52,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
     options = parser.parse_args(arguments)
+    if options.run is None and options.out is None:
+        raise UsageError("OUT.mcap is needed with --config: where to record to")
     if options.out and options.out.exists():
         raise UsageError(f"{str(options.out)!r} exists already; name another file")
     if options.out and not options.out.parent.is_dir():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from td3_robot.messages import Message
@@ -19,6 +19,8 @@ class Replayed:
         expected: recorded messages, with their entries (None for what is kept in an attachment).
         got: today's.
         reference: the attachment that would hold ``got``, for what is not a message of the recording.
+        stream: whose messages they are, for the name of such an attachment.
+        where: the Step at which a message (by ``id``) was said, in words.
     """
 
     topic: str
@@ -26,11 +28,18 @@ class Replayed:
     expected: Sequence[tuple[Entry | None, Message]]
     got: Sequence[Message]
     reference: Attachment | None = None
+    stream: str = "all"
+    where: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
 class Outcome:
-    """What replaying one core gave; ``notes`` say what could not be checked, and why."""
+    """What replaying one core gave; ``notes`` say what could not be checked, and why.
+
+    Attributes:
+        turns: how often cores were told what their nodes were told.
+    """
 
     parts: list[Replayed] = field(default_factory=list)
+    turns: int = 0
     notes: list[str] = field(default_factory=list)

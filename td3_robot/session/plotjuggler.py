@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 import zmq
 
 from td3_robot.errors import EndpointError
@@ -40,7 +40,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     for index, values in enumerate(maps):
         name = topic if len(maps) == 1 else f"{topic}/{index}"
         if plotted := numbers(values):
-            yield name.encode(), msgpack.packb(plotted), time
+            yield name.encode(), msgspec.msgpack.encode(plotted), time
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -53,8 +53,9 @@ class SessionItem(pytest.Item):
         from td3_robot.session import replay
         from td3_robot.session.reader import Session
 
-        reports = replay.check(Session([self.path]))
-        text = replay.text(self.path, reports)
+        session = Session([self.path])
+        reports = replay.check(session)
+        text = replay.text(session, reports)
         if not all(report.same for report in reports) or not any(report.compared for report in reports):
             raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {self.path} --update")
         self.add_report_section("call", "replay", text)

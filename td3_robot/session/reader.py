@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,9 +21,9 @@ from mcap.opcode import Opcode
 from td3_robot import config as configuration
 from td3_robot.config import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import PROTOCOL_VERSION, Message
+from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import CONFIG, METADATA, Attachment, Entry
+from td3_robot.session.entries import CONFIG, METADATA, REPEATED, Attachment, Entry
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
@@ -197,6 +198,9 @@ class Session:
     Attributes:
         metadata: what the recorder said about itself.
         attachments: by name.
+        counts: messages of each topic.
+        starts: the Start of each start of each node, by its name and incarnation.
+        turns: the number of the first recorded turn of each.
         decode: from an entry to its message.
 
     Raises:
@@ -207,7 +211,11 @@ class Session:
         self.paths = tuple(paths)
         self.metadata: dict[str, str] = {}
         self.attachments: dict[str, Attachment] = {}
+        self.counts: Counter[str] = Counter()
+        self.starts: dict[tuple[str, int], Entry] = {}
+        self.turns: dict[tuple[str, int], int] = {}
         self.decode = Decoder(repr(str(self.paths[0])))
+        repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -216,6 +224,13 @@ class Session:
                 self.attachments.setdefault(item.name, item)
             elif isinstance(item, Entry):
                 self.decode.learn(item)
+                self.counts[item.topic] += item.identity not in repeated
+                if item.topic in REPEATED:
+                    repeated.add(item.identity)
+                if item.topic == Start.NAME:
+                    self.starts.setdefault((item.publisher, item.incarnation), item)
+                elif item.topic == Turn.NAME:
+                    self.turns.setdefault((item.publisher, item.incarnation), item.sequence)
         self._check_protocol()
 
     def config(self) -> Config:

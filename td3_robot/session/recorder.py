@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from td3_robot.config import RecordConfig
-from td3_robot.messages import Hello, Record, Weights
+from td3_robot.messages import Record
 from td3_robot.session import triggers
-from td3_robot.session.entries import Attachment, Entry, Facts
+from td3_robot.session.entries import REPEATED, Attachment, Entry, Facts
 from td3_robot.session.writer import SessionWriter
 from td3_robot.transport.session import Input, Output, Peer
 
 log = logging.getLogger(__name__)
-
-_REPEATED = {Hello.NAME: 1, Weights.NAME: 2}
-"""How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
 
 
 class Recorder:
@@ -103,9 +100,9 @@ class Recorder:
             self.trigger(why)
 
     def _remember(self, entry: Entry) -> None:
-        if entry.topic in _REPEATED:
+        if entry.topic in REPEATED:
             key = entry.publisher, entry.topic, entry.link
-            self._repeated.setdefault(key, deque(maxlen=_REPEATED[entry.topic])).append(entry)
+            self._repeated.setdefault(key, deque(maxlen=REPEATED[entry.topic])).append(entry)
 
     def _forget_old(self, received: int) -> None:
         oldest = received - int(self._config.ring_s * 1e9)

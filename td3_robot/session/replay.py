@@ -6,12 +6,14 @@ import importlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
 from td3_robot.session import machines, rewrite
 from td3_robot.session.compare import Comparison, compare, plot
@@ -21,6 +23,7 @@ from td3_robot.session.reader import Session
 
 CORES: dict[str, str] = {
     "policy": "td3_robot.session.replay_policy",
+    "driver": "td3_robot.session.replay_driver",
     "simulator": "sims.replay",
     "learner": "td3_robot.session.replay_learner",
 }
@@ -44,6 +47,7 @@ class CoreReport:
 
     Attributes:
         exact: to the bit, or within tolerance, with the reason.
+        turns: how often cores were told what their nodes were told.
         recorded_s, taken_s: how long what was replayed took when it was recorded, and now.
     """
 
@@ -53,6 +57,15 @@ class CoreReport:
     recorded_s: float = 0.0
     taken_s: float = 0.0
     parts: list[Replayed] = field(default_factory=list)
+    turns: int = 0
+
+    def take(self, comparison: Comparison, how: str) -> None:
+        """Put a comparison to the others of its topic."""
+        for known, known_how in self.comparisons:
+            if (known.topic, known_how) == (comparison.topic, how):
+                known.add(comparison)
+                return
+        self.comparisons.append((comparison, how))
 
     @property
     def compared(self) -> int:
@@ -90,14 +103,18 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         outcome = replay(session)
         report.taken_s = time.perf_counter() - begin
         report.notes += outcome.notes
-        report.parts = outcome.parts
-        for part in outcome.parts:
+        report.parts = [rewrite.expected(session, part) for part in outcome.parts]
+        report.turns = outcome.turns
+        for part in report.parts:
             if not part.expected and not part.got:
                 continue
             other = None if exact is not None else machines.difference(session.metadata, part.packages)
             to_the_bit = exact if exact is not None else other is None
-            comparison = compare(part.topic, [message for _, message in part.expected], part.got, exact=to_the_bit)
-            report.comparisons.append((comparison, "to the bit" if to_the_bit else f"within tolerance ({other})"))
+            expected = [message for _, message in part.expected]
+            report.take(
+                compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where),
+                "to the bit" if to_the_bit else f"within tolerance ({other})",
+            )
             times = [entry.received for entry, _ in part.expected if entry]
             report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
     return reports
@@ -124,9 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(paths)
         reports = check(session, options.core, exact=options.exact)
         good = good and all(report.same for report in reports) and any(report.compared for report in reports)
-        results.append(as_json(paths[0], reports))
+        results.append(as_json(session, reports))
         if not options.json:
-            print(text(paths[0], reports))
+            print(text(session, reports))
         if options.update and (written := rewrite.rewrite(session, [part for r in reports for part in r.parts])):
             print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
     if options.json:
@@ -134,9 +151,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_GOOD if good or options.update else EXIT_CHECK_FAILED
 
 
-def text(path: Path, reports: Sequence[CoreReport]) -> str:
+def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
+    """How many messages of each topic no core was compared with; what cores were told is not among them."""
+    left = session.counts - Counter({Start.NAME: session.counts[Start.NAME], Turn.NAME: session.counts[Turn.NAME]})
+    for report in reports:
+        left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
+    return dict(sorted(left.items()))
+
+
+def text(session: Session, reports: Sequence[CoreReport]) -> str:
     """The report for a person."""
-    lines = []
+    lines, path = [], session.paths[0]
     for report in reports:
         head = f"{path}: {report.core}: "
         for comparison, how in report.comparisons:
@@ -156,21 +181,27 @@ def text(path: Path, reports: Sequence[CoreReport]) -> str:
                     f"  error of {worst} over the messages:",
                     *(f"  {line}" for line in plot(comparison.errors[worst])),
                 ]
+        if report.turns:
+            lines.append(f"{head}told {report.turns} turns")
         lines += [f"{head}not checked: {note}" for note in report.notes]
+    if left := not_compared(session, reports):
+        lines.append(f"{path}: not compared: {', '.join(f'{count} {topic}' for topic, count in left.items())}")
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
     return printable("\n".join(lines))
 
 
-def as_json(path: Path, reports: Sequence[CoreReport]) -> dict[str, Any]:
+def as_json(session: Session, reports: Sequence[CoreReport]) -> dict[str, Any]:
     """The report as plain JSON values."""
     return {
-        "file": str(path),
+        "file": str(session.paths[0]),
         "same": all(report.same for report in reports),
+        "not_compared": not_compared(session, reports),
         "cores": {
             report.core: {
                 "recorded_s": round(report.recorded_s, 3),
                 "taken_s": round(report.taken_s, 3),
+                "turns": report.turns,
                 "not_checked": report.notes,
                 "topics": [
                     {

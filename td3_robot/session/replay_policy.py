@@ -1,4 +1,4 @@
-"""The policy server's core, driven by recorded Steps and Weights: the same Actions?"""
+"""The policy server's core, driven by what its node was told: the same Actions, states, Replies and Commands?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import msgspec
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
-from td3_robot.messages import Action, NoiseKind, Step, Weights
+from td3_robot.errors import SessionError
+from td3_robot.messages import Action, Command, NoiseKind, Reply, StateChange, Step, Weights
+from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.latches import Latches
 from td3_robot.safety import SafetyConfig
+from td3_robot.session import lives
 from td3_robot.session.entries import Entry
+from td3_robot.session.lives import Life, Memory
 from td3_robot.session.outcome import Outcome, Replayed
 from td3_robot.session.reader import Session
 from td3_robot.transport import session as handshake
@@ -20,7 +25,9 @@ from td3_robot.transport.session import Peer
 
 StepKey = tuple[str, int, int]
 
-
+SAID = (Action.NAME, StateChange.NAME, Reply.NAME, Command.NAME)
+"""What a policy server's core says, and the Commands that it took."""
+_PACKAGES = ("numpy",)
 _HELD = 8  # versions whose networks are kept at hand
 
 
@@ -29,11 +36,11 @@ def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)
 
 
-class PolicyReplay:
-    """Gives each recorded Action's Step to the core of its server, which holds the weights it held then.
+class SingleActions:
+    """For servers of which the recording lacks the beginning: gives each Action's Step to a core with its weights.
 
     What the recording says is taken for input: the Step, the weights, whether there was noise. What a server did not
-    answer (it keeps only the latest Step) it is not asked again.
+    answer (it keeps only the latest Step) it is not asked again. States and deadlines are left out.
     """
 
     def __init__(self, config: Config) -> None:
@@ -63,13 +70,18 @@ class PolicyReplay:
         while self._waiting and self._known(self._waiting[0][1]):
             self._act(*self._waiting.pop(0))
 
-    def finish(self) -> None:
+    def finish(self) -> Outcome:
         """Deal with Actions that have waited in vain for their Step or weights, and with those behind them."""
         for entry, action in self._waiting:
             if self._known(action):
                 self._act(entry, action)
             else:
                 self.unanswerable["Step" if self._key(action) not in self._steps else "weights"] += 1
+        outcome = Outcome([Replayed(Action.NAME, _PACKAGES, self.expected, self.got)] if self.expected else [])
+        outcome.notes += [f"{n} Actions whose {what} is not recorded" for what, n in self.unanswerable.items()]
+        if self.safe:
+            outcome.notes.append(f"{self.safe} safe actions: when they are due depends on states and deadlines")
+        return outcome
 
     def _known(self, action: Action) -> bool:
         return self._key(action) in self._steps and action.weights_version in self._weights
@@ -106,19 +118,43 @@ class PolicyReplay:
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every Action of a session.
+    """Replay every policy server of a session; of one whose beginning is not recorded, each Action by itself.
 
     Raises:
-        SessionError: the recording is damaged or holds no configuration.
+        SessionError: the recording is damaged, or holds no configuration.
     """
-    driver = PolicyReplay(session.config())
-    for entry, message in session.messages((Step.NAME, Weights.NAME, Action.NAME)):
-        driver.take(entry, message)
-    driver.finish()
-    outcome = Outcome([Replayed(Action.NAME, ("numpy",), driver.expected, driver.got)] if driver.expected else [])
-    outcome.notes += [f"{n} Actions whose {what} is not recorded" for what, n in driver.unanswerable.items()]
-    if driver.safe:
-        outcome.notes.append(f"{driver.safe} safe actions: when they are due depends on states and deadlines")
-    if not driver.expected and not driver.unanswerable:
+    found, notes = lives.whole(session, "policy")
+    single = SingleActions(session.config())
+    for entry, message in lives.relive(session, found, SAID, _make):
+        if not isinstance(message, Action) or (entry.publisher, entry.incarnation) not in found:
+            single.take(entry, message)
+    outcome = lives.outcome(found.values(), SAID, _PACKAGES)
+    others = single.finish()
+    outcome.parts += others.parts
+    outcome.notes += [*notes, *others.notes]
+    if not outcome.turns and not others.parts and not others.notes:
         outcome.notes.append("there are no Actions in it")
     return outcome
+
+
+def _make(life: Life, memory: Memory) -> PolicyCore | None:
+    exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
+    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
+    if "version" in life.start.settings:
+        version, digest = life.setting("version", int), life.setting("sha256", str)
+        name = Weights.NAME, version, digest
+        if name not in memory:
+            return None
+        weights = memory[name]
+        assert isinstance(weights, Weights)
+        core.load(version, Bundle.verified(weights.payload, digest, f"recorded weights version {version}"))
+    if "latches" in life.start.settings:
+        core.resume(_latches(life), life.setting("resumed", float))
+    return core
+
+
+def _latches(life: Life) -> Latches:
+    try:
+        return msgspec.convert(life.setting("latches", dict), Latches)
+    except msgspec.ValidationError as error:
+        raise SessionError(f"start of {life}: latches: {error}") from None

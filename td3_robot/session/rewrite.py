@@ -1,4 +1,8 @@
-"""Makes what the cores say today what a recording expects of them."""
+"""Makes what the cores say today what a recording expects of them.
+
+What was recorded stays as it is: it is what other cores were told. What a core is expected to say instead stands in an
+attachment, a *reference*, for each stream of messages that is not as recorded any more.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from td3_robot.messages import MESSAGES, Message
-from td3_robot.session.compare import keyed
+import msgspec
+
+from td3_robot.errors import SessionError
+from td3_robot.messages import MESSAGES
 from td3_robot.session.entries import Attachment, Entry, Facts, facts_of_this_machine
 from td3_robot.session.outcome import Replayed
 from td3_robot.session.reader import Session
@@ -16,26 +22,39 @@ from td3_robot.session.writer import SessionWriter
 from td3_robot.transport import codec
 
 
+def expected(session: Session, part: Replayed) -> Replayed:
+    """The part with what the session's reference says in place of what was recorded, if it has one for it.
+
+    Raises:
+        SessionError: the reference is damaged.
+    """
+    attached = session.attachments.get(_name(part))
+    if attached is None or part.topic not in MESSAGES:
+        return part
+    try:
+        payloads = msgspec.msgpack.decode(attached.data)
+        entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, bytes(payload)) for payload in payloads]
+    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not msgpack
+        raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
+    return replace(part, expected=[(None, session.decode(entry)) for entry in entries])
+
+
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     """Rewrite the one file of a session with what was replayed; says in words what changed, nothing if nothing did.
 
-    Messages that are no longer sent go, new ones come at the end of their topic; the machine named is this one.
+    The machine named is this one.
 
     Raises:
         OSError: it cannot be written; the old file is untouched then.
     """
     (path,) = session.paths
-    payloads: dict[tuple[str, int, str, int], bytes | None] = {}
-    added: list[Entry] = []
-    references: dict[str, Attachment] = {}
+    references = {}
     for part in parts:
-        if part.reference:
-            old = session.attachments.get(part.reference.name)
-            if old is None or old.data != part.reference.data:
-                references[part.reference.name] = part.reference
-        elif part.topic in MESSAGES:
-            _changes(part, payloads, added)
-    if not payloads and not added and not references:
+        reference = part.reference or _reference(part)
+        old = session.attachments.get(reference.name) if reference else None
+        if reference and (old is None or old.data != reference.data):
+            references[reference.name] = reference
+    if not references:
         return ""
     today = facts_of_this_machine(session.config())
     attachments = {**session.attachments, **references}
@@ -43,30 +62,21 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
         target = Path(folder) / path.name
         writer = SessionWriter(target, Facts(today.metadata, list(attachments.values())), 0.0)
         for entry in session.entries():
-            payload = payloads.get(entry.identity, entry.payload)
-            if payload is not None:
-                writer.add(replace(entry, payload=payload))
-        for entry in added:
             writer.add(entry)
         writer.close()
         target.replace(path)
-    gone = sum(payload is None for payload in payloads.values())
-    return f"{len(payloads) - gone} messages changed, {gone} removed, {len(added)} added, {len(references)} references"
+    return f"expected now: {', '.join(sorted(references))}"
 
 
-def _changes(part: Replayed, payloads: dict[tuple[str, int, str, int], bytes | None], added: list[Entry]) -> None:
-    entries = [entry for entry, _ in part.expected]
-    got = keyed(part.topic, part.got)
-    for entry, key in zip(entries, keyed(part.topic, [message for _, message in part.expected]), strict=True):
-        if entry is None:
-            continue
-        payload = codec.encode(got.pop(key)) if key in got else None
-        if payload != entry.payload:
-            payloads[entry.identity] = payload
-    last = max((entry for entry in entries if entry), key=lambda entry: entry.sequence, default=None)
-    news: list[Message] = list(got.values()) if last else []
-    added += [
-        replace(last, sequence=last.sequence + number, payload=codec.encode(message))
-        for number, message in enumerate(news, 1)
-        if last
-    ]
+def _reference(part: Replayed) -> Attachment | None:
+    """What holds today's messages; None if they are the expected ones, to the last byte."""
+    if part.topic not in MESSAGES:
+        return None
+    payloads = [codec.encode(message) for message in part.got]
+    if payloads == [codec.encode(message) for _, message in part.expected]:
+        return None
+    return Attachment(_name(part), "application/msgpack", msgspec.msgpack.encode(payloads))
+
+
+def _name(part: Replayed) -> str:
+    return f"reference/{part.stream}/{part.topic}"

@@ -16,8 +16,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     "u32": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
     "u64": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
     "i64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "f64": {"type": "number"},
     "text": {"type": "string"},
     "map": {"type": "object"},
+    "list": {"type": "array"},
     "bytes": {"type": "string", "contentEncoding": "binary"},
     "array": {"type": "string", "contentEncoding": "binary"},
 }

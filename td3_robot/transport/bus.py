@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +26,15 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
+FOREIGN = 16
+"""Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
+malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
-_READABLE = int(zmq.POLLIN)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
@@ -117,6 +120,7 @@ class Bus:
         socket = self._connected(endpoint, session)
         self._clients[session.link] = (socket, session)
         self._sessions[socket] = session
+        self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
     def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
         """Offer whatever this bus sends to the recorder, or monitor, at an endpoint, see
@@ -187,6 +191,11 @@ class Bus:
             return True
         return False
 
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Tell the recorder, if there is one, what a core is told in its turn at ``now`` (s)."""
+        for _, tap in self._taps:
+            tap.took(now, inputs)
+
     def welcome(self, link: str) -> bool:
         """Whether the server of a link has welcomed us."""
         return self._clients[link][1].state == "welcome"
@@ -254,10 +263,9 @@ class Bus:
         for link in [link for link, due in self._retries.items() if now >= due]:
             del self._retries[link]
             self._reconnect(self._pinned[link])
-        for link, (socket, client) in self._clients.items():
+        for socket, client in self._clients.values():
             client.check()
-            for message in client.due(now):
-                self._say(socket, link, message)
+            self._introduce(socket, client, now)
         for _, tap in self._taps:
             tap.turn(now)
         for _, server in self._servers.values():
@@ -306,19 +314,24 @@ class Bus:
             return []
         inputs: list[Input] = []
         session = self._sessions[socket]
+        foreign = 0
         for _ in range(_DRAIN):
+            before = len(inputs)
             try:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    for message in session.due(now):
-                        self._say(socket, session.link, message)
+                    if session.state != "welcome":  # the server may just have asked for our Hello
+                        self._introduce(socket, session, now)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
+            foreign += len(inputs) == before
+            if foreign >= FOREIGN:
+                break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
                 break
         return inputs
 
@@ -346,6 +359,11 @@ class Bus:
         self._waiting += inputs
         for key, message in replies:
             self._reply(socket, session, key, message)
+
+    def _introduce(self, socket: zmq.Socket[bytes], session: ClientSession, now: float) -> None:
+        """Send what the handshake has to send at this time."""
+        for message in session.due(now):
+            self._say(socket, session.link, message)
 
     def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:

@@ -5,23 +5,52 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from td3_robot.messages import Bye, Hello, Message, Record, StateChange, Step, Weights
+from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
-from td3_robot.transport import codec
-from td3_robot.transport.session import ClientSession, Frames
+from td3_robot.transport import codec, turns
+from td3_robot.transport.session import ClientSession, Frames, Input
 
 log = logging.getLogger(__name__)
 
-RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded)
-_KEPT: dict[type[Message], int] = {Hello: 4, Weights: 2}
+RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
+_KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
 """The same for one link: who begins to watch wants to know what state everybody is in."""
-_EARLY = 256  # messages held back for a recorder that is expected and not there yet
+_EARLY = 1024  # messages held back for a recorder that is expected and not there yet
 _AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
+
+
+class Once:
+    """Tells what is said for the first time from what is only sent to one more."""
+
+    def __init__(self) -> None:
+        self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
+        self._steps: dict[tuple[int, int], None] = {}  # incarnation and sequence of the newest, oldest first
+
+    def first(self, message: Message) -> bool:
+        """Whether this message is one to be recorded, and was not seen before."""
+        recent = self._recent.get(type(message))
+        if recent is None:
+            return False
+        for other in recent:
+            if message is other:
+                return False
+        recent.append(message)
+        return not (isinstance(message, Step) and self._again(message))
+
+    def _again(self, step: Step) -> bool:
+        """Whether a Step was seen before: to a learner that came back it is sent once more, as another object."""
+        key = step.incarnation, step.sequence
+        if key in self._steps:
+            return True
+        self._steps[key] = None
+        if len(self._steps) > _AGAIN:
+            del self._steps[next(iter(self._steps))]
+        return False
 
 
 class Tap:
@@ -47,29 +76,20 @@ class Tap:
         self._expected = expected
         self._wall = wall
         self._sequence: Counter[str] = Counter()
-        self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
+        self._once = Once()
         kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
         self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._early: list[Record] | None = [] if expected else None
         self._missed = 0
-        self._steps: dict[tuple[int, int], None] = {}  # incarnation and sequence of the newest, oldest first
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         """Take note of a message that went out on a link."""
+        if not self._once.first(message):
+            return
         kind = type(message)
-        recent = self._recent.get(kind)
-        if recent is None:
-            return
-        for other in recent:
-            if message is other:
-                return
-        recent.append(message)
-        if isinstance(message, Step) and self._again(message):
-            return
         sequence = self._sequence[message.NAME]
         self._sequence[message.NAME] = sequence + 1
-        welcome = self._session.state == "welcome"
-        early = self._early is not None and len(self._early) < _EARLY
+        welcome, early = self._welcome, self._is_early
         if not (welcome or early or kind in self._kept):
             self._missed += self._expected
             return
@@ -81,15 +101,24 @@ class Tap:
         if kind in self._kept:
             self._kept[kind].append(record)
 
-    def _again(self, step: Step) -> bool:
-        """Whether a Step was offered before: to a learner that came back it is sent once more, as another object."""
-        key = step.incarnation, step.sequence
-        if key in self._steps:
-            return True
-        self._steps[key] = None
-        if len(self._steps) > _AGAIN:
-            del self._steps[next(iter(self._steps))]
-        return False
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Take note of what a core is told in its turn at ``now`` (s), before it says anything; for a recorder."""
+        if self._session.link != RECORDER:
+            return
+        if not (self._welcome or self._is_early):
+            self._sequence[Turn.NAME] += 1
+            self._missed += self._expected
+            return
+        for message in (turns.turn(now, inputs), *turns.only_here(inputs)):
+            self.offer(RECORDER, message, codec.encode(message))
+
+    @property
+    def _welcome(self) -> bool:
+        return self._session.state == "welcome"
+
+    @property
+    def _is_early(self) -> bool:
+        return self._early is not None and len(self._early) < _EARLY
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.driver.core import SourceCore
+from td3_robot.driver.core import HOLD_OFF, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
@@ -17,6 +17,7 @@ from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Welcome
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.topics import RECORDER
 from td3_robot.transport.session import Output
 
 PERIOD = 0.02  # s, of the toy robot
@@ -68,13 +69,24 @@ Make = Callable[..., SourceCore]
 
 @pytest.fixture
 def make_core(robot: Toy) -> Make:
-    def make(safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True) -> SourceCore:
+    def make(
+        safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True, holds_off: bool = False
+    ) -> SourceCore:
         guard = Guard(robot.spec, "leg", safety, autostart=autostart)
         pacing = RealTime(robot.spec, "hold")
         core = SourceCore(
-            RobotBody(robot), "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
+            RobotBody(robot),
+            "leg",
+            2,
+            lockstep=False,
+            pacing=pacing,
+            guard=guard,
+            learner=learner,
+            waits=False,
+            holds_off=holds_off,
         )
-        core.step([("policy", Welcome(1, "policy", 5))], 0.0)
+        if not holds_off:
+            core.step([("policy", Welcome(1, "policy", 5))], 0.0)
         return core
 
     return make
@@ -204,7 +216,7 @@ def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot:
     last = one(outputs)  # the episode ends with what was last seen
     assert (last.phase[0], last.observation.tolist(), last.reward[0]) == (Phase.TRUNCATED, [[1, 2, 3]], 0)
     for number in range(2, 100):  # nothing that is old is ever told as new
-        assert core.step([], number * PERIOD) == []
+        assert {to for to, _ in core.step([], number * PERIOD)} <= {RECORDER}
         assert robot.told[-1] == [0.25, 0]
     assert core.step([("policy", Welcome(1, "policy", 6))], 99.5 * PERIOD) == []
     robot.sees = good
@@ -367,10 +379,11 @@ def test_an_operators_stop_is_not_repeated_for_all(make_core: Make) -> None:
 @pytest.mark.parametrize(
     ("safety", "named"),
     [
-        (SafetyConfig(), ["safety.action_deadline_ms", "safety.safe_action"]),
-        (SafetyConfig(safe_action="hold"), ["safety.action_deadline_ms"]),
-        (SafetyConfig(action_deadline_ms=50), ["safety.safe_action"]),
-        (SAFE, []),
+        (SafetyConfig(), ["safety.action_deadline_ms", "safety.hang_ms", "safety.safe_action"]),
+        (SafetyConfig(safe_action="hold", hang_ms=500), ["safety.action_deadline_ms"]),
+        (SafetyConfig(action_deadline_ms=50, hang_ms=500), ["safety.safe_action"]),
+        (SAFE, ["safety.hang_ms"]),
+        (SafetyConfig(safe_action="zero", action_deadline_ms=50, hang_ms=500), []),
     ],
 )
 def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
@@ -378,3 +391,25 @@ def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, 
     assert re.findall(r"safety\.\w+", line) == named
     assert line.count("for ever") == len(named)
     assert "\n" not in line
+
+
+def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, robot: Toy) -> None:
+    """Another one may hold it: the server says so, or welcomes us."""
+    core = make_core(holds_off=True)
+    for now in (1.0, 1.2, 1.49):
+        assert core.step([], now) == []
+    assert core.due == 1.0 + HOLD_OFF == 1.5
+    assert (robot.told, robot.resets, core.in_charge) == ([], 0, False)
+    outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
+    assert core.in_charge
+    assert robot.told[0] == [0.25, 0.0]
+    assert [type(message) for _, message in outputs] == [Step, StateChange, StateChange]
+
+
+def test_a_driver_that_nobody_answers_makes_the_robot_safe(make_core: Make, robot: Toy) -> None:
+    """The policy server is gone, and whoever drove before may have been killed in the middle of a movement."""
+    core = make_core(holds_off=True)
+    core.step([], 1.0)
+    core.step([], 1.0 + HOLD_OFF)
+    assert core.in_charge
+    assert robot.told[0] == [0.25, 0.0]

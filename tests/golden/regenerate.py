@@ -25,6 +25,7 @@ from td3_robot.messages import (
     Bye,
     Command,
     Evaluation,
+    Heard,
     Heartbeat,
     Hello,
     Message,
@@ -32,10 +33,12 @@ from td3_robot.messages import (
     Refused,
     Reply,
     SimulatorState,
+    Start,
     StateChange,
     Status,
     Step,
     Throttle,
+    Turn,
     Weights,
     Welcome,
 )
@@ -100,6 +103,15 @@ def samples() -> list[Message]:
         Command(2**62 + 1, "leg-7", "load", "slips on ice", 5, sha256(payload), payload),
         Reply(2**62 + 1, "leg-7", "an emergency stop is in force", "fault", {"weights_version": 3, "frozen": True}),
         StateChange("policy/leg-7", "active", "fault", "no observation for 100 ms", 1_234_567_890_124),
+        Start("policy", "task: Leg\n", {"exploring": False, "version": 3}),
+        Turn(
+            1234.0078125,
+            [
+                ["#00a1b2c3d4", "step", {"named": ["leg-7", 5, 300, 1_234_567_890_123]}],
+                ["learner", "bye", {"reason": "stopped"}],
+            ],
+        ),
+        Heard(301, 1, "observe: OSError: no answer", ""),
         Record("bye", "learner", 12, 1_700_000_000_123_456_789, codec.encode(Bye("stopped"))),
     ]
 

@@ -2,7 +2,7 @@
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two are trainings with real processes, one of which loses its policy server on the way; two are runs in one process,
+Two are trainings with real processes, one of which loses its policy server on the way; three are runs in one process,
 whose clock and links are in our hands, so that a message can be lost, another be late, and a deadline be missed. Make
 them anew when the protocol changes; when only behaviour changes on purpose, `td3-robot replay FILE --update` shows and
 keeps that.
@@ -10,27 +10,19 @@ keeps that.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from sims.in_process import InProcess
 from td3_robot import config as configuration
+from td3_robot.bundle import sha256
 from td3_robot.cli.main import main as td3_robot
-from td3_robot.config import Config
-from td3_robot.messages import Command, Message, Record, Reply, StateChange, Status, Step
-from td3_robot.session.entries import Entry, facts_of_this_machine
-from td3_robot.session.writer import SessionWriter
-from td3_robot.transport import codec
+from td3_robot.messages import Command, Reply, StateChange
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Origin, hello
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.session import ClientSession, hello
+from tests.replay.stages import Deployed, Stage, Training, leg_policy, tamper
 
 FOLDER = Path(__file__).parent / "sessions"
 SMALL = (
@@ -42,7 +34,6 @@ SMALL = (
     "checkpoint.every=0",
 )
 PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
-_TIMEOUT = 120.0
 
 
 def walkers(target: Path) -> None:
@@ -55,7 +46,7 @@ def walkers(target: Path) -> None:
 
 def pendulum(target: Path) -> None:
     """One robot whose episodes are truncated after 200 steps; the policy server is killed and comes back."""
-    run = Training(target.parent, 700, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.5")
+    run = Training(target.parent, 1040, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.25")
     run.wait_for_steps(300)
     os.kill(run.pid_of("policy"), signal.SIGKILL)
     run.finish()
@@ -66,7 +57,7 @@ def tampered(target: Path) -> None:
     """Three robots in real time: Step 20 comes after Step 21, the policy server pauses, Step 60 is lost."""
     overrides = ("pacing.mode=realtime", "robots=3", "learner.learning_starts=60", "learner.replay_ratio=0.2")
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"]))
-    tamper(stage.bus(stage.robot), lost=60, late=20)
+    tamper(stage.bus(stage.policy), stage.bus(stage.learner), lost=60, late=20)
     for step in stage.turns():
         stage.play([stage.policy] if 40 <= step < 43 else [])
     stage.close()
@@ -90,7 +81,6 @@ def faulted(target: Path) -> None:
     operator = MemoryBus()
     introduction = hello("operator", "operator", client=9)
     operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), stage.bus(stage.policy))
-    operator.tap = stage.tape.of("operator").offer
     said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
     silent_until = 0  # ns
     for step in stage.turns():
@@ -104,136 +94,64 @@ def faulted(target: Path) -> None:
     stage.close()
 
 
-class Training:
-    """`td3-robot train` as a process."""
-
-    def __init__(self, folder: Path, steps: int, *overrides: str) -> None:
-        self.run = Path(tempfile.mkdtemp(dir=folder)) / "run"
-        sets = [word for item in overrides for word in ("--set", item)]
-        command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(self.run)]
-        self.process = subprocess.Popen(
-            [*command, "--steps", str(steps), "--log-every", "0.1", *sets],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.session = self.run / "session.mcap"
-
-    def wait_for_steps(self, steps: int) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            made = line.split("/")[0].replace(",", "")
-            if made.isdigit() and int(made) >= steps:
-                return
-        raise RuntimeError(f"the training ended before {steps} steps")
-
-    def pid_of(self, name: str) -> int:
-        supervisor = json.loads((self.run / "run.json").read_text())["supervisor_pid"]
-        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        for child in children:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"--name" in words and words[words.index(b"--name") + 1] == name.encode():
-                return int(child)
-        raise RuntimeError(f"no process is named {name}")
-
-    def finish(self) -> None:
-        output, _ = self.process.communicate(timeout=_TIMEOUT)
-        if self.process.returncode:
-            raise RuntimeError(output)
-
-
-class Tape:
-    """Records the buses of one process, with a clock of our own (``now``, in ns)."""
-
-    def __init__(self, target: Path, config: Config) -> None:
-        self.now = 1_000_000_000
-        self.writer = SessionWriter(target, facts_of_this_machine(config), 0.0)
-        self._begin = time.time_ns()
-
-    def of(self, publisher: str) -> Tap:
-        """What a node of this name is recorded by."""
-        session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
-        return Tap(session, lambda name, payload: self._write(publisher, name, payload), wall=self._wall)
-
-    def _wall(self) -> int:
-        return self._begin + self.now
-
-    def _write(self, publisher: str, name: str, payload: bytes) -> bool:
-        record = codec.decode(name, payload)
-        assert isinstance(record, Record)
-        entry = Entry(
-            publisher, 0, record.topic, record.link, record.sequence, record.stamp, self._wall(), record.payload
-        )
-        self.writer.add(entry)
-        self.writer.turn(self.now * 1e-9)
-        return True
+def deployed(target: Path) -> None:
+    """A robot and its policy server: whatever can go wrong with either does, with every safety setting in force."""
+    safety = (
+        "safety.limits=[-0.6, 0.6]",
+        "safety.rate=12",
+        "safety.low_pass=9",
+        "safety.safe_action={torque: -0.125}",
+        "safety.refuse_out_of_range=true",
+        "safety.frozen_ms=150",
+        "safety.observation_deadline_ms=100",
+        "safety.action_deadline_ms=100",
+        "safety.recovery_ms=40",
+    )
+    script = {
+        "nan": (600, 660),
+        "frozen": (1200, 1500),
+        "out of range": (2000, 2020),
+        "stop": (4700, 4710),
+        "fall": (5500, 5515),
+        "no motor": (6100, 6105),
+    }
+    paused = [("policy", 2300, 2450), ("leg", 3000, 3150), ("policy", 5505, 5560)]
+    said = [
+        (150, "state", ""),
+        *((time, "activate", "leg") for time in (800, 6200)),
+        *((time, "activate", "") for time in (1700, 2600, 3300, 3700, 3900, 4350, 4500, 5000, 5300)),
+        (3600, "estop", ""),
+        (3800, "reset", ""),
+        (4200, "estop", "leg"),
+        (4300, "activate", "leg"),
+        (4400, "reset", "leg"),
+        (4900, "reset", ""),
+        (5200, "deactivate", ""),
+        (5600, "load", "bad"),
+        (5650, "rollback", ""),
+        (5700, "load", ""),
+        (5800, "freeze", ""),
+        (5900, "rollback", ""),
+        (6000, "estop", "nobody"),
+    ]
+    config = configuration.load("walker2d", safety)
+    stage = Deployed(target, config, configuration.load("walker2d", [*safety, "safety.limits=[-0.5, 0.5]"]), script)
+    waiting = sorted(said)
+    while stage.ms < 6500:
+        while waiting and waiting[0][0] <= stage.ms:
+            number, (_, verb, name) = len(waiting), waiting.pop(0)
+            policy = leg_policy(1, 2, 1e30) if name == "bad" else leg_policy(1, 2)
+            payload = policy.encode() if verb == "load" else b""
+            digest = sha256(payload) if payload else ""
+            stage.say(
+                Command(number, name if name != "bad" else "", verb, "as make_sessions.py says", 0, digest, payload)
+            )
+        still = {name for name, begin, end in paused if begin <= stage.ms < end}
+        stage.turn([core for name, core in (("policy", stage.policy), ("leg", stage.driver)) if name in still])
+    stage.close()
 
 
-class Stage:
-    """A recorded run in one process, whose clock (1 ms a turn) and links are in our hands."""
-
-    def __init__(self, target: Path, config: Config) -> None:
-        self.tape = Tape(target, config)
-        self._run = InProcess(config)
-        self.policy, (self.robot,) = self._run.policy, self._run.simulators
-        self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
-        for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
-            bus.tap = tap.offer
-
-    @property
-    def now(self) -> float:
-        return self.tape.now * 1e-9
-
-    def bus(self, core: object) -> MemoryBus:
-        """That of one of the cores."""
-        return next(bus for other, bus in self._run.nodes if other is core)
-
-    def turns(self) -> Iterator[int]:
-        """A turn of the clock after the other until the learner is done: the Steps that the robot has published."""
-        while not self._run.learner.done:
-            self.tape.now += 1_000_000
-            yield self.robot.counters["steps"]
-
-    def play(self, paused: Collection[object]) -> None:
-        """Let all cores but these have their turn."""
-        for core, bus in self._run.nodes:
-            if core not in paused:
-                for to, message in core.step(bus.receive(self.now), self.now):
-                    bus.send(to, message, self.now)
-
-    def close(self) -> None:
-        """The learner's last words, and the end of the recording."""
-        learner = self._run.learner
-        last = Status("learner", "finished", "", learner.figures(0.0), learner.counts())
-        self._taps["learner"].offer("supervisor", last, codec.encode(last))
-        self._run.close()
-        self.tape.writer.close()
-
-
-def tamper(bus: MemoryBus, *, lost: int, late: int) -> None:
-    """Let one Step vanish, and hold another back until the one after it has gone out."""
-    send = bus.send
-    held: list[tuple[Origin, Message]] = []
-
-    def changed(to: Origin, message: Message, now: float) -> bool:
-        if isinstance(message, Step) and message.sequence == lost:
-            return False
-        if isinstance(message, Step) and message.sequence == late:
-            held.append((to, message))
-            return True
-        result = send(to, message, now)
-        if isinstance(message, Step) and message.sequence == late + 1:
-            for number, (link, waiting) in enumerate(held):
-                if link == to:
-                    send(*held.pop(number), now)
-                    assert waiting is not message
-                    break
-        return result
-
-    bus.send = changed  # type: ignore[method-assign]
-
-
-SESSIONS = {"walkers": walkers, "pendulum": pendulum, "tampered": tampered, "faulted": faulted}
+SESSIONS = {"walkers": walkers, "pendulum": pendulum, "tampered": tampered, "faulted": faulted, "deployed": deployed}
 
 
 def main(names: list[str]) -> int:

@@ -98,7 +98,7 @@ def test_a_missing_message_is_found() -> None:
 
 
 def test_a_message_too_many_is_found() -> None:
-    for got, message in ((actions(11), "sim-0 0 10"), ([*actions(), actions()[3]], "sim-0 0 3 the 2th")):
+    for got, message in ((actions(11), "sim-0 0 10"), ([*actions(), actions()[3]], "sim-0 0 3 no. 2")):
         for result in both(actions(), got):
             assert result.counts == {"not expected": 1}
             assert result.first[0].message == message

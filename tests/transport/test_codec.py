@@ -51,6 +51,9 @@ special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
         st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
     ),
     ("action", "noise_kind"): st.integers(0, 2),
+    ("turn", "inputs"): st.lists(
+        st.tuples(st.text(max_size=8), st.sampled_from(sorted(MESSAGES)), trees).map(list), max_size=3
+    ),
     ("status", "figures"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
     ("status", "counters"): st.dictionaries(st.text(max_size=8), numbers, max_size=4),
 }
@@ -83,6 +86,8 @@ def messages(draw: st.DrawFn, kinds: tuple[type[Message], ...] = tuple(MESSAGES.
             content[name] = draw(st.binary(max_size=200))
         elif wire.kind == "map":
             content[name] = draw(trees)
+        elif wire.kind == "f64":
+            content[name] = draw(st.floats(allow_nan=False, allow_infinity=False))
         else:
             content[name] = draw(st.integers(*LIMITS[wire.kind]))
     return kind(**content)
@@ -243,18 +248,20 @@ def action(**change: Any) -> bytes:
         ("malformed", "not msgpack", "heartbeat", b""),
         ("malformed", "not msgpack", "heartbeat", b"\xc1"),
         ("malformed", "not msgpack", "heartbeat", heartbeat() + heartbeat()),
-        ("malformed", "not msgpack", "heartbeat", msgpack.packb({1: 2})),
-        ("malformed", "not msgpack", "heartbeat", heartbeat(stamp=msgpack.ExtType(4, b"x"))),
-        ("malformed", "not msgpack", "heartbeat", heartbeat(stamp=msgpack.Timestamp(1))),
         ("malformed", "not msgpack", "bye", b"\x81\xa6reason\xa2\xff\xfe"),
-        ("malformed", "not msgpack", "weights", b"\xdd\x00\x02\x00\x00" + bytes(2**17)),
+        ("malformed", "weights: Expected `object`, got `array`", "weights", b"\xdd\x00\x10\x00\x00" + bytes(2**20)),
         ("malformed", "not msgpack", "hello", b"\x91" * 5000),
         ("fields", "has list, needs exactly", "heartbeat", msgpack.packb([1, 2])),
+        ("fields", "has ['1'], needs exactly", "heartbeat", msgpack.packb({1: 2})),
         ("fields", "needs exactly ['session', 'stamp']", "heartbeat", heartbeat(more=1)),
         ("fields", "has ['stamp']", "heartbeat", msgpack.packb({"stamp": 1})),
         ("type", "heartbeat.stamp: str, needs an integer", "heartbeat", heartbeat(stamp="1")),
         ("type", "heartbeat.stamp: float, needs an integer", "heartbeat", heartbeat(stamp=1.0)),
         ("type", "heartbeat.session: bool, needs an integer", "heartbeat", heartbeat(session=True)),
+        ("type", "heartbeat.stamp: Ext, needs an integer", "heartbeat", heartbeat(stamp=msgpack.ExtType(4, b"x"))),
+        ("type", "heartbeat.stamp: datetime, needs an integer", "heartbeat", heartbeat(stamp=msgpack.Timestamp(1))),
+        ("type", "hello.spec: holds Ext", "hello", hello(spec={"a": msgpack.ExtType(4, b"x")})),
+        ("type", "hello.spec: holds datetime", "hello", hello(spec={"a": msgpack.Timestamp(1)})),
         ("type", "bye.reason: bytes, needs text", "bye", msgpack.packb({"reason": b"x"})),
         ("type", "hello.spec: list, needs a map", "hello", hello(spec=[])),
         ("type", "hello.agreement: list, needs a map", "hello", hello(agreement=[])),
@@ -268,6 +275,7 @@ def action(**change: Any) -> bytes:
         ("range", "hello.robots: 4294967296 is not in", "hello", hello(robots=2**32)),
         ("range", "bye.reason: 2049 characters, above 2048", "bye", msgpack.packb({"reason": "é" * 2049})),
         ("range", "hello.spec: nested deeper than 8", "hello", hello(spec=nested(9))),
+        ("range", "hello.spec: a map or list of 65537, above 65536", "hello", hello(spec={"a": [1] * 65537})),
         ("shape", "action.action: 15 bytes is not <f4", "action", action(action=bytes(15))),
         ("shape", "action.action: 0 bytes is not <f4", "action", action(action=b"")),
         ("shape", "action.action: 24 bytes is not <f4 of N=2 × A=2", "action", action(action=bytes(24))),

@@ -165,11 +165,11 @@ def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make,
     assert late.tap.counts() == {}
     many = Recorder(make_client(link="recorder"), expected=True)
     many.there = False
-    many.offer(*(make_step(number) for number in range(300)))
+    many.offer(*(make_step(number) for number in range(1100)))
     many.there = True
     many.tap.turn(1.0)
-    assert [number for _, number in many.topics()] == list(range(256))  # those after are lost, and counted
-    assert many.tap.counts() == {"not_recorded": 44}
+    assert [number for _, number in many.topics()] == list(range(1024))  # those after are lost, and counted
+    assert many.tap.counts() == {"not_recorded": 76}
 
 
 def test_a_refusal_costs_the_recording_and_nothing_else(

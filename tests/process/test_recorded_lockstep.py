@@ -1,0 +1,62 @@
+"""Lock-step runs that go back or go on from a checkpoint: what is done again on replay, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from td3_robot.messages import SimulatorState
+from td3_robot.session import replay
+from td3_robot.session.reader import Session
+
+LOCKSTEP = ("record=true", "checkpoint.every=250", "learner.publish_every=100", "learner.replay_ratio=0.2")
+
+
+def reports_of(path: Path) -> dict[str, replay.CoreReport]:
+    session = Session([path])
+    reports = replay.check(session)
+    print(replay.text(session, reports))
+    return {report.core: report for report in reports}
+
+
+def compared(report: replay.CoreReport) -> dict[str, int]:
+    return {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
+
+
+def test_a_run_that_lost_a_simulator_and_went_back(train: Any, tmp_path: Path) -> None:
+    """Policy server and both lives of the simulator do all again; the learner, up to where it read its checkpoint."""
+    run = train(1400, *LOCKSTEP, options=("--lockstep",))
+    run.wait_for_steps(700)
+    run.children()["sim-0"].kill()
+    run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
+    assert run.finish() == 0, run.output()
+    path = tmp_path / "run" / "session.mcap"
+    states = [message for _, message in Session([path]).messages(("state",)) if isinstance(message, SimulatorState)]
+    assert any(state.payload for state in states)
+    reports = reports_of(path)
+    for core in ("policy", "simulator", "learner"):
+        assert reports[core].same
+    assert compared(reports["policy"])["action"] >= 1400
+    assert compared(reports["simulator"])["step"] >= 1400
+    assert not reports["policy"].notes
+    assert not reports["simulator"].notes
+    assert any("the checkpoint it went back to is not in the recording" in note for note in reports["learner"].notes)
+    assert compared(reports["learner"])["throttle"] > 500  # of before
+
+
+def test_a_run_that_was_resumed(train: Any, command: Any, tmp_path: Path) -> None:
+    """What the second half did is done again from the state that the learner gave its simulator."""
+    run = train(1400, *LOCKSTEP, options=("--lockstep",))
+    run.wait_for_steps(700)
+    run.interrupt()
+    assert run.finish() == 130
+    second = command("train", "--resume", "run", "--log-every", "0.2")
+    assert second.finish() == 0, second.output()
+    reports = reports_of(tmp_path / "run" / "session_1.mcap")
+    for core in ("policy", "simulator"):
+        assert reports[core].same
+        assert not reports[core].notes
+    assert compared(reports["simulator"])["step"] > 500
+    assert compared(reports["policy"])["action"] > 500
+    assert any("it went on from a checkpoint" in note for note in reports["learner"].notes)
+    assert "weights" not in compared(reports["learner"])

@@ -1,0 +1,267 @@
+"""Whatever keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.config import Config
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.lifecycle import FAULT, Lifecycle, Watchdog
+from td3_robot.messages import Action
+from td3_robot.policy import core as policy_core
+from td3_robot.policy.desk import Desk
+from td3_robot.policy.safety import SafetyFilter
+from td3_robot.policy.watch import Watch
+from td3_robot.session import replay
+from td3_robot.session.lives import Life
+from td3_robot.session.reader import Session
+
+SESSIONS = Path(__file__).parent / "sessions"
+Patch = pytest.MonkeyPatch
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
+
+
+def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
+    """Of each topic that differs: its first difference."""
+    session = Session([SESSIONS / f"{name}.mcap"])
+    (report,) = replay.check(session, [core])
+    print(replay.text(session, [report]))
+    return [(c.topic, *vars(c.first[0]).values()) for c, _ in report.comparisons if not c.same]
+
+
+@pytest.mark.parametrize("core", ["policy", "driver"])
+def test_as_it_is_nothing_differs(core: str) -> None:
+    (report,) = replay.check(Session([SESSIONS / "deployed.mcap"]), [core])
+    assert report.same
+    assert not report.notes
+    assert report.turns > 1000
+
+
+# -- settings: what a configuration that lost one of them would do ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("core", "name", "value", "topic"),
+    [
+        ("policy", "limits", None, "action"),
+        ("policy", "rate", None, "action"),
+        ("policy", "rate", 12.5, "action"),
+        ("policy", "low_pass", None, "action"),
+        ("policy", "safe_action", None, "action"),
+        ("policy", "safe_action", {"torque": -0.12}, "action"),
+        ("policy", "refuse_out_of_range", False, "action"),
+        ("policy", "frozen_ms", None, "lifecycle"),
+        ("policy", "frozen_ms", 200.0, "action"),
+        ("policy", "observation_deadline_ms", None, "lifecycle"),
+        ("policy", "observation_deadline_ms", 140.0, "lifecycle"),
+        ("policy", "recovery", "automatic", "lifecycle"),
+        ("driver", "limits", None, "step"),
+        ("driver", "safe_action", None, "step"),
+        ("driver", "action_deadline_ms", None, "lifecycle"),
+        ("driver", "action_deadline_ms", 120.0, "lifecycle"),
+        ("driver", "recovery", "automatic", "lifecycle"),
+    ],
+)
+def test_a_setting_that_is_lost_or_changed(monkeypatch: Patch, core: str, name: str, value: Any, topic: str) -> None:
+    config = Life.config
+
+    def changed(self: Life) -> Config:
+        was: Config = config.fget(self)  # type: ignore[attr-defined]
+        return msgspec.structs.replace(was, safety=msgspec.structs.replace(was.safety, **{name: value}))
+
+    monkeypatch.setattr(Life, "config", property(changed))
+    found = {item[0]: item for item in first("deployed", core)}
+    assert topic in found
+    assert re.search(r"Step \d+|leg 0 \d+", found[topic][1]), found[topic]
+    assert found[topic][2]
+
+
+# -- code: what a mistake in it would do -----------------------------------------------------------------------------
+
+
+def watchdogs_never_bite(patch: Patch) -> None:
+    patch.setattr(Watchdog, "bites", lambda *_: False)
+
+
+def watch_never_misses(patch: Patch) -> None:
+    patch.setattr(Watch, "missing", lambda *_: False)
+
+
+def watchdogs_are_fed_by_bad_observations(patch: Patch) -> None:
+    take = Watch.take
+
+    def fed(self: Watch, step: Any, safety: Any, now: float) -> str | None:
+        self._watchdog.feed(now)
+        return take(self, step, safety, now)
+
+    patch.setattr(Watch, "take", fed)
+
+
+def fault_does_not_hold_the_policy_back(patch: Patch) -> None:
+    take = Watch.take
+
+    def careless(self: Watch, step: Any, safety: Any, now: float) -> str | None:
+        problem = take(self, step, safety, now)
+        return None if problem == self.lifecycle.reason else problem
+
+    patch.setattr(Watch, "take", careless)
+
+
+def fault_ends_by_itself(patch: Patch) -> None:
+    feed = Watchdog.feed
+
+    def forgiving(self: Watchdog, now: float) -> None:
+        feed(self, now)
+        self.lifecycle.recover("it looks good again", now)
+
+    patch.setattr(Watchdog, "feed", forgiving)
+
+
+def stops_do_nothing(patch: Patch) -> None:
+    patch.setattr(Lifecycle, "stop", lambda *_: None)
+
+
+def stops_are_no_latch(patch: Patch) -> None:
+    patch.setattr(Lifecycle, "stopped", property(lambda _: False, lambda *_: None), raising=False)
+
+
+def stops_by_name_are_no_latch(patch: Patch) -> None:
+    patch.setattr(Desk, "_latch", lambda *_, **__: "")
+
+
+def stops_by_name_reach_nobody(patch: Patch) -> None:
+    to_one = Desk._to_one
+    patch.setattr(Desk, "_to_one", lambda *it: [out for out in to_one(*it) if not hasattr(out[1], "verb")])
+
+
+def stops_for_all_reach_no_robot(patch: Patch) -> None:
+    command = Desk.command
+    patch.setattr(Desk, "command", lambda *it: [out for out in command(*it) if not hasattr(out[1], "verb")])
+
+
+def commands_are_not_refused(patch: Patch) -> None:
+    refusal = Desk._refusal
+    patch.setattr(Desk, "_refusal", lambda *it: dataclasses.replace(refusal(*it), error=""))
+
+
+def an_inactive_server_acts(patch: Patch) -> None:
+    patch.setattr(Lifecycle, "active", property(lambda self: self.state != FAULT))
+
+
+def numbers_that_are_none_are_sent(patch: Patch) -> None:
+    patch.setattr(policy_core, "finite", lambda _: True)
+
+
+def observations_out_of_range_are_answered(patch: Patch) -> None:
+    patch.setattr(SafetyFilter, "problem", lambda *_: None)
+
+
+def actions_are_not_filtered(patch: Patch) -> None:
+    patch.setattr(SafetyFilter, "__call__", lambda _, action, *__: action)
+
+
+def guard_does_not_clip(patch: Patch) -> None:
+    accept = Guard.accept
+
+    def trusting(self: Guard, action: Action, now: float) -> Any:
+        return None if accept(self, action, now) is None else action.action
+
+    patch.setattr(Guard, "accept", trusting)
+
+
+def guard_lets_through_whatever_its_state(patch: Patch) -> None:
+    patch.setattr(Guard, "safe", property(lambda _: False))
+
+
+def guard_does_not_wait_for_the_first_action(patch: Patch) -> None:
+    patch.setattr(Guard, "begin", lambda _: None)
+
+
+def late_actions_are_applied(patch: Patch) -> None:
+    answer = SourceCore._answer
+
+    def eager(self: SourceCore, action: Action, now: float) -> None:
+        if self._step:
+            action = Action(*{**vars(action), "answers": self._step.sequence}.values())
+        answer(self, action, now)
+
+    patch.setattr(SourceCore, "_answer", eager)
+
+
+def robots_stops_are_kept_to_themselves(patch: Patch) -> None:
+    step = SourceCore.step
+    patch.setattr(SourceCore, "step", lambda *it: [out for out in step(*it) if not hasattr(out[1], "verb")])
+
+
+def robots_troubles_are_ignored(patch: Patch) -> None:
+    patch.setattr(Lifecycle, "fault", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("core", "mistake"),
+    [
+        ("policy", watchdogs_never_bite),
+        ("policy", watch_never_misses),
+        ("policy", watchdogs_are_fed_by_bad_observations),
+        ("policy", fault_does_not_hold_the_policy_back),
+        ("policy", fault_ends_by_itself),
+        ("policy", stops_do_nothing),
+        ("policy", stops_are_no_latch),
+        ("policy", stops_by_name_are_no_latch),
+        ("policy", stops_by_name_reach_nobody),
+        ("policy", stops_for_all_reach_no_robot),
+        ("policy", commands_are_not_refused),
+        ("policy", an_inactive_server_acts),
+        ("policy", numbers_that_are_none_are_sent),
+        ("policy", observations_out_of_range_are_answered),
+        ("policy", actions_are_not_filtered),
+        ("driver", watchdogs_never_bite),
+        ("driver", fault_ends_by_itself),
+        ("driver", stops_do_nothing),
+        ("driver", stops_are_no_latch),
+        ("driver", an_inactive_server_acts),
+        ("driver", guard_does_not_clip),
+        ("driver", guard_lets_through_whatever_its_state),
+        ("driver", guard_does_not_wait_for_the_first_action),
+        ("driver", late_actions_are_applied),
+        ("driver", robots_stops_are_kept_to_themselves),
+        ("driver", robots_troubles_are_ignored),
+    ],
+    ids=lambda item: item if isinstance(item, str) else item.__name__,
+)
+def test_a_mistake(monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]) -> None:
+    mistake(monkeypatch)
+    found = first("deployed", core)
+    assert found
+    for _, message, field, _, _ in found:
+        assert re.search(r"Step \d+|leg 0 \d+|the beginning", message), found
+        assert field
+
+
+def test_a_change_on_purpose_is_kept_by_update_and_costs_no_other_core(
+    monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was recorded stays what the others were told: only who changed is expected to say something else."""
+    path = tmp_path / "deployed.mcap"
+    path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
+    stops_by_name_are_no_latch(monkeypatch)
+    actions_are_not_filtered(monkeypatch)
+    assert main(["replay", str(path)]) == 1
+    assert main(["replay", str(path), "--update"]) == 0
+    text = capsys.readouterr().out
+    assert "expected now: reference/policy/0/action, reference/policy/0/" in text
+    assert main(["replay", str(path)]) == 0
+    now = path.read_bytes()
+    assert main(["replay", str(path), "--update"]) == 0
+    assert path.read_bytes() == now
+    monkeypatch.undo()
+    assert main(["replay", str(path)]) == 1  # as it was is not what is expected any more
