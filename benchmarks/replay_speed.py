@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from td3_robot import machine
+from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source
@@ -61,11 +62,12 @@ def measure(transitions: int, repetitions: int, seconds: float, folder: Path) ->
         for _ in range(-(-transitions // _AT_ONCE)):
             buffer.add(*one(rng, _AT_ONCE))
     row, source = one(rng, 1), Source("sim-0")
+    seen = {"divergence": [{}, Divergence(0.99).state()[1]]}
 
     def insert(buffer: ReplayBuffer) -> None:
         buffer.add(*row)
         if buffer.storage.durable:
-            buffer.storage.commit(Note(buffer.total_added, buffer.total_added, source.name, source.state()))
+            buffer.storage.commit(Note(buffer.total_added, buffer.total_added, source.name, source.state(), seen))
 
     errors = [torch.from_numpy(rng.exponential(3, (BATCH, 1)).astype(np.float32))]
 

@@ -7,14 +7,14 @@ the same random actions, and through the resets these lead to, which count as pa
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -25,6 +25,7 @@ from sims.fleet import Fleet
 from sims.quiet import c_output_on_stderr
 from td3_robot import machine
 from td3_robot.errors import Td3RobotError, UsageError
+from td3_robot.node import Parser
 from td3_robot.specs import Float32
 
 TASKS = ("Walker2D", "Ant")
@@ -41,16 +42,16 @@ _EXAMPLES = """examples:
   td3-robot bench sim --steps 5000 --rounds 9
 """
 
+_Name = TypeVar("_Name")
 Block = Callable[[], None]
 """Runs some steps; who calls it takes the time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="td3-robot bench sim",
         description="Measure steps per second of our robots and of the published ones, and the memory of a robot.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="of one block (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="blocks of each (default: %(default)s)")
@@ -145,55 +146,78 @@ def one_robot(task: str, steps: int, rounds: int) -> dict[str, Any]:
     seconds = take_turns(blocks, rounds)
     for env in (ours, wrapped, published):
         env.close()
-    ratios = {f"{name}_over_published": _ratio(seconds, name) for name in (OURS, WRAPPED)}
+    ratios = {f"{name}_over_published": _times_as_fast(seconds[name], seconds[PUBLISHED]) for name in (OURS, WRAPPED)}
     return {name: speed(steps, times) for name, times in seconds.items()} | ratios
 
 
 def fleets(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Robot steps a second (resets count as steps) of processes with several robots each, ours and published ones."""
-    return {str(size): _fleet(task, size, -(-steps // size), rounds) for size in FLEETS}
+    """Robot steps a second (resets count as steps) of processes with several robots each, ours and published ones.
+
+    All take turns, of every size, so that a ratio over one robot is one within a round too.
+    """
+    contestants: dict[tuple[str, int], Fleet | _Published] = {}
+    for size in FLEETS:
+        contestants[OURS, size] = Fleet(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
+        contestants[PUBLISHED, size] = _Published(task, size)
+    calls = {size: -(-steps // size) for size in FLEETS}
+    blocks: dict[tuple[str, int], Block] = {}
+    for (name, size), fleet in contestants.items():
+        actions = _actions(calls[size] * size, tasks.spec(task).action_size).reshape(calls[size], size, -1)
+        blocks[name, size] = partial(_step_all, fleet, actions)
+    seconds = take_turns(blocks, rounds)
+    for fleet in contestants.values():
+        fleet.close()
+    each = {(name, size): [time / (calls[size] * size) for time in times] for (name, size), times in seconds.items()}
+    return {
+        str(size): {
+            **{name: speed(calls[size] * size, seconds[name, size]) for name in (OURS, PUBLISHED)},
+            f"{OURS}_over_published": _times_as_fast(each[OURS, size], each[PUBLISHED, size]),
+            f"{OURS}_over_one_robot": _times_as_fast(each[OURS, size], each[OURS, 1]),
+            "threads": contestants[OURS, size].threads,
+        }
+        for size in FLEETS
+    }
 
 
-def _fleet(task: str, size: int, calls: int, rounds: int) -> dict[str, Any]:
-    fleet = Fleet(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
-    published = [gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True) for _ in range(size)]
-    for number, env in enumerate(published):
-        env.reset(seed=number)
-    ended = [False] * size
-    actions = _actions(calls * size, fleet.spec.action_size).reshape(calls, size, -1)
+class _Published:
+    """Published robots, stepped as a fleet steps ours: a step that resets a robot does nothing else with it."""
 
-    def step_ours() -> None:
-        for action in actions:
-            fleet.step(action)
+    threads = 1
 
-    def step_published() -> None:
-        for action in actions:
-            for number, env in enumerate(published):
-                if ended[number]:  # like our fleet: a step that resets a robot does nothing else with it
-                    env.reset()
-                    ended[number] = False
-                else:
-                    _, _, terminated, truncated, _ = env.step(action[number])
-                    ended[number] = terminated or truncated
+    def __init__(self, task: str, size: int) -> None:
+        self._robots = [gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True) for _ in range(size)]
+        self._ended = [False] * size
+        for number, robot in enumerate(self._robots):
+            robot.reset(seed=number)
 
-    seconds = take_turns({OURS: step_ours, PUBLISHED: step_published}, rounds)
-    fleet.close()
-    for env in published:
-        env.close()
-    ratio = _ratio(seconds, OURS)
-    return {name: speed(calls * size, times) for name, times in seconds.items()} | {f"{OURS}_over_published": ratio}
+    def step(self, action: Float32) -> None:
+        for number, robot in enumerate(self._robots):
+            if self._ended[number]:
+                robot.reset()
+                self._ended[number] = False
+            else:
+                _, _, terminated, truncated, _ = robot.step(action[number])
+                self._ended[number] = terminated or truncated
+
+    def close(self) -> None:
+        for robot in self._robots:
+            robot.close()
 
 
-def _ratio(seconds: dict[str, list[float]], name: str) -> float:
-    """How many times as fast as the published robots: the median over the rounds."""
-    pairs = zip(seconds[name], seconds[PUBLISHED], strict=True)
-    return statistics.median(theirs / mine for mine, theirs in pairs)
+def _step_all(fleet: Fleet | _Published, actions: Float32) -> None:
+    for action in actions:
+        fleet.step(action)
 
 
-def take_turns(blocks: dict[str, Block], rounds: int) -> dict[str, list[float]]:
+def _times_as_fast(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over the rounds of how many times less one took than the other."""
+    return statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
+
+
+def take_turns(blocks: dict[_Name, Block], rounds: int) -> dict[_Name, list[float]]:
     """Seconds of every block, a round at a time; a round that is not counted comes first."""
     names = list(blocks)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[_Name, list[float]] = {name: [] for name in names}
     for number in range(-1, rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             begin = time.perf_counter()
@@ -231,8 +255,11 @@ def _text(report: dict[str, Any]) -> str:
             ratio = rows.get(f"{name}_over_published", 1.0)
             lines.append(f"{task:9} {name:24} {_rate(rows[name])}  {ratio:5.2f} × published")
         for size, row in report["fleet"][task].items():
-            ratio = row[f"{OURS}_over_published"]
-            lines.append(f"{task:9} {size:>2} robots in a process   {_rate(row[OURS])}  {ratio:5.2f} × published")
+            published, one = row[f"{OURS}_over_published"], row[f"{OURS}_over_one_robot"]
+            lines.append(
+                f"{task:9} {size:>2} robots, {row['threads']:>2} threads   {_rate(row[OURS])}  "
+                f"{published:5.2f} × published, {one:.2f} × one robot"
+            )
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
             lines.append(

@@ -33,12 +33,14 @@ class Environment(Protocol):
     Attributes:
         spec: names, units and ranges of observations and actions, and the control period.
         time_limit: steps after which an episode is truncated; 0 where the task has no limit.
+        concurrent: whether it may be stepped and reset while others of its kind are, in other threads, and gains by it.
         world: what was drawn for the running episode, name to number, see :class:`sims.disturbance.Disturbance`;
             empty where nothing is randomized.
     """
 
     spec: RobotSpec
     time_limit: int
+    concurrent: bool
 
     @property
     def world(self) -> Mapping[str, float]: ...

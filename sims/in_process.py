@@ -1,4 +1,4 @@
-"""All cores of a run in one process and one thread: what lock-step over processes must equal bit for bit."""
+"""All cores of a run in one process, in turn: what lock-step over processes must equal bit for bit."""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ class Locomotion(Repeatable):
         randomization: what of the world is drawn anew for each episode; None or all of it off: the published robot.
     """
 
+    concurrent = True
+
     def __init__(
         self,
         model: RobotModel,
@@ -146,7 +148,7 @@ class Locomotion(Repeatable):
             pitch,
         ]
         at_limit = 0
-        for (position, speed, _, _), (low, width) in zip(world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
+        for position, speed, (low, width) in zip(*world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
             relative = 2 * (position - low) / width - 1.0
             if abs(relative) > NEAR_LIMIT:
                 at_limit += 1

@@ -31,11 +31,13 @@ class Repeatable(ABC):
     """The part that environments share: the random stream, the episode's actions, and saving by repeating them.
 
     Attributes:
-        spec, time_limit: see :class:`sims.environment.Environment`.
+        spec, time_limit, concurrent: see :class:`sims.environment.Environment`.
         random: the stream that resets, and some tasks' steps, draw from.
         length: steps of the episode so far.
         disturbance: what a randomized world does; None where nothing is randomized.
     """
+
+    concurrent = False
 
     def __init__(
         self,

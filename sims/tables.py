@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from sims import tasks
 from td3_robot.errors import Td3RobotError
+from td3_robot.node import Parser
 from td3_robot.specs import Channel, RobotSpec
 
 
@@ -38,7 +38,7 @@ def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of the tasks named, or of every robot."""
-    parser = argparse.ArgumentParser(prog="python -m sims.tables", description=__doc__)
+    parser = Parser(prog="python -m sims.tables", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="for example Walker2D or gymnasium:Pendulum-v1")
     named = parser.parse_args(arguments).tasks or tasks.names()
     try:

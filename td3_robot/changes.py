@@ -47,7 +47,8 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """The changes, each as ``key: old → new``.
 
     Args:
-        before, after: what the run was trained with, and is to go on with.
+        before, after: what the run was trained with, and is to go on with; what was ``auto`` is settled in both, so
+            that another device or precision is a change like any other.
         declared: keys that are meant to change; a section stands for all its keys.
 
     Raises:

@@ -28,6 +28,8 @@ _COMMANDS = {
     "reset": ((FAULT,), INACTIVE),
     "shutdown": ((UNCONFIGURED, INACTIVE, ACTIVE, FAULT), FINALIZED),
 }
+STOP = "emergency stop: "
+"""How the reason of a stopped node begins."""
 _KEPT = 100  # changes that nobody has fetched
 
 
@@ -100,7 +102,7 @@ class Lifecycle:
         """Emergency stop: from any state but finalized, at once, and until it is reset."""
         if self.state != FINALIZED and not self.stopped:
             self.stopped = True
-            self._go(FAULT, f"emergency stop: {reason}", now)
+            self._go(FAULT, f"{STOP}{reason}", now)
 
     def changes(self) -> list[StateChange]:
         """What changed since the last call, oldest first."""

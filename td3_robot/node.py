@@ -31,9 +31,10 @@ from td3_robot.errors import (
     UsageError,
 )
 from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
+from td3_robot.notify import Notifier
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import RECORDER
+from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
@@ -197,7 +198,9 @@ class Node:
             HandshakeError: a server refused us.
         """
         finished = False
+        notifier = Notifier(os.environ)
         while not finished and not (self.stop_signal and stops()):
+            notifier.turn(time.monotonic())
             inputs = self._receive(0.0 if busy() else _IDLE, deadline())
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
             now = time.monotonic()
@@ -299,14 +302,22 @@ def parser(
     return result
 
 
-def place(arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
+def place(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """The run that the arguments name and its configuration, or the configuration to be deployed with.
 
+    An ``endpoint`` among the arguments is that of the role's own link, and all there is to be known.
+
     Raises:
-        UsageError: neither, or both.
+        UsageError: neither, or more than one.
         RunFolderError, ConfigError: it cannot be had.
     """
-    config = getattr(arguments, "config", None)
+    config, endpoint = getattr(arguments, "config", None), getattr(arguments, "endpoint", None)
+    if endpoint is not None:
+        if config is not None or arguments.run is not None or arguments.overrides:
+            raise UsageError("--endpoint stands alone, without --run, --config and --set")
+        return None, configuration.parse({"endpoints": {role: endpoint, "keys": arguments.keys}})
+    if getattr(arguments, "keys", None):
+        raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
     if (config is None) == (arguments.run is None):
         raise UsageError("one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed")
     if config is not None:
@@ -326,7 +337,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     try:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
-        folder, config = place(arguments)
+        folder, config = place(role, arguments)
         bus.keys = open_keys(config.endpoints.keys)
         if role == "policy":  # now, because the first socket makes threads, which inherit all of it
             _ask_for_realtime(config)
@@ -337,10 +348,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
             accepted: tuple[type[Message], ...] = ()
             bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
             node._supervised = True
-        if role != RECORDER:
-            with contextlib.suppress(RunFolderError, ConfigError):  # no recorder, no endpoint for one
-                recorder = ClientSession(RECORDER, node.hello("node"), ())
-                bus.record(node.endpoint(RECORDER), recorder, expected=node.config.record.enabled)
+        for link in LISTENERS if role not in LISTENERS else ():
+            with contextlib.suppress(RunFolderError, ConfigError):  # none, and no endpoint for one
+                expected = link == RECORDER and node.config.record.enabled
+                bus.record(node.endpoint(link), ClientSession(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
         try:
             body(node)

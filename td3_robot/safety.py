@@ -42,6 +42,7 @@ class SafetyConfig(Section, frozen=True):
         frozen_ms: nor one that has been the same, bit for bit, for longer than this.
         observation_deadline_ms: the policy server's watchdog: without a good observation for longer, FAULT.
         action_deadline_ms: the robot's watchdog: without an Action for longer, FAULT.
+        hang_ms: a driver one of whose robot's methods has not returned for longer stops it, if it can, and ends.
         recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: also what was missing, once it has
             been back for ``recovery_ms`` without a pause. Never after an emergency stop. Unset is ``manual``.
     """
@@ -54,6 +55,7 @@ class SafetyConfig(Section, frozen=True):
     frozen_ms: Positive | None = None
     observation_deadline_ms: Positive | None = None
     action_deadline_ms: Positive | None = None
+    hang_ms: Positive | None = None
     recovery: Literal["manual", "automatic"] | None = None
     recovery_ms: Positive | None = None
 
@@ -91,7 +93,7 @@ class Envelope:
         blend: float32[A] in (0, 1], how far an action goes from the last one to the policy's in a period; None: all.
         safe: float32[A], within the limits; None: hold.
         observation_low, observation_high: float32[O]; None: any finite observation will do.
-        frozen_s, observation_deadline_s, action_deadline_s: None is never.
+        frozen_s, observation_deadline_s, action_deadline_s, hang_s: None is never.
         recovery_s: None is never by itself.
         guarded: whether anything is set at all.
     """
@@ -106,6 +108,7 @@ class Envelope:
     frozen_s: float | None
     observation_deadline_s: float | None
     action_deadline_s: float | None
+    hang_s: float | None
     recovery_s: float | None
     guarded: bool
 
@@ -152,6 +155,7 @@ def joined(
         frozen_s=_seconds(*(one.frozen_ms for one in every)),
         observation_deadline_s=_seconds(*(one.observation_deadline_ms for one in every)),
         action_deadline_s=_seconds(*(one.action_deadline_ms for one in every)),
+        hang_s=_seconds(*(one.hang_ms for one in every)),
         recovery_s=max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
         if automatic
         else None,

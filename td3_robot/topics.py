@@ -21,7 +21,7 @@ class Topic:
     """One row of the table.
 
     Attributes:
-        link: the server whose endpoint carries it: policy, learner, supervisor, recorder, or any.
+        link: the server whose endpoint carries it: policy, learner, supervisor, recorder, monitor, or any.
         rate: what to expect, in words, because most rates follow the configuration.
         queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
             the receiver drains its queue, uses the newest and counts the rest. *never wait*: bounded, the sender drops
@@ -41,7 +41,11 @@ class Topic:
 
 RECORDER = "recorder"
 """The link to whoever records. What a core sends there goes into the recording and nowhere else."""
-LINKS = ("policy", "learner", "supervisor", RECORDER)
+MONITOR = "monitor"
+"""The link to whoever watches. It is offered what the recorder is."""
+LISTENERS = (RECORDER, MONITOR)
+"""The links to those whom every node offers what it sends, and waits for none of them."""
+LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The servers of a run, each of which is the end of one link."""
 
 QUEUE_LENGTH = 1000
@@ -82,4 +86,5 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Turn, "every core's node", "recorder", "recorder", "once for each turn", "never wait", "sent"),
     Topic(messages.Heard, "driver", "recorder", "recorder", "at every change", "never wait", "sent"),
     Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", "no"),
+    Topic(messages.Record, "every node", "monitor", "monitor", "once for each message", "never wait", "no"),
 )

@@ -39,6 +39,13 @@ def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
         (["learner.batch_size=128"], set(), r"is 256 there, 128 now; if meant, say --set learner\.batch_size=128$"),
         (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 there"),
         (["learner.batch_size=128"], {"lear"}, "batch_size is 256 there"),
+        (
+            ["learner.precision=bf16"],
+            {"learner.threads"},
+            r'precision is "fp32" there, "bf16" now; if meant, say --set',
+        ),
+        (["learner.threads=2"], set(), r"learner\.threads is 1 there, 2 now; if meant, say --set learner\.threads=2$"),
+        (["learner.device=cuda"], set(), r'learner\.device is "cpu" there, "cuda" now'),
         (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": another task'),
         (["seed=1"], {"seed"}, "seed is 0 in the run"),
         (["timing=lockstep"], {"timing"}, 'timing is "free"'),
@@ -50,6 +57,15 @@ def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
 def test_what_was_not_or_cannot_be_is_refused(overrides: list[str], declared: set[str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         changes.accepted(Config(), config(*overrides), declared)
+
+
+def test_another_arithmetic_is_declared_and_said() -> None:
+    after = config("learner.precision=bf16", "learner.threads=2", "learner.device=cuda")
+    assert changes.accepted(Config(), after, {"learner.precision", "learner.threads", "learner.device"}) == [
+        'learner.device: "cpu" → "cuda"',
+        'learner.precision: "fp32" → "bf16"',
+        "learner.threads: 1 → 2",
+    ]
 
 
 def test_lockstep_goes_on_with_as_many_robots() -> None:

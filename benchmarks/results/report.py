@@ -8,7 +8,6 @@ The table goes between the marks in README.md and docs/results.md, the charts to
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from run import DATA, rows
 
+from td3_robot.node import Parser
+
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
 PAGES = ("README.md", "docs/results.md")
@@ -27,7 +28,7 @@ Result = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     options = parser.parse_args()
     results = {name: read(name) for name in rows()}

@@ -9,7 +9,6 @@ partial where they are not finished. ``report.py`` makes the table and the chart
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import yaml
 from td3_robot import changes, curve, machine
 from td3_robot.config import Config
 from td3_robot.errors import Td3RobotError
+from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def result_file(row: str, seed: int) -> Path:
 
 def main() -> int:
     known = rows()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"which (default: all): {', '.join(known)}")
     parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="where run folders go")
     parser.add_argument("--collect", action="store_true", help="train nothing, keep what there is")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ import zmq
 from td3_robot import realtime
 from td3_robot.bench import example
 from td3_robot.bundle import Bundle
+from td3_robot.node import Parser
 from td3_robot.policy.core import ACCEPTS, PolicyCore
 from td3_robot.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
@@ -28,7 +28,7 @@ _IDLE = 0.05  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m td3_robot.bench.server")
+    parser = Parser(prog="python -m td3_robot.bench.server", description=__doc__)
     parser.add_argument("what", choices=("policy", "echo"))
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--bundle", type=Path, help="policy to serve (default: the example)")

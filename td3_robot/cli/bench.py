@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "sim": ("sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
     "learner": ("td3_robot.learner.bench:main", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
+    "train": ("sims.bench_train:main", "environment steps a second of a training, beside Stable-Baselines3"),
     "record": ("td3_robot.session.bench:record", "what it costs to be recorded; what a recorder writes a second"),
     "replay": ("td3_robot.session.bench:replay_policy", "how many times real time the policy core is replayed"),
 }

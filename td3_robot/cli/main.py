@@ -20,10 +20,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
     "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
     "record": ("td3_robot.session.node", "record what the processes of a training or a robot publish"),
+    "monitor": ("td3_robot.session.monitor_node", "watch what a training or a robot says, live; feed PlotJuggler"),
     "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
     "play": ("td3_robot.session.play", "play a recording to live nodes"),
     "replay": ("td3_robot.session.replay", "drive the cores from recordings, and compare"),
-    "export": ("td3_robot.session.export", "a recording as CSV or Parquet tables, or in ROS 2 types"),
+    "export": ("td3_robot.session.export", "a recording as tables, in ROS 2 types, or as a Minari dataset"),
     "recover": ("td3_robot.session.recover", "make a whole recording from a damaged one"),
     "sim": ("sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "serve a policy to a robot, or by hand in a training"),
@@ -43,6 +44,8 @@ _EXTRAS = {
     "onnx": "onnx",
     "mcap": "record",
     "pyarrow": "export",
+    "minari": "minari",
+    "h5py": "minari",
 }
 
 

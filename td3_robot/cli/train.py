@@ -18,7 +18,8 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.learner import beginning, storage
+from td3_robot.learner import beginning, room
+from td3_robot.learner.settle import settle
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
@@ -79,14 +80,14 @@ def _created(options: argparse.Namespace) -> Prepared:
     overrides += ["timing=lockstep"] if options.lockstep else []
     files = [str(Path(file).resolve()) for file in options.recordings]
     overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
-    config = configuration.load(options.config, overrides)
+    config, device_memory, settled = settle(configuration.load(options.config, overrides))
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("sims.tasks").spec(config.task)
         beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
-    room = _check(config, path)
-    return RunFolder.create(path, config), config, room
+    fits = _check(config, path, device_memory)
+    return RunFolder.create(path, config), config, [*settled, *fits]
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
@@ -97,23 +98,22 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     run = RunFolder.open(options.resume)
     before = run.trained_with() or run.config()
     overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
-    config = configuration.load(options.config or run.config_file, overrides)
+    config, device_memory, settled = settle(configuration.load(options.config or run.config_file, overrides))
     declared = {override.partition("=")[0] for override in overrides}
     changed = changes.accepted(before, config, declared)
     made = run.steps_made()
     if options.steps is not None and options.steps < made:
         raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
-    room = _check(config, run.path)
+    fits = _check(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
-    return run, config, [*(f"changed: {line}" for line in changed), *room]
+    return run, config, [*settled, *(f"changed: {line}" for line in changed), *fits]
 
 
-def _check(config: Config, path: Path) -> list[str]:
+def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     """Find out before anything is started or written what would stop the processes: robot, endpoints, installation.
 
-    Also whether the processor or GPU is there that was asked for, and whether the replay buffer fits; what to say of
-    that.
+    Also whether what the learner keeps fits; what to say of that.
     """
     processes = launch.expand(launch.load(config.launch), config)
     recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
@@ -132,11 +132,7 @@ def _check(config: Config, path: Path) -> list[str]:
             experience.check(Path(file), spec)
     if not any(process.row.module == _LEARNER for process in processes):
         return []
-    if config.learner.device != "cpu" or config.learner.precision == "bf16":  # torch takes a second to load
-        compute = importlib.import_module("td3_robot.learner.compute")
-        compute.precision(config.learner.precision, compute.device(config.learner.device))
-    width = storage.row_size(spec.observation_size, spec.action_size)
-    return [storage.announce(config.learner, width, RunFolder(path).replay)]
+    return [room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)]
 
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:

@@ -37,6 +37,8 @@ from td3_robot.transport.session import Input, Output
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
 """What a source takes from the server of each link."""
+HOLD_OFF = 0.5
+"""Seconds that a source which holds off gives the policy server to say whether another one has its name."""
 _LONGEST = 4096  # characters of what a robot says that are recorded
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
@@ -91,6 +93,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
         guard=Guard(body.spec, name, config.safety, autostart=config.policy.autostart),
         learner=learner,
         waits=False,
+        holds_off=True,
     )
 
 
@@ -105,6 +108,11 @@ class SourceCore:
         guard: what may move the robots; by default anything may.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first word.
+        holds_off: leave the robots alone until the policy server has welcomed us, which it does not while another one
+            of our name moves them; or has not said a word, and somebody has to make them safe.
+
+    Attributes:
+        in_charge: whether the robots are ours to move.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class SourceCore:
         guard: Guard | None = None,
         learner: bool = True,
         waits: bool = True,
+        holds_off: bool = False,
     ) -> None:
         self.body = body
         self.source = source
@@ -137,6 +146,8 @@ class SourceCore:
         self._throttled = not (learner and waits)
         self._asked = 0.0
         self._greeted = False
+        self.in_charge = not holds_off
+        self._begun: float | None = None
         self._is_safe = False
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
@@ -149,6 +160,8 @@ class SourceCore:
     @property
     def due(self) -> float | None:
         """When a turn is needed even if nothing arrives, in seconds."""
+        if not self.in_charge:
+            return None if self._begun is None else self._begun + HOLD_OFF
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
 
     @property
@@ -178,6 +191,10 @@ class SourceCore:
                     outputs += self._greet(str(origin))
             else:
                 outputs += self._take(message)
+        self._begun = now if self._begun is None else self._begun
+        self.in_charge = self.in_charge or self._greeted or now >= self._begun + HOLD_OFF
+        if not self.in_charge:
+            return outputs
         self._make_safe()
         if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
             outputs += self._advance(now)

@@ -17,10 +17,11 @@ import logging
 from collections.abc import Sequence
 
 from td3_robot import node as nodes
+from td3_robot.claim import claim
 from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.node import Figures, Node
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety import SafetyConfig, joined
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ _EPILOG = """examples:
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
     """Drive a robot until a signal, or a shutdown that an operator commands; the process's exit code.
 
-    However it ends, but for SIGKILL, the last thing the robot is told is the safe action.
+    However it ends, but for SIGKILL and a method of the robot that does not return, the last thing the robot is told is
+    the safe action. A driver whose name another one has does not touch the robot at all.
 
     Args:
         robot: what its author wrote.
@@ -48,6 +50,7 @@ def unset(safety: SafetyConfig) -> str:
     """One line on what a deployed driver with these settings does not do; empty if nothing is missing."""
     missing = {
         "safety.action_deadline_ms": "that the policy server is gone is never noticed: the last action holds for ever",
+        "safety.hang_ms": "a method of the robot that does not return is never noticed: the last action holds for ever",
         "safety.safe_action": "FAULT and an emergency stop hold the last action for ever",
     }
     lines = [f"{key} is not set: {what}" for key, what in missing.items() if getattr(safety, key[7:]) is None]
@@ -55,7 +58,16 @@ def unset(safety: SafetyConfig) -> str:
 
 
 def _drive(node: Node, robot: Robot) -> None:
-    config, body = node.config, RobotBody(robot)
+    endpoint = node.endpoint("policy")
+    where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
+    # The policy server keeps apart drivers of one name, but may be away; and whom it refuses must not touch motors.
+    with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
+        _drive_alone(node, robot)
+
+
+def _drive_alone(node: Node, robot: Robot) -> None:
+    config = node.config
+    body = RobotBody(robot, joined(config.safety, SafetyConfig(), robot.spec).hang_s)
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     learner = bool(node.folder or config.endpoints.learner)
@@ -74,5 +86,6 @@ def _drive(node: Node, robot: Robot) -> None:
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     finally:
-        core.make_safe()
-        body.close()
+        if core.in_charge:
+            core.make_safe()
+            body.close()

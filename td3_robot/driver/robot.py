@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from td3_robot.driver.hang import HangWatch
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 
@@ -22,7 +23,8 @@ class EmergencyStop(Exception):  # noqa: N818 - no error: a person or the robot 
 
 
 class Robot(ABC):
-    """A robot with N = 1. All methods are called from one thread, and should return well within a control period.
+    """A robot with N = 1. All methods but ``stop`` are called from one thread, and should return well within a control
+    period.
 
     Whatever they raise takes the driver to FAULT and has the safe action applied, once every period.
 
@@ -53,6 +55,13 @@ class Robot(ABC):
     def reset(self) -> None:  # noqa: B027 - many robots have nothing to prepare
         """Prepare an episode: before the first and after each end. May take its time; the safe action is applied."""
 
+    def stop(self) -> None:  # noqa: B027
+        """Bring the robot to rest: another method has not returned for ``safety.hang_ms``, and the driver is to end.
+
+        Called while that method is still at work, **from another thread**: write it only where there is a way that
+        does not go through what hangs, such as an enable line or a second handle on the bus.
+        """
+
     def close(self) -> None:  # noqa: B027
         """The driver ends, after a last safe action."""
 
@@ -62,9 +71,14 @@ class RobotBody:
 
     An observation that is missing or not finite ends the episode (TRUNCATED, with the last sound one); nothing more is
     published until the next sound one begins another.
+
+    Args:
+        robot: what its author wrote.
+        hang_s: seconds that its ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`;
+            None: as long as they like. ``reset`` and ``close`` always may.
     """
 
-    def __init__(self, robot: Robot) -> None:
+    def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
         self.spec = spec = robot.spec
         self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
         self.episode: UInt64 = np.zeros(1, np.uint64)
@@ -75,6 +89,8 @@ class RobotBody:
         self.world: dict[str, dict[str, float]] = {}
         self.stop = ""
         self._robot = robot
+        stop = robot.stop if type(robot).stop is not Robot.stop else None
+        self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
         self._problems: dict[str, str] = {}
         self._begun = False
@@ -147,7 +163,8 @@ class RobotBody:
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
         """What the robot's own code answers; None, and a problem that has a name, where it fails."""
         try:
-            answer = call()
+            watched = self._hang and what not in ("reset", "close")
+            answer = self._hang.over(what, call) if self._hang and watched else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
         except Exception as error:  # another author's code, which must not end the loop that keeps the robot safe

@@ -8,7 +8,6 @@ of an update, one after the other in each thread: what an update's speed cannot 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import json
@@ -27,6 +26,7 @@ from td3_robot.errors import NodeError, Td3RobotError, UsageError
 from td3_robot.learner import compute
 from td3_robot.learner.bench_contestants import ACTIONS, BATCH, OBSERVATIONS, contestant, products
 from td3_robot.learner.profile import profile
+from td3_robot.node import Parser
 
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
 PRECISIONS = ("fp32", "bf16")
@@ -50,12 +50,11 @@ class Turn(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="td3-robot bench learner",
         description="Measure TD3 updates a second of our learner, of Stable-Baselines3's, and of the matrix products "
         "alone. Use cores that nobody else does: with as many threads as cores, one busy neighbour slows all.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="of one turn (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (default: %(default)s)")
@@ -185,8 +184,8 @@ def _kinds(device: torch.device) -> tuple[list[str], dict[str, str]]:
         importlib.import_module("stable_baselines3")
     except ModuleNotFoundError:
         missing["sb3"] = "Stable-Baselines3 is not installed; pip install 'stable-baselines3>=2.6'"
-    if not compute.bf16_is_fast(device):
-        missing["bf16"] = missing["products bf16"] = f"{device.type}: no bfloat16 in hardware"
+    if problem := compute.bf16_problem(device):
+        missing["bf16"] = missing["products bf16"] = f"this {problem}"
     kinds = ["sb3", *PRECISIONS, *(f"products {kind}" for kind in PRECISIONS)]
     return [kind for kind in kinds if kind not in missing], missing
 

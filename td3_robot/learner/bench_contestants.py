@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from td3_robot.config import LearnerConfig
 from td3_robot.learner import compute
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.graph import CapturedUpdate
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import DTYPES, TD3
+from td3_robot.learner_config import LearnerConfig
 
 OBSERVATIONS, ACTIONS, BATCH, STORED = 22, 6, 256, 200_000  # Walker2D's sizes
 

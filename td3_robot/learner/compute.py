@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,17 +38,41 @@ def device(wanted: str) -> torch.device:
     return torch.device("cuda") if seen else CPU
 
 
-def bf16_is_fast(device: torch.device = CPU) -> bool:
-    """Whether the device multiplies bfloat16 in hardware; emulated, it is slower than fp32.
+def bf16_problem(device: torch.device = CPU) -> str | None:
+    """Why learning in bf16 would be slower here than in fp32; None where it is faster.
 
-    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere).
+    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere): others emulate it. And there
+    are processors with AVX-512 BF16 that multiply slower with it, so that is measured.
     """
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+        return None if fast else "GPU is older than Ampere and would only emulate it"
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)
+    has = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not has or not any(check is not None and check() for check in checks):
+        return "processor has neither AVX-512 BF16 nor AMX and would only emulate it"
+    speed = bf16_speed()
+    return None if speed > 1 else f"processor multiplies {speed:.2f} times as fast with it as in fp32 (measured)"
+
+
+@functools.cache
+def bf16_speed() -> float:
+    """How many times as fast as in fp32 this processor makes a matrix product of an update in bf16; takes some 30 ms.
+
+    By processor time, and the shortest of several: what else runs on the machine should not decide.
+    """
+    shortest: dict[torch.dtype, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a second one's time, and the wait for it, would count or not
+    for dtype in (torch.float32, torch.bfloat16) * 8:
+        x, weight = torch.ones(256, 400, dtype=dtype), torch.ones(300, 400, dtype=dtype)
+        F.linear(x, weight)
+        begin = time.thread_time()
+        for _ in range(3):
+            F.linear(x, weight)
+        shortest[dtype] = min(shortest.get(dtype, math.inf), time.thread_time() - begin)
+    torch.set_num_threads(threads)
+    return shortest[torch.float32] / shortest[torch.bfloat16]
 
 
 def precision(wanted: str, device: torch.device = CPU) -> Precision:
@@ -53,16 +81,18 @@ def precision(wanted: str, device: torch.device = CPU) -> Precision:
     Raises:
         ConfigError: bf16 is wanted on a device that would only be slower with it.
     """
-    if wanted == "fp32":
-        return "fp32"
-    fast = bf16_is_fast(device)
-    if wanted == "bf16" and not fast:
-        lacks = "GPU is older than Ampere" if device.type == "cuda" else "processor has neither AVX-512 BF16 nor AMX"
-        raise ConfigError(
-            f"learner.precision is 'bf16': this {lacks} and would only emulate it; allowed here: fp32, auto"
-        )
     # On a GPU networks of this size wait for the launch of kernels, and bf16 launches more of them.
-    return "bf16" if fast and (wanted == "bf16" or device.type == "cpu") else "fp32"
+    if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
+        return "fp32"
+    problem = bf16_problem(device)
+    if wanted == "bf16" and problem:
+        raise ConfigError(f"learner.precision is 'bf16': this {problem}; allowed here: fp32, auto")
+    return "fp32" if problem else "bf16"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU that are free; None for the processor."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -81,7 +111,16 @@ def use_threads(threads: int) -> None:
     product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
     these two meet seven times in two updates.
     """
-    torch.set_num_threads(max(1, threads // 2))
+    _use_thread(max(1, threads // 2))
+
+
+def _use_thread(inner: int) -> None:
+    """Set up the calling thread: ``inner`` threads inside a matrix product, and numbers below 1.2e-38 count as zero.
+
+    Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow.
+    """
+    torch.set_num_threads(inner)
+    torch.set_flush_denormal(True)
 
 
 class SecondThread:
@@ -89,7 +128,7 @@ class SecondThread:
 
     def __init__(self) -> None:
         inner = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))
+        self._pool = ThreadPoolExecutor(1, "td3", initializer=_use_thread, initargs=(inner,))
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Begin ``work(*arguments)``."""

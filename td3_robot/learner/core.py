@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
 from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.training import Training
-from td3_robot.learner.transitions import Assembler, Transitions
+from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
@@ -48,9 +48,10 @@ class LearnerCore:
         spec: RobotSpec | None = None,
         provenance: Mapping[str, Any] | None = None,
         storage: Callable[[int, int], Storage] = Memory,
+        admit: Callable[[RobotSpec], None] = lambda _: None,
     ) -> None:
         self.config = config
-        self._storage = storage
+        self._storage, self._admit = storage, admit
         self.provenance = dict(provenance or {})
         learner = config.learner
         compute.precision(learner.precision, compute.device(learner.device))  # or say now what this machine lacks
@@ -130,35 +131,8 @@ class LearnerCore:
         Raises:
             BundleError: it does not fit the configuration.
         """
-        self.begin(bundle.spec)
-        self.training.begin_with(bundle)
+        self.begin(bundle.spec, bundle)
         self.publish()
-
-    def prefill(self, spec: RobotSpec, steps: Iterable[Step]) -> int:
-        """Store the transitions that these Steps of one recording make, as if they had come from sources of now.
-
-        They count as no environment steps, and no gap between them and what comes later is one.
-
-        Returns:
-            How many they were.
-
-        Raises:
-            BundleError: they are another robot's.
-        """
-        if self.spec is None:
-            self.begin(spec)
-            self.publish()
-        elif difference := self.spec.difference(spec):
-            raise BundleError(f"recorded Steps are another robot's: {difference}")
-        if self.training.replay.storage.notes:
-            return 0  # rows that outlived a process: theirs are among them
-        assemblers: dict[str, Assembler] = {}
-        before = self.training.replay.total_added
-        for step in steps:
-            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
-            if transitions is not None and len(transitions):
-                self.training.store(transitions, step)
-        return self.training.replay.total_added - before
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy as it acts now, or as it is evaluated and kept (the same without ``policy_average``).
@@ -315,9 +289,8 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions, step)
-        replay = self.training.replay
-        if replay.storage.durable:
-            replay.storage.commit(Note(replay.total_added, self.env_steps, source.name, source.state()))
+        if self.training.replay.storage.durable:
+            self.note(source.name, source.state())
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
             self.next_record = next_multiple(self.env_steps, _RECORD_EVERY)
@@ -334,27 +307,35 @@ class LearnerCore:
             if self.env_steps > self.limiter.start and self.limiter.ratio is not None:
                 self.meter.lead(self.limiter.lead(self.env_steps, self.updates))
         self.meter.ended(transitions.ended)
-        self.counters["episodes"] += len(transitions.ended)
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def begin(self, spec: RobotSpec) -> None:
-        """Know the robot, and begin to learn for it."""
+    def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
+        """Know the robot, and begin to learn for it, with the policy of a bundle if there is one."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
+        self._admit(spec)
         self.training = Training(spec, self.config, self._storage)
+        if bundle:
+            self.training.begin_with(bundle)
         self.spec = spec
         self.learning = self.config.learner.learning_starts == 0
         self.recover()
 
     def recover(self) -> None:
         """Take up what the replay buffer's storage was told after the last checkpoint, or before there was one."""
-        replay = self.training.replay
-        notes = replay.storage.notes
+        notes = self.training.replay.storage.notes
         if notes:
-            replay.recover()
-            self.env_steps = max(self.env_steps, *(note.env_steps for note in notes.values()))
-            self.sources.restore(self.sources.state() | {name: note.state for name, note in notes.items()})
+            newest = max(notes.values(), key=lambda note: (note.total_added, note.env_steps))
+            self.training.recover(newest.seen)
+            self.env_steps = max(self.env_steps, newest.env_steps)
+            states = {name: note.state for name, note in notes.items() if name}
+            self.sources.restore(self.sources.state() | states)
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
+
+    def note(self, source: str, state: dict[str, Any]) -> None:
+        """Have the replay buffer's storage, if it outlives the process, keep how far all has come."""
+        replay = self.training.replay
+        replay.storage.commit(Note(replay.total_added, self.env_steps, source, state, self.training.seen()))
 
     def _round(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
@@ -410,14 +391,15 @@ class LearnerCore:
     def _record(self, now: float) -> None:
         self.check()
         self.good, self._good_at = self.bundle(averaged=True).encode(), self.env_steps
+        stream = self.sources.counters()
         record: Record = {
             "kind": "train",
             "env_steps": self.env_steps,
             "updates": self.updates,
             "replay_ratio": self.replay_ratio(),
             "learning_rate": self.learning_rate,
-            "episodes": self.counters["episodes"],
-            "steps_lost": self.sources.counters()["missed"],
+            "episodes": stream["episodes"],
+            "steps_lost": stream["missed"],
         }
         record |= self.meter.figures(now) | self.meter.rates(self.env_steps, self.updates, now)
         self.records.append(record | self.training.metrics())

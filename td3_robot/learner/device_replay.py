@@ -15,12 +15,14 @@ from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.storage import Storage
 from td3_robot.specs import Float32
 
+_AT_ONCE = 8192  # rows that are brought to the device in one piece
+
 
 class DeviceReplay:
     """What :class:`ReplayBuffer` does, with the same samples from the same seed, and batches on a device.
 
     The buffer on the host stays: checkpoints and files are made of it, without a word with the device. Nothing here
-    waits for the device, except :meth:`restore`.
+    waits for the device, except :meth:`restore` and :meth:`recover`.
 
     Args:
         host: the buffer; from now on everything goes through this object.
@@ -107,8 +109,11 @@ class DeviceReplay:
         """Bring the rows of the transitions from number ``since`` on to the device."""
         total, capacity = self.host.total_added, self.host.capacity
         first = max(since, total - capacity)
+        # A whole buffer in page-locked memory would take its size once more, and torch would keep that.
+        send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity
-            count = min(total - first, capacity - start)
-            self._rows[start : start + count].copy_(upload(self.host.rows[start : start + count], self._device))
+            count = min(total - first, capacity - start, _AT_ONCE)
+            rows = self.host.rows[start : start + count].copy()  # those of a file are read-only, which torch minds
+            self._rows[start : start + count].copy_(send(rows, self._device))
             first += count

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Float32, ReplayBuffer
+from td3_robot.learner.room import BRANCHES, tree_levels
 from td3_robot.learner.storage import Memory, Storage
 
 Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_BRANCHES = 32  # of each node: of 4 to 128 the fastest to sample from at a million leaves
 _LARGEST_ERROR = 1e12  # so that sums stay finite while a diverging run finds out that it is one
 
 
@@ -29,21 +29,26 @@ class SumTree:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._levels = [np.zeros(_padded(capacity))]
-        while len(self._levels[0]) > _BRANCHES:
-            self._levels.insert(0, np.zeros(_padded(len(self._levels[0]) // _BRANCHES)))
+        self._levels = [np.zeros(size) for size in tree_levels(capacity)]
 
     @property
     def leaves(self) -> Float64:
-        """float64[at least capacity]: the weights; change them with :meth:`set` alone."""
+        """float64[at least capacity]: the weights; change them with :meth:`set` or :meth:`set_many`."""
         return self._levels[-1]
 
     def set(self, leaves: Indices, weights: Float64 | float) -> None:
         """Give leaves new weights, at least 0; of one named twice, the last counts."""
         self._levels[-1][leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
-            leaves = leaves // _BRANCHES
-            above[leaves] = below.reshape(-1, _BRANCHES)[leaves].sum(1)
+            leaves = leaves // BRANCHES
+            above[leaves] = below.reshape(-1, BRANCHES)[leaves].sum(1)
+
+    def set_many(self, leaves: Indices | slice, weights: Float64 | float) -> None:
+        """:meth:`set` for a large part of all leaves: every sum is made once."""
+        self.leaves[leaves] = weights
+        for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
+            sums = below.reshape(-1, BRANCHES).sum(1)
+            above[: len(sums)] = sums
 
     def find(self, fractions: Float64) -> Indices:
         """For each fraction in [0, 1) the leaf where the running sum of weights first exceeds that part of the total.
@@ -53,11 +58,11 @@ class SumTree:
         rest = torch.from_numpy(fractions * self._levels[0].sum())[:, None]
         found = torch.zeros(len(fractions), dtype=torch.int64)
         for level in self._levels:  # in torch, which takes half the time of numpy here
-            sums = torch.from_numpy(level).view(-1, _BRANCHES).index_select(0, found).cumsum_(1)
-            branch = torch.searchsorted(sums, rest, right=True).clamp_(max=_BRANCHES - 1)
+            sums = torch.from_numpy(level).view(-1, BRANCHES).index_select(0, found).cumsum_(1)
+            branch = torch.searchsorted(sums, rest, right=True).clamp_(max=BRANCHES - 1)
             sums[:, -1] = 0.0  # what comes before branch 0
-            rest -= sums.gather(1, (branch - 1).remainder_(_BRANCHES))
-            found = found * _BRANCHES + branch[:, 0]
+            rest -= sums.gather(1, (branch - 1).remainder_(BRANCHES))
+            found = found * BRANCHES + branch[:, 0]
         leaves: Indices = found.numpy()
         return leaves
 
@@ -99,17 +104,16 @@ class PrioritisedReplay(ReplayBuffer):
     ) -> None:
         before = self.total_added
         super().add(observation, action, reward, next_observation, discount)
-        self._greet(before)
+        self._tree.set(self._since(before), self._greatest)
 
     def recover(self) -> None:
         before = self.total_added
         super().recover()
-        self._greet(before)
+        self._tree.set_many(self._since(before), self._greatest)
 
-    def _greet(self, before: int) -> None:
-        """Rows that were not there ``before`` get the greatest priority."""
-        new = np.arange(max(before, self.total_added - self.capacity), self.total_added)
-        self._tree.set(new % self.capacity, self._greatest)
+    def _since(self, before: int) -> Indices:
+        """Where the rows lie that were not there ``before``."""
+        return np.arange(max(before, self.total_added - self.capacity), self.total_added) % self.capacity
 
     def draw(self, batch_size: int) -> Indices:
         if not self.total_added:
@@ -141,9 +145,5 @@ class PrioritisedReplay(ReplayBuffer):
             )
         super().restore(arrays, scalars)
         self._greatest = greatest
-        self._tree = SumTree(self.capacity)
-        self._tree.set(np.arange(len(priorities)), priorities)
-
-
-def _padded(count: int) -> int:
-    return -(-count // _BRANCHES) * _BRANCHES
+        self._tree.leaves[:] = 0
+        self._tree.set_many(slice(len(priorities)), priorities)

@@ -6,17 +6,19 @@ import errno
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, state
+from td3_robot.learner import checkpoint, compute, prefill, state
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.storage import File, Memory, Storage, announce
+from td3_robot.learner.room import announce
+from td3_robot.learner.storage import File, Memory, Storage
 from td3_robot.node import Node
 from td3_robot.run_folder import RunFolder
+from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -33,37 +35,31 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     Raises:
         BundleError: there are checkpoints and none is whole, or the newest does not fit the configuration.
-        ConfigError: the replay buffer does not fit.
+        ConfigError: what it keeps does not fit.
     """
+    saved = checkpoint.load_newest(node.run.checkpoints)
+    loaded = sum(array.nbytes for array in saved[1].values()) if saved else 0
+
+    def admit(spec: RobotSpec) -> None:
+        free = compute.free_memory(compute.device(node.config.learner.device))
+        log.info(announce(node.config, spec.observation_size, spec.action_size, node.run, free, loaded))
 
     def room(capacity: int, width: int) -> Storage:
-        log.info(announce(node.config.learner, width, node.run.replay))
         if node.config.learner.replay_storage == "file":
             return File(node.run.replay, capacity, width, recovers=node.config.timing != "lockstep")
         return Memory(capacity, width)
 
-    saved = checkpoint.load_newest(node.run.checkpoints)
     if saved is None:
-        core = LearnerCore(node.config, provenance=provenance, storage=room)
+        core = LearnerCore(node.config, provenance=provenance, storage=room, admit=admit)
         if file := node.config.learner.start_from:
             core.begin_with(Bundle.load(Path(file)))
             log.info("begins with the actor of %s", file)
-        _prefill(core, node.config.learner.recordings)
+        prefill.from_files(core, node.config.learner.recordings)
         return core
     path, arrays, scalars = saved
-    core = state.restored(node.config, arrays, scalars, provenance, room)
+    core = state.restored(node.config, arrays, scalars, provenance, room, admit)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
-
-
-def _prefill(core: LearnerCore, recordings: Sequence[str]) -> None:
-    """Begin with what recordings hold."""
-    if not recordings:
-        return
-    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
-
-    for file in recordings:
-        log.info("%s: %d transitions to begin with", file, core.prefill(*experience.read(Path(file))))
 
 
 class Saver:

@@ -74,13 +74,14 @@ def restored(
     scalars: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
     storage: Callable[[int, int], Storage] = Memory,
+    admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
-    """A learner that goes on where :func:`save` was called; sources join anew.
+    """A learner that goes on where :func:`save` was called; sources join anew. See :class:`LearnerCore` for the rest.
 
     Raises:
         BundleError: the state does not fit the configuration.
     """
-    core = LearnerCore(config, provenance=provenance, storage=storage)
+    core = LearnerCore(config, provenance=provenance, storage=storage, admit=admit)
     restore(core, arrays, scalars)
     if not core.lockstep:
         core.publish()
@@ -99,10 +100,14 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             core.begin(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"checkpoint of another robot: {difference}")
-        if (before := scalars["precision"]) != core.training.config.precision:
-            log.warning(
-                "the checkpoint is from a learner in %s; this one is in %s", before, core.training.config.precision
+        before, now = scalars["precision"], core.training.config.precision
+        if before != now and core.config.learner.precision == "auto":
+            raise BundleError(
+                f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
+                f"if meant, say learner.precision: {now}"
             )
+        if before != now:
+            log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
         core.env_steps = scalars["env_steps"]

@@ -17,14 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot import files, machine
-from td3_robot.config import LearnerConfig
-from td3_robot.errors import BundleError, ConfigError
+from td3_robot import files
+from td3_robot.errors import BundleError
 
 Float32 = NDArray[np.float32]
 
 ROWS, JOURNAL = "rows.float32", "journal"
-_FORMAT = 1
+_FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
 _COMPACT = 1 << 22  # bytes of journal beyond which only the newest record of each source is kept
 
@@ -76,14 +75,16 @@ class Note(msgspec.Struct, frozen=True):
     Attributes:
         total_added: rows ever added.
         env_steps: of the learner.
-        source: name of the source whose Step was dealt with.
+        source: name of the source whose Step was dealt with; empty for the recordings that a run begins with.
         state: that source's, as plain values, see ``Sources``.
+        seen: what was learned from all rows as they came, as plain values, see ``Training.seen``.
     """
 
     total_added: int
     env_steps: int
     source: str
     state: dict[str, Any]
+    seen: dict[str, Any]
 
 
 class File:
@@ -121,7 +122,9 @@ class File:
 
     def write(self, first: int, rows: Float32) -> None:
         # Not through the map: a disk that is full after all is an error here, and a fatal signal there.
-        content = memoryview(rows.tobytes())
+        if not len(rows):
+            return
+        content = np.ascontiguousarray(rows).data.cast("B")
         at = 4 * first * self._shape[1]
         while content:
             written = os.pwrite(self._rows, content, at)
@@ -184,34 +187,3 @@ def _record(payload: bytes) -> bytes:
 def row_size(observation_size: int, action_size: int) -> int:
     """float32 numbers of one transition: two observations, an action, the reward, and whether the episode went on."""
     return 2 * observation_size + action_size + 2
-
-
-def announce(config: LearnerConfig, width: int, folder: Path) -> str:
-    """One line that says what the replay buffer takes, and what there is.
-
-    Args:
-        width: see :func:`row_size`.
-        folder: of the file, which need not be there yet.
-
-    Raises:
-        ConfigError: it does not fit. In memory it needs its size twice: checkpoints are put together there.
-    """
-    held, rows = config.buffer_size, 4 * config.buffer_size * width
-    room: int | None
-    if config.replay_storage == "file":
-        needed, place = rows - files.allocated(folder / ROWS), f"the disk of {str(folder)!r}"
-        room = files.free(folder)
-    else:
-        needed, place, room = 2 * rows, "memory", machine.available_memory()
-    if room is not None and needed > room:
-        raise ConfigError(
-            f"learner.buffer_size is {held}: the replay buffer needs {needed:,} bytes of {place}, "
-            f"and {room:,} are free; at most {held * room // needed} would fit"
-        )
-    there = "what there is cannot be told" if room is None else f"{_readable(room)} are free"
-    once_more = "" if config.replay_storage == "file" else ", and as much again while a checkpoint is written"
-    return f"replay buffer: {held:,} transitions in {_readable(rows)} of {place}{once_more}; {there}"
-
-
-def _readable(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

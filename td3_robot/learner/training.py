@@ -14,6 +14,7 @@ from torch import Tensor
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config import Config
+from td3_robot.errors import BundleError
 from td3_robot.learner import beginning, compute
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
@@ -104,6 +105,20 @@ class Training:
             self.normaliser.add(transitions.observation)
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
+    def seen(self) -> dict[str, Any]:
+        """What :meth:`store` has gathered of all transitions besides the rows, as plain values, exact to the bit."""
+        return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
+
+    def recover(self, seen: Mapping[str, Any]) -> None:
+        """Take up rows that outlived a process, with what it had :meth:`seen`.
+
+        Raises:
+            BundleError: that is incomplete or damaged.
+        """
+        self.replay.recover()
+        for name, part in self._gatherers().items():
+            part.restore(*_from_plain(seen.get(name)))
+
     def update(self, learning_rate: float) -> None:
         """One update, on a batch drawn from the replay buffer."""
         self.td3.set_learning_rate(learning_rate)
@@ -126,7 +141,21 @@ class Training:
     def parts(self) -> dict[str, Part]:
         """What a checkpoint holds, by the name under which its state is saved."""
         parts: dict[str, Part] = {"td3": self.td3, "replay": self.replay, "n_step": self.n_step}
-        parts |= {"divergence": self.divergence, "value_check": self.value_check}
-        if self.normaliser:
-            parts["normaliser"] = self.normaliser
-        return parts
+        return {**parts, "value_check": self.value_check, **self._gatherers()}
+
+    def _gatherers(self) -> dict[str, Part]:
+        """What every transition is told to once, and what thus has to go on with the rows."""
+        return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
+
+
+def _plain(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> list[Any]:
+    """A part's state without arrays; all of them are of float64, which a list holds exactly."""
+    return [{name: array.tolist() for name, array in arrays.items()}, dict(scalars)]
+
+
+def _from_plain(state: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    try:
+        arrays, scalars = state
+        return {name: np.array(values, np.float64) for name, values in arrays.items()}, dict(scalars)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"what the replay journal has seen is damaged: {type(error).__name__} {error}") from None

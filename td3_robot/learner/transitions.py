@@ -44,8 +44,9 @@ class Assembler:
 
     A transition needs two Steps of the same incarnation with consecutive sequence numbers, in which the robot stays in
     the same episode and moves on by one step. Anything else is an edge (FIRST) or a gap (counted, never joined over).
-    ``counters``: steps (messages), begun (episodes), transitions, gaps (places), missed (Steps never seen), repeated,
-    late, cut (episodes whose end will never come, because the source died or Steps were missed).
+    ``counters``: steps (messages), begun (episodes), episodes (seen whole, and over), transitions, gaps (places),
+    missed (Steps never seen), repeated, late, cut (episodes whose end will never come, because the source died or Steps
+    were missed).
 
     A learner that goes on from a checkpoint expects the source where its :meth:`state` says; a Step sent again that was
     dealt with before is what the next one follows.
@@ -88,6 +89,7 @@ class Assembler:
         self._return = np.where(first, 0.0, self._return + step.reward)
         self._whole = first | (joined & (self._whole if len(self._whole) == len(first) else False))
         over = self._whole & (step.phase >= Phase.TERMINATED)
+        self.counters["episodes"] += int(over.sum())
         self.counters["transitions"] += int(joined.sum())
         previous = last if last is not None and joined.any() else step
         return Transitions(

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from td3_robot.arrays import finite
-from td3_robot.bundle import Bundle
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.commands import TO_WATCH
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
-from td3_robot.lifecycle import UNCONFIGURED, Lifecycle
+from td3_robot.lifecycle import INACTIVE, STOP, UNCONFIGURED, Lifecycle
 from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
 from td3_robot.policy.desk import Desk
+from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Noise
 from td3_robot.policy.store import Policy, PolicyStore
 from td3_robot.policy.watch import Watch
@@ -31,6 +32,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "operator": (Command,),
 }
 """What a policy server takes from clients of each role."""
+_WITHDRAWN = 16  # policies rolled back from that are remembered
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) -> PolicyCore:
@@ -81,6 +83,9 @@ class PolicyCore:
         autostart: go to the state ``active`` at once.
         frozen: refuse learners' weights.
         name: of this server.
+
+    Attributes:
+        latches: what is in force; another object when it may have changed.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class PolicyCore:
         self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep)
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
+        self.latches = Latches()
+        self._withdrawn: tuple[str, ...] = ()
         self._autostart = autostart
         self._lockstep = lockstep
         self._parked: dict[Peer, tuple[Step, float]] = {}
@@ -138,6 +145,36 @@ class PolicyCore:
         """
         self.store.add(version, bundle, loaded=True)
 
+    def resume(self, latches: Latches, now: float) -> list[str]:
+        """Go on under what was in force before a restart, ``now`` in seconds; for each of it a line for the log."""
+        lines: list[str] = []
+        self._withdrawn = latches.withdrawn
+        if latches.frozen and not self.frozen:
+            self.frozen = True
+            lines.append("frozen before the restart: learners' weights are refused until unfreeze")
+        for name, reason in latches.held.items():
+            self._watches[name] = watch = Watch(f"{self.lifecycle.node}/{name}", now)
+            watch.lifecycle.fault(reason, now)
+            lines.append(f"no policy moves {name!r} until activate: {reason}")
+        if latches.stopped:
+            self.desk.stop(latches.stopped)
+            lines.append(f"stopped one by one, until reset names them: {', '.join(latches.stopped)}")
+        taken_back = self.store.serving is not None and sha256(self.store.serving.bundle.encode()) in self._withdrawn
+        inactive = latches.inactive and self._autostart
+        if latches.stop or inactive or taken_back:
+            if self._autostart:
+                self._autostart = False
+                self.lifecycle.command("configure", now, "autostart")
+            if latches.stop:
+                self.lifecycle.stop(latches.stop, now)
+                lines.append(f"the emergency stop is still in force ({latches.stop}): reset, then activate")
+            elif taken_back:
+                lines.append("this policy was rolled back from: it is not activated until activate, or another load")
+            else:
+                lines.append("it was not active before the restart: activate")
+        self.latches = self._in_force()
+        return lines
+
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and answer what can be answered; ``now`` is in seconds."""
         if self._autostart and self.lifecycle.state == UNCONFIGURED:
@@ -147,6 +184,7 @@ class PolicyCore:
         # First of all: Steps that queued while this process stood still are not known to be fresh.
         outputs = self._missing(now)
         fresh: dict[Peer, Step] = {}
+        commanded = False
         changes: list[StateChange] = []
         weights: list[Weights] = []
         for origin, message in inputs:
@@ -161,6 +199,7 @@ class PolicyCore:
                     self._parked.pop(origin, None)
                 fresh[origin] = message
             elif isinstance(message, Command):
+                commanded = True
                 self._receive(weights)  # before it is asked to load, freeze or go back
                 outputs += self.desk.command(origin, message, now)
             elif isinstance(message, Reply):
@@ -173,7 +212,8 @@ class PolicyCore:
             elif isinstance(message, Bye):
                 self._forget(origin, fresh)
         self._receive(weights)
-        for peer, (step, since) in {**self._parked, **{peer: (step, now) for peer, step in fresh.items()}}.items():
+        waiting = [(peer, *parked) for peer, parked in self._parked.items()]
+        for peer, step, since in [*waiting, *((peer, step, now) for peer, step in fresh.items())]:
             action = self._answer(peer, step, since, now)
             if action is None:
                 self._parked[peer] = step, since
@@ -181,7 +221,10 @@ class PolicyCore:
                 self._parked.pop(peer, None)
                 self.counters["actions"] += 1
                 outputs.append((peer, action))
-        return outputs + self.desk.announce([*changes, *self._changes()])
+        changes += self._changes()
+        if changes or commanded:
+            self.latches = self._in_force()
+        return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:
         """What a Reply says of this server: as plain JSON values."""
@@ -205,6 +248,8 @@ class PolicyCore:
 
     def _move(self, command: Command, now: float) -> None:
         self.lifecycle.command(command.verb, now, command.reason)
+        if command.verb == "activate" and self._withdrawn and self.store.serving:
+            self._choose(self.store.serving.bundle)
 
     def _load(self, command: Command, now: float) -> None:
         del now
@@ -213,10 +258,21 @@ class PolicyCore:
         except BundleError:
             self.counters["weights_refused"] += 1
             raise
+        if self._withdrawn and self.store.serving:
+            self._choose(self.store.serving.bundle)
+
+    def _choose(self, bundle: Bundle) -> None:
+        """A person wants this policy, whatever was said of it before."""
+        chosen = sha256(bundle.encode())
+        self._withdrawn = tuple(digest for digest in self._withdrawn if digest != chosen)
 
     def _roll_back(self, command: Command, now: float) -> None:
         del now
+        before = self.store.serving
         policy = self.store.roll_back(command.version)
+        if before and before is not policy:
+            self._choose(policy.bundle)
+            self._withdrawn = (*self._withdrawn[1 - _WITHDRAWN :], sha256(before.bundle.encode()))
         self.frozen = True  # or a learner's next weights would undo it
         log.info("%s: back to weights version %d, frozen", self.lifecycle.node, policy.version)
 
@@ -233,12 +289,22 @@ class PolicyCore:
             return str(error)
         return ""
 
+    def _in_force(self) -> Latches:
+        lifecycle = self.lifecycle
+        return Latches(
+            stop=lifecycle.reason.removeprefix(STOP) if lifecycle.stopped else "",
+            inactive=lifecycle.state == INACTIVE,
+            stopped=self.desk.all_stopped,
+            held={name: w.lifecycle.reason for name, w in self._watches.items() if not w.lifecycle.active},
+            frozen=self.frozen,
+            withdrawn=self._withdrawn,
+        )
+
     def _changes(self) -> list[StateChange]:
-        return [
-            change
-            for lifecycle in (self.lifecycle, *(watch.lifecycle for watch in self._watches.values()))
-            for change in lifecycle.changes()
-        ]
+        changes = self.lifecycle.changes()
+        for watch in self._watches.values():
+            changes += watch.lifecycle.changes()
+        return changes
 
     # -- sources -------------------------------------------------------------------------------------------------
 
@@ -299,7 +365,8 @@ class PolicyCore:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
                 problem = watch.lifecycle.reason
-        if problem or not self.lifecycle.active:
+        # A robot that nothing watches over is stopped by name at the desk alone.
+        if problem or not self.lifecycle.active or self.desk.stopped(peer.name):
             return self._safe(step, policy)
         kind = policy.noise_kind if self.exploring else NoiseKind.NONE
         action = self._act(peer, step, policy, kind)
@@ -333,13 +400,15 @@ class PolicyCore:
 
 
 def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: int) -> Action:
-    return Action(
-        source=step.source,
-        incarnation=step.incarnation,
-        answers=step.sequence,
-        stamp=step.stamp,
-        action=action,
-        weights_version=version,
-        noise_kind=int(kind),
-        noise_seed=seed,
+    return Action.of(
+        {
+            "source": step.source,
+            "incarnation": step.incarnation,
+            "answers": step.sequence,
+            "stamp": step.stamp,
+            "action": action,
+            "weights_version": version,
+            "noise_kind": int(kind),
+            "noise_seed": seed,
+        }
     )

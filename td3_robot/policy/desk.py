@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,19 @@ class Desk:
                 return [(peer, _STOP)]
         return []
 
+    @property
+    def all_stopped(self) -> tuple[str, ...]:
+        """The robots that are stopped one by one."""
+        return tuple(sorted(self._stopped))
+
+    def stop(self, names: Iterable[str]) -> None:
+        """These robots were stopped before a restart."""
+        self._stopped.update(names)
+
+    def stopped(self, name: str) -> bool:
+        """Whether an emergency stop of this one robot is in force."""
+        return name in self._stopped
+
     def leave(self, peer: Peer) -> None:
         self._operators.discard(peer)
         if self.robots.get(peer.name) is peer:
@@ -112,7 +125,7 @@ class Desk:
         return [(robot, replace(command, id=self._relays, target=""))]
 
     def _detail(self) -> dict[str, Any]:
-        return {**self._of_server(), "stopped": sorted(self._stopped)}
+        return {**self._of_server(), "stopped": list(self.all_stopped)}
 
     def _latch(self, name: str, command: Command, *, latch: bool) -> str:
         """What a Command means to the stop of one robot; why it may not be carried out, or empty."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle, sha256
@@ -17,6 +20,7 @@ from td3_robot.lifecycle import FINALIZED
 from td3_robot.messages import Weights
 from td3_robot.node import Figures, Node
 from td3_robot.policy import core as policy_core
+from td3_robot.policy.latch_file import LatchFile
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ClientSession
@@ -40,6 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="policy to serve; with --config")
     parser.add_argument("--frozen", action="store_true", help="refuse the weights of learners")
     parser.add_argument("--explore", action="store_true", help="deployed: add the exploration that weights ask for")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state)",
+    )
     parsed = parser.parse_args(arguments)
     return nodes.main("policy", parsed, lambda node: _serve(node, parsed))
 
@@ -54,8 +64,8 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 def _serve(node: Node, arguments: argparse.Namespace) -> None:
     config = node.config
-    if node.folder and (arguments.bundle or arguments.explore):
-        raise UsageError("--bundle and --explore need --config: in a run, the learner says what is served")
+    if node.folder and (arguments.bundle or arguments.explore or arguments.state):
+        raise UsageError("--bundle, --explore and --state need --config: in a run, the learner says what is served")
     learns = bool(node.folder or config.endpoints.learner)
     if not (arguments.bundle or learns):
         raise UsageError("there is nothing to serve: give --bundle FILE, or set endpoints.learner")
@@ -71,6 +81,15 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         loaded = weights(core.version, bundle)
         node.bus.send(RECORDER, loaded)
         settings |= {"version": loaded.version, "sha256": loaded.sha256}
+    state = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
+    latches = LatchFile(state) if state else None
+    if latches:
+        now = time.monotonic()
+        for line in core.resume(latches.kept, now):
+            log.warning("%s: %s (%s)", node.name, line, latches.path)
+        settings |= {"resumed": now, "latches": msgspec.to_builtins(latches.kept)}
+    elif not node.folder:
+        log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
     node.begin(settings)
     node.serve("policy", policy_core.ACCEPTS, core.spec)
     learner: ClientSession | None = None
@@ -89,6 +108,8 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         if served is None and core.spec:
             served = core.spec
             node.bus.adopt("policy", served)
+        if latches:
+            latches.keep(core.latches)
         return core.lifecycle.state == FINALIZED
 
     def report() -> Figures:
@@ -96,7 +117,11 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
     after()  # so that the first Hello says what is held
-    node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+    try:
+        node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+    finally:
+        if latches:
+            latches.close()
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ class SafetyFilter:
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
         self._blend = None if envelope.blend is None else envelope.blend[None]
-        self._last: Float32 = np.empty((0, spec.action_size), np.float32)
-        self._bound: Float32 = np.empty_like(self._last)
+        self._bound: Float32 = np.empty((0, spec.action_size), np.float32)
 
     def __call__(self, action: Float32, applied: Float32, phase: UInt8) -> Float32:
         """The action to send.
@@ -77,9 +76,10 @@ class SafetyFilter:
         )
 
     def _before(self, applied: Float32, phase: UInt8) -> Float32:
-        if len(applied) != len(self._last):  # only when a source of another size asks
-            self._last, self._bound = np.empty_like(applied), np.empty_like(applied)
-        np.copyto(self._last, applied)
-        if _FIRST in phase.tobytes():
-            self._last[phase == Phase.FIRST] = self.envelope.rest
-        return self._last
+        if len(applied) != len(self._bound):  # only when a source of another size asks
+            self._bound = np.empty_like(applied)
+        if _FIRST not in phase.tobytes():
+            return applied
+        last = applied.copy()
+        last[phase == Phase.FIRST] = self.envelope.rest
+        return last

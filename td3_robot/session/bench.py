@@ -1,13 +1,14 @@
 """``td3-robot bench record`` and ``bench replay``: what a recording costs, and how fast the policy core repeats one.
 
-Both use one robot of Walker2D's size (22 observations, 6 actions), networks of 400 and 300, and 60 steps a second of
-recorded time; figures are medians over rounds.
+But for ``record --training``, both use one robot of Walker2D's size (22 observations, 6 actions), networks of 400 and
+300, and 60 steps a second of recorded time; figures are medians over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -24,7 +25,7 @@ from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import Message, NoiseKind, Phase, Record, Step, Weights
 from td3_robot.node import Parser
 from td3_robot.policy.core import PolicyCore
-from td3_robot.session import replay
+from td3_robot.session import bench_training, replay
 from td3_robot.session.entries import facts_of_this_machine
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import Recorder
@@ -36,13 +37,31 @@ from td3_robot.transport.tap import Tap
 
 RATE = 60.0
 _OBSERVATIONS, _ACTIONS, _HIDDEN = 22, 6, (400, 300)
-_PACKAGES = ("numpy", "msgpack", "mcap")
+_PACKAGES = ("numpy", "msgspec", "mcap")
 Said = list[tuple[str, Message]]
 
 
 def record(arguments: Sequence[str] | None = None) -> int:
     """``bench record``."""
-    options = _options("record", "what it costs a node to be recorded, and how fast a recorder writes", arguments)
+    parser = _parser("record", "what it costs a node, or a whole training, to be recorded; how fast a recorder writes")
+    parser.epilog = f"{parser.epilog}\n  td3-robot bench record --training walker2d --blocks 12"
+    parser.add_argument("--training", metavar="CONFIG", help="measure in a training with this configuration instead")
+    parser.add_argument("--blocks", type=int, default=8, metavar="N", help="of it, see docs (default: %(default)s)")
+    parser.add_argument(
+        "--stretch", type=float, default=5.0, metavar="S", help="a quarter of one (default: %(default)s)"
+    )
+    parser.add_argument("--warm-up", type=int, default=1000, metavar="STEPS", help="before (default: %(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of CONFIG")
+    options = _options(parser, arguments, "blocks", "warm_up")
+    if not 1 <= options.stretch < math.inf:
+        raise UsageError(f"--stretch is {options.stretch:g}; it must be at least 1 s")
+    if options.training:
+        computer = machine.describe((*_PACKAGES, "torch"))
+        with tempfile.TemporaryDirectory() as folder:
+            figures = bench_training.measure(
+                options.training, Path(folder), options.blocks, options.stretch, options.warm_up, options.set
+            )
+        return _print({"machine": computer, **figures}, options.json)
     said = _session(options.steps)
     alone = _offers(said, welcome=False, rounds=options.rounds)
     rounds = []
@@ -65,7 +84,8 @@ def record(arguments: Sequence[str] | None = None) -> int:
 
 def replay_policy(arguments: Sequence[str] | None = None) -> int:
     """``bench replay``."""
-    options = _options("replay", "how much faster than real time the policy core is replayed", arguments)
+    parser = _parser("replay", "how much faster than real time the policy core is replayed")
+    options = _options(parser, arguments)
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.mcap"
@@ -88,7 +108,7 @@ def replay_policy(arguments: Sequence[str] | None = None) -> int:
     return _print(figures, options.json)
 
 
-def _options(name: str, purpose: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parser(name: str, purpose: str) -> Parser:
     parser = Parser(
         prog=f"td3-robot bench {name}",
         description=f"Measure {purpose}.",
@@ -97,10 +117,14 @@ def _options(name: str, purpose: str, arguments: Sequence[str] | None) -> argpar
     parser.add_argument("--steps", type=int, default=6000, metavar="N", help="recorded (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _options(parser: Parser, arguments: Sequence[str] | None, *counts: str) -> argparse.Namespace:
     options = parser.parse_args(arguments)
-    for key in ("steps", "rounds"):
+    for key in ("steps", "rounds", *counts):
         if getattr(options, key) < 1:
-            raise UsageError(f"--{key} is {getattr(options, key)}; it must be at least 1")
+            raise UsageError(f"--{key.replace('_', '-')} is {getattr(options, key)}; it must be at least 1")
     return options
 
 
@@ -185,6 +209,15 @@ def _written(said: Said, path: Path) -> dict[str, float]:
     return {"seconds": seconds, "payload": float(recorder.counters["bytes"]), "file": float(path.stat().st_size)}
 
 
+def _figure(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"{value:12.3f}"
+    if "median" not in value:
+        return "  ".join(f"{part:12.3f} {name}" for name, part in value.items())
+    interval = f"{value['low']:.3f} to {value['high']:.3f}" if value["low"] is not None else "none, of under 6 values"
+    return f"{value['median']:12.3f} (95 % interval: {interval})"
+
+
 def _print(report: dict[str, Any], as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=2))
@@ -192,6 +225,6 @@ def _print(report: dict[str, Any], as_json: bool) -> int:
     computer = report["machine"]
     print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before")
     for name, value in report.items():
-        if isinstance(value, (int, float)):
-            print(f"{name:28} {value:12.3f}")
+        if name != "machine":
+            print(f"{name:28} {_figure(value)}")
     return EXIT_GOOD

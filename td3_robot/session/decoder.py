@@ -47,8 +47,19 @@ class Decoder:
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
 
+    def knows(self, entry: Entry) -> bool:
+        """Whether the sizes were learnt that it takes to read this message."""
+        try:
+            return entry.topic not in _OF_A_SOURCE or codec.source_of(entry.payload) in self.sizes
+        except ProtocolError:
+            return True  # to read it says what is wrong with it
+
+    def forget(self, source: str) -> None:
+        """Learn the sizes of a source anew: another process may have its name."""
+        self.sizes.pop(source, None)
+
     def learn(self, entry: Entry) -> None:
-        """Look for the sizes of a source: in its Hello, or in a Step of its.
+        """Look for the sizes of a source: in its Hello, or in a Step of its. What was learnt first stays.
 
         Raises:
             SessionError: it is not a message of this protocol.

@@ -10,7 +10,8 @@ from importlib import metadata
 
 from td3_robot import machine
 from td3_robot.config import Config
-from td3_robot.messages import PROTOCOL_VERSION, Hello, Start, Weights
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
+from td3_robot.transport.session import Peer
 
 METADATA = "td3_robot"
 """Name of the MCAP metadata record that every session has."""
@@ -20,7 +21,7 @@ METRICS = "metrics.jsonl"
 """Name of the attachment with what a run that has ended said of its learning."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
 """How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
-_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgpack", "mcap")
+_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,20 @@ class Entry:
     published: int
     received: int
     payload: bytes
+
+    @classmethod
+    def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
+        """What a node offers to a recorder or monitor, which it reaches at ``received`` (ns since 1970)."""
+        return cls(
+            peer.name,
+            peer.hello.incarnation,
+            record.topic,
+            record.link,
+            record.sequence,
+            record.stamp,
+            received,
+            record.payload,
+        )
 
     @property
     def channel(self) -> tuple[str, int, str, str]:

@@ -18,19 +18,27 @@ def read(path: Path) -> tuple[RobotSpec, Iterator[Step]]:
     Raises:
         SessionError: the file is damaged, or does not say which robot it is of.
     """
-    session = Session([path])
-    spec: RobotSpec | None = None
+    return of(Session([path]))
+
+
+def of(session: Session) -> tuple[RobotSpec, Iterator[Step]]:
+    """As :func:`read`, of a recording that is open.
+
+    Raises:
+        SessionError: as :func:`read`.
+    """
+    label, spec = session.decode.label, None
     for _, message in session.messages((Hello.NAME,)):
         if isinstance(message, Hello) and message.role in ROBOT_ROLES:
             try:
                 mine = RobotSpec.from_description(message.spec)
             except ConfigError as error:
-                raise SessionError(f"{str(path)!r}: {error}") from None
+                raise SessionError(f"{label}: {error}") from None
             if spec and (difference := spec.difference(mine)):
-                raise SessionError(f"{str(path)!r} holds two kinds of robots: {difference}")
+                raise SessionError(f"{label} holds two kinds of robots: {difference}")
             spec = mine
     if spec is None:
-        raise SessionError(f"{str(path)!r} does not say which robot it is of: there is no Hello in it")
+        raise SessionError(f"{label} does not say which robot it is of: there is no Hello in it")
     return spec, (message for _, message in session.messages((Step.NAME,)) if isinstance(message, Step))
 
 

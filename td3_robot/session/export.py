@@ -1,10 +1,11 @@
-"""``td3-robot export``: a recording as tables (CSV, Parquet), one for each topic, or as a bag in ROS 2 types."""
+"""``td3-robot export``: a recording as tables (CSV, Parquet), a bag in ROS 2 types, or a Minari dataset."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
-import itertools
+import importlib
 import json
 import sys
 from collections import Counter
@@ -18,21 +19,22 @@ from td3_robot.node import Parser
 from td3_robot.session import ros2
 from td3_robot.session.entries import Entry
 from td3_robot.session.reader import Session
-from td3_robot.transport.session import ROBOT_ROLES
+from td3_robot.session.values import Names, names_of
+from td3_robot.session.values import rows as by_robot
 
 _BATCH = 5000  # rows that a Parquet file gets at once
-_CHANNELS = {"O": "observations", "A": "actions"}
+_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
   td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
+  td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
 Maps are JSON text; of bytes only their number is given.
 """
 
 Row = dict[str, Any]
-Specs = Mapping[str, Mapping[str, Any]]
 
 
 class Table(Protocol):
@@ -98,7 +100,7 @@ class ParquetTable:
 FORMATS: dict[str, Callable[[Path], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
-def rows(entry: Entry, message: Message, specs: Specs) -> Iterator[Row]:
+def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
     """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
     head: Row = {
         "received_s": entry.received * 1e-9,
@@ -108,20 +110,14 @@ def rows(entry: Entry, message: Message, specs: Specs) -> Iterator[Row]:
         "message": entry.sequence,
     }
     wires = wire_fields(type(message))
-    arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
-    count = len(getattr(message, next(iter(arrays)))) if arrays else 1
-    names = specs.get(getattr(message, "source", ""), {})
-    for index in range(count):
+    arrays = [name for name, wire in wires.items() if wire.kind == "array"]
+    for index, values in enumerate(by_robot(message, names.get(getattr(message, "source", ""), {}))):
         row = {**head, "row": index} if arrays else dict(head)
-        for name, wire in wires.items():
-            value = getattr(message, name)
-            if name not in arrays:
-                row[name] = _plain(value)
-            elif len(wire.shape) == 1:
-                row[name] = value[index].item()
+        for name, value in values.items():
+            if name in arrays and isinstance(value, dict):
+                row |= {f"{name}.{label}": item for label, item in value.items()}
             else:
-                labels = names.get(_CHANNELS.get(wire.shape[1], "")) or map(str, itertools.count())
-                row |= {f"{name}.{label}": item for label, item in zip(labels, value[index].tolist(), strict=False)}
+                row[name] = _plain(value)
         yield row
 
 
@@ -138,7 +134,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
         SessionError: the recording is damaged.
         OSError: a table exists or cannot be written.
     """
-    specs = _specs(session)
+    names = _names(session)
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         tables: dict[str, Table] = {}
@@ -146,39 +142,39 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
             if entry.topic not in tables:
                 tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}")
                 stack.callback(tables[entry.topic].close)
-            for row in rows(entry, message, specs):
+            for row in rows(entry, message, names):
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
     return counts
 
 
-def _specs(session: Session) -> dict[str, dict[str, list[str]]]:
-    """Names of channels, by source and kind."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for _, message in session.messages((Hello.NAME,)):
-        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-            found[message.name] = {
-                kind: [str(channel["name"]) for channel in message.spec[kind]] for kind in _CHANNELS.values()
-            }
-    return found
+def _names(session: Session) -> dict[str, Names]:
+    """Names of channels, by source."""
+    hellos = session.messages((Hello.NAME,))
+    return {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="td3-robot export",
-        description="Write a recording as tables.",
+        description="Write a recording as tables, in ROS 2 types, or as a Minari dataset.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
-    parser.add_argument("--format", default="csv", choices=[*FORMATS, "ros2"], help="(default: csv)")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WHOLE], help="(default: csv)")
+    parser.add_argument("--dataset", metavar="NAME-vN", help="of --format minari (default: as the file, -v0)")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
-    if options.topics and options.format == "ros2":
-        raise UsageError("--topics chooses tables; --format ros2 converts steps and statuses")
+    if options.topics and options.format in _WHOLE:
+        raise UsageError(f"--topics chooses tables; --format {options.format} converts {_WHOLE[options.format]}")
+    if options.dataset and options.format != "minari":
+        raise UsageError(f"--dataset names a Minari dataset; --format {options.format} makes none")
+    if options.format == "minari":
+        return _minari(options)
     session = Session(options.files)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.format == "ros2":
@@ -191,6 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
     else:
         print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
+    return EXIT_GOOD
+
+
+def _minari(options: argparse.Namespace) -> int:
+    module = importlib.import_module("sims.minari_export")  # by name: what needs Gymnasium is never imported
+    name = options.dataset or module.name_of(options.files[0])
+    module.check_name(name)
+    counts = module.export(Session(options.files), options.out, name)
+    print(json.dumps(counts) if options.json else f"{options.out / name}: {module.summary(counts)}")
     return EXIT_GOOD
 
 

@@ -16,12 +16,13 @@ import numpy as np
 from mcap.reader import make_reader
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
-from td3_robot.messages import Action, ActionOrigin, Message, Phase, Refused, Step, Weights
+from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weights
 from td3_robot.node import Parser
-from td3_robot.session import triggers
 from td3_robot.session.decoder import Decoder
 from td3_robot.session.entries import METADATA, Attachment, Entry, printable
-from td3_robot.session.reader import Damage, Metadata, SessionFile
+from td3_robot.session.faults import Faults, line
+from td3_robot.session.reader import Damage, Metadata, SessionFile, other_protocol
+from td3_robot.session.stream import Stream
 
 _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap
@@ -33,48 +34,6 @@ With --check the exit code is 1 where the file is damaged or a message in it is 
 
 
 @dataclass
-class Stream:
-    """One topic of one publisher.
-
-    Attributes:
-        begins: sequence of its first message; above 0 where the recorder came later.
-        gaps, missing: places where the sequence jumps, and messages missing there.
-        longest: the longest time between two messages, in seconds.
-    """
-
-    begins: int
-    first: int
-    last: int
-    sequence: int
-    count: int = 0
-    size: int = 0
-    gaps: int = 0
-    missing: int = 0
-    longest: float = 0.0
-
-    def add(self, entry: Entry) -> None:
-        if self.count and entry.sequence > self.sequence + 1:
-            self.gaps += 1
-            self.missing += entry.sequence - self.sequence - 1
-        self.longest = max(self.longest, (entry.received - self.last) * 1e-9)
-        self.sequence, self.last = max(self.sequence, entry.sequence), max(self.last, entry.received)
-        self.count += 1
-        self.size += len(entry.payload)
-
-    def report(self) -> dict[str, Any]:
-        seconds = (self.last - self.first) * 1e-9
-        return {
-            "count": self.count,
-            "rate_hz": round((self.count - 1) / seconds, 3) if seconds > 0 else None,
-            "bytes": self.size,
-            "begins_at": self.begins,
-            "gaps": self.gaps,
-            "missing": self.missing,
-            "longest_s": round(self.longest, 4),
-        }
-
-
-@dataclass
 class Contents:
     """Everything ``info`` says, gathered message by message."""
 
@@ -82,7 +41,7 @@ class Contents:
     counts: Counter[str] = field(default_factory=Counter)
     shipped: list[int] = field(default_factory=list)
     acted: set[int] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
     seen: set[tuple[str, int, str, int]] = field(default_factory=set)
 
     def add(self, entry: Entry) -> bool:
@@ -92,15 +51,13 @@ class Contents:
         self.seen.add(entry.identity)
         stream = self.streams.get(entry.stream)
         if stream is None:
-            stream = Stream(entry.sequence, entry.received, entry.received, entry.sequence)
-            self.streams[entry.stream] = stream
+            stream = self.streams[entry.stream] = Stream.beginning(entry)
         stream.add(entry)
         return True
 
     def look(self, entry: Entry, message: Message) -> None:
         """Take in what a message says."""
-        if why := triggers.reason(entry):
-            self.faults.append(why)
+        self.faults.look(entry, message)
         if isinstance(message, Step):
             for phase in Phase:
                 self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
@@ -109,8 +66,6 @@ class Contents:
             self.shipped.append(message.version)
         elif isinstance(message, Action):
             self.acted.add(message.weights_version)
-        elif isinstance(message, Refused) and message.code != "hello":
-            self.faults.append(f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}")
 
     def report(self) -> dict[str, Any]:
         streams = self.streams.values()
@@ -130,7 +85,7 @@ class Contents:
                 "acting": [min(self.acted), max(self.acted)] if self.acted else [],
             },
             "fallback_steps": self.counts["fallbacks"],
-            "faults": list(dict.fromkeys(self.faults)),
+            "faults": self.faults.report(begin),
         }
 
 
@@ -145,12 +100,15 @@ def examine(path: Path) -> dict[str, Any]:
     metadata: dict[str, str] = {}
     decode = _decoder(path)
     problems: list[str] = []
+    foreign: str | None = None
     for item in file.items():
         if isinstance(item, Metadata) and item.name == METADATA:
             metadata = item.values
+            if foreign := other_protocol(metadata):
+                problems.append(f"its messages, which were not looked at: {foreign}")
         elif isinstance(item, Attachment):
             attachments.append({"name": item.name, "bytes": len(item.data)})
-        elif isinstance(item, Entry) and contents.add(item):
+        elif isinstance(item, Entry) and contents.add(item) and not foreign:
             try:
                 contents.look(item, decode(item))
             except SessionError as error:
@@ -240,7 +198,7 @@ def text(report: dict[str, Any]) -> str:
         f"acting{_range(versions['acting'])}",
         f"steps without an action in time: {report['fallback_steps']}",
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
-        *(f"fault: {fault}" for fault in report["faults"]),
+        *(f"fault: {line(fault)}" for fault in report["faults"]),
         *(f"DAMAGED at {damage}" for damage in report["damages"]),
     ]
     return printable("\n".join(lines))

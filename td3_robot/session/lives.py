@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-import msgpack
+import msgspec
 import yaml
 
 from td3_robot import config as configuration
@@ -194,7 +194,7 @@ class Life:
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
         name = turns.named_in(topic, fields)
         try:
-            message = memory[name] if name else codec.decode(topic, msgpack.packb(fields))
+            message = memory[name] if name else codec.decode(topic, msgspec.msgpack.encode(fields))
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})
             return self._peers[origin] if turns.is_peer(origin) else origin, message

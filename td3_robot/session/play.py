@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
-from td3_robot.messages import Step
+from td3_robot.messages import MESSAGES, Step
 from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
 from td3_robot.session.entries import Entry
 from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
+from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
 
+_LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must take part
 _LOOK = 0.05  # seconds between two looks at the links while nothing is due
 Handler = Callable[[int, Any], None]
@@ -31,9 +33,11 @@ _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
   td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
   td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
+  td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       to be looked at: td3-robot monitor --endpoint …
 
-By default Steps are played: the player is the robot. Of a topic that a server publishes (action, throttle, weights)
-the player is that server, and serves its endpoint. SIGUSR1, or Enter on a terminal, pauses and goes on.
+By default Steps are played: the player is the robot; to a monitor alone, everything is. Of a topic that a server
+publishes (action, throttle, weights) the player is that server, and serves its endpoint. SIGUSR1, or Enter on a
+terminal, pauses and goes on.
 """
 
 
@@ -96,10 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
-    for link in ("policy", "learner"):
+    for link in _LINKS:
         parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
+    parser.add_argument("--monitor", metavar="ENDPOINT", help="where a monitor is, to be shown what is played")
     parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: as the run says)")
-    parser.add_argument("--topics", nargs="+", default=[Step.NAME], metavar="TOPIC", help="(default: step)")
+    parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
     parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
     parser.add_argument("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher another name")
@@ -114,10 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _play(options: argparse.Namespace) -> int:
     if not options.rate > 0 or options.start < 0 or (options.duration is not None and options.duration <= 0):
         raise UsageError("--rate and --duration must be above 0, and --start not below it")
-    if unknown := sorted(set(options.topics) - playable().keys()):
-        raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(playable())}")
+    (endpoints, keys), topics = _place(options), _topics(options)
     session, names, played = Session(options.files), _renamed(options.remap), Counter[str]()
-    (endpoints, keys), stopped, pause = _place(options), list[int](), Pause(options.paused)
+    stopped, pause = list[int](), Pause(options.paused)
     handlers: dict[int, Handler] = {
         signal.SIGINT: lambda number, _: stopped.append(number),
         signal.SIGTERM: lambda number, _: stopped.append(number),
@@ -126,13 +130,14 @@ def _play(options: argparse.Namespace) -> int:
     loop = 0
     with _handling(handlers):
         while not stopped and (loop == 0 or options.loop):
-            player = Player(session, options.topics, endpoints, names, loop, keys)
+            player = Player(session, topics, endpoints, names, loop, keys)
             try:
                 if missing := _meet(player, stopped):
                     print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
                     return EXIT_CHECK_FAILED
+                player.introduce()
                 schedule = Schedule(options.rate, options.start, options.duration)
-                _run(player, schedule.of(session.entries(options.topics)), pause, stopped)
+                _run(player, schedule.of(session.entries(topics)), pause, stopped)
             finally:
                 played += player.counts()
                 player.close()
@@ -180,16 +185,28 @@ def _renamed(remap: Sequence[str]) -> dict[str, str]:
     return names
 
 
+def _topics(options: argparse.Namespace) -> Sequence[str]:
+    """What to play."""
+    alone = options.monitor and not (options.run or options.policy or options.learner)
+    allowed = MESSAGES if alone else playable()
+    if options.topics is None:
+        return list(MESSAGES) if alone else [Step.NAME]
+    if unknown := sorted(set(options.topics) - allowed.keys()):
+        raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(allowed)}")
+    topics: list[str] = options.topics
+    return topics
+
+
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
     """Where the live nodes are, and the keys to go there with."""
-    given = {link: getattr(options, link) for link in ("policy", "learner") if getattr(options, link)}
+    given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)
         config = run.config()
-        found = {link: run.endpoint(link, config) for link in ("policy", "learner")}
+        found = {link: run.endpoint(link, config) for link in _LINKS}
         return found | given, open_keys(options.keys or config.endpoints.keys)
     if not given:
-        raise UsageError("to whom? give --run DIR, or --policy and --learner with an ENDPOINT")
+        raise UsageError("to whom? give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
     return given, open_keys(options.keys)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from td3_robot.messages import Action, Evaluation, Hello, Message, Step, Throttle, Weights
+from td3_robot.messages import Action, Evaluation, Hello, Message, Record, Step, Throttle, Weights
 from td3_robot.session.entries import Entry
 from td3_robot.session.reader import Session
-from td3_robot.topics import TOPICS
+from td3_robot.topics import MONITOR, TOPICS
+from td3_robot.transport import codec
+from td3_robot.transport import session as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList
 from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession
@@ -45,7 +48,7 @@ class Player:
 
     Args:
         topics: what will be played.
-        endpoints: of the links policy and learner, as far as they are wanted.
+        endpoints: of the links policy and learner, as far as they are wanted; of a monitor, which is shown everything.
         names: publishers that get another name.
         keys: of this machine, for endpoints beyond loopback.
         loop: how often this was played before; robots come back as a later incarnation of themselves.
@@ -69,12 +72,16 @@ class Player:
         self._counts: Counter[str] = Counter()
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
+        self._hellos: dict[str, Entry] = {}  # the first of each robot, where there is a monitor
+        self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, the newest
         self._keys = keys
         self._server = Bus(keys=keys)
-        links = {link for topic in topics for link in playable()[topic] if link[0] in endpoints}
+        links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
         try:
             for link, serves in sorted(links):
                 self._open(link, endpoints[link], serves)
+            if MONITOR in endpoints:
+                self._show(endpoints[MONITOR])
         except BaseException:
             self.close()
             raise
@@ -109,6 +116,18 @@ class Player:
         bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
         bus.connect(endpoint, ClientSession(link, hello, (Action, Throttle), sizes))
 
+    def _show(self, endpoint: str) -> None:
+        """Connect to a monitor in the place of everybody who was recorded."""
+        for entry, message in self._session.messages((Hello.NAME,)):
+            if isinstance(message, Hello) and message.role in ROBOT_ROLES:
+                self._hellos.setdefault(entry.publisher, entry)
+        starts = {entry.publisher: entry.incarnation for entry in self._session.entries()}
+        for publisher, incarnation in starts.items():
+            name = self._names.get(publisher, publisher)
+            hello = handshake.hello("node", name, client=secrets.randbits(63), incarnation=incarnation + self._later)
+            bus = self._buses.setdefault(publisher, Bus(keys=self._keys))
+            bus.connect(endpoint, ClientSession(MONITOR, hello, ()))
+
     def missing(self) -> list[str]:
         """The links on which nobody takes part yet."""
         missing = {link for link in self._served if not self._server.peers(link)}
@@ -129,14 +148,17 @@ class Player:
     def say(self, entry: Entry) -> None:
         """Send a recorded message to whom it was sent."""
         message = self._renamed(self._session.decode(entry))
-        for link, serves in playable()[entry.topic]:
+        bus = self._buses.get(entry.publisher)
+        if bus and MONITOR in bus.links() and entry != self._hellos.get(entry.publisher):
+            self._count(MONITOR, bus.send(MONITOR, self._record(entry, message)))
+        for link, serves in playable().get(entry.topic, ()):
             if serves and link in self._served:
                 source = getattr(message, "source", None)
                 for peer in self._server.peers(link):
                     wanted = peer.name == source if source else peer.role not in ROBOT_ROLES
                     if wanted:
                         self._count(entry.topic, self._server.send(peer, message))
-            elif not serves and (bus := self._buses.get(entry.publisher)) and link in bus.links():
+            elif not serves and bus and link in bus.links():
                 self._count(entry.topic, bus.send(link, message))
 
     def _renamed(self, message: Message) -> Message:
@@ -148,6 +170,25 @@ class Player:
         changes = {"source": self._names.get(source, source), "incarnation": incarnation + self._later}
         renamed: Message = dataclasses.replace(message, **changes)  # type: ignore[type-var]
         return renamed
+
+    def introduce(self) -> None:
+        """Tell a monitor which robots these are, wherever in the recording playing begins."""
+        for publisher, entry in self._hellos.items():
+            record = self._record(entry, self._session.decode(entry))
+            self._count(MONITOR, self._buses[publisher].send(MONITOR, record))
+
+    def _record(self, entry: Entry, message: Message) -> Record:
+        return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
+
+    def _number(self, entry: Entry) -> int:
+        """The sequence number for a monitor, which sees all starts of a node as one: its gaps stay what they were."""
+        stream = entry.publisher, entry.topic
+        incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
+        if incarnation != entry.incarnation:
+            base = newest + 1
+        number = base + entry.sequence
+        self._numbers[stream] = entry.incarnation, base, max(newest, number)
+        return number
 
     def _count(self, topic: str, sent: bool) -> None:
         self._counts[topic if sent else "lost"] += 1

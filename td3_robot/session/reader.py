@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +17,6 @@ from lz4.frame import LZ4FrameDecompressor
 from mcap import records
 from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
-from mcap.stream_reader import breakup_chunk
 
 from td3_robot import config as configuration
 from td3_robot.config import Config
@@ -29,7 +27,8 @@ from td3_robot.session.entries import CONFIG, METADATA, REPEATED, Attachment, En
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
-_HEAD = struct.Struct("<BQ")
+_HEAD = struct.Struct("<BQ")  # of a record: opcode, and bytes of its body
+_MESSAGE = struct.Struct("<HIQQ")  # what its body begins with: channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
 
 
@@ -136,46 +135,46 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: records.Chunk) -> Iterator[Entry]:
-        for record in breakup_chunk(_unpacked(chunk), validate_crc=True):
-            if isinstance(record, records.Channel):
+        """The messages in it. The library's own way takes ten times as long, which is most of reading a session."""
+        data = _unpacked(chunk)
+        if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
+            raise ValueError("its checksum does not fit")
+        begin = 0
+        while begin < len(data):
+            opcode, length = _HEAD.unpack_from(data, begin)
+            body = begin + _HEAD.size
+            begin = body + length
+            if begin > len(data):
+                raise ValueError(f"a record of {length} bytes in it, and it ends before that does")
+            if opcode == Opcode.MESSAGE:
+                if length < _MESSAGE.size:
+                    raise ValueError(f"a message record of {length} bytes in it")
+                channel, sequence, received, published = _MESSAGE.unpack_from(data, body)
+                payload = data[body + _MESSAGE.size : begin]
+                yield Entry(*self._channels[channel], sequence, published, received, payload)
+            elif opcode == Opcode.CHANNEL:
+                record = records.Channel.read(ReadDataStream(BytesIO(data[body:begin])))
                 about = record.metadata
-                self._channels[record.id] = (
-                    about["publisher"],
-                    int(about["incarnation"]),
-                    about["topic"],
-                    about["link"],
-                )
-            elif isinstance(record, records.Message):
-                publisher, incarnation, topic, link = self._channels[record.channel_id]
-                yield Entry(
-                    publisher,
-                    incarnation,
-                    topic,
-                    link,
-                    record.sequence,
-                    record.publish_time,
-                    record.log_time,
-                    record.data,
-                )
+                channel_of = about["publisher"], int(about["incarnation"]), about["topic"], about["link"]
+                self._channels[record.id] = channel_of
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
 
 
-def _unpacked(chunk: records.Chunk) -> records.Chunk:
-    """The chunk without its compression, which must not make more of it than it says, nor than any of ours holds."""
+def _unpacked(chunk: records.Chunk) -> bytes:
+    """The records of a chunk, whose compression must not make more of them than it says, nor than any of ours holds."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
         raise ValueError(f"it says that it holds {size} bytes")
     if chunk.compression == "lz4":
-        data = LZ4FrameDecompressor().decompress(chunk.data, size)
-    elif chunk.compression == "zstd":
+        data: bytes = LZ4FrameDecompressor().decompress(chunk.data, size)
+        return data
+    if chunk.compression == "zstd":
         if zstandard.frame_content_size(chunk.data) != size:
             raise ValueError(f"it does not hold {size} bytes, as it says")
-        data = zstandard.ZstdDecompressor().decompress(chunk.data, size)
-    else:
-        data = chunk.data
-    return dataclasses.replace(chunk, compression="", data=data)
+        return zstandard.ZstdDecompressor().decompress(chunk.data, size)
+    return chunk.data
 
 
 def _name(opcode: int) -> str:
@@ -183,6 +182,14 @@ def _name(opcode: int) -> str:
         return Opcode(opcode).name.lower()
     except ValueError:
         return f"unknown (opcode {opcode})"
+
+
+def other_protocol(metadata: Mapping[str, str]) -> str | None:
+    """That a recording is of a protocol whose messages are not understood here; None if they are."""
+    version = metadata.get("protocol", "none")
+    if version == str(PROTOCOL_VERSION):
+        return None
+    return f"recorded with protocol version {version}; this version of td3-robot reads {PROTOCOL_VERSION}"
 
 
 class Session:
@@ -277,9 +284,5 @@ class Session:
                 )
 
     def _check_protocol(self) -> None:
-        version = self.metadata.get("protocol", "none")
-        if version != str(PROTOCOL_VERSION):
-            raise SessionError(
-                f"{self._label} was recorded with protocol version {version}; this version of td3-robot reads "
-                f"{PROTOCOL_VERSION}"
-            )
+        if problem := other_protocol(self.metadata):
+            raise SessionError(f"{self._label} was {problem}")

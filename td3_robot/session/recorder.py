@@ -52,18 +52,7 @@ class Recorder:
         received = self._epoch + int(now * 1e9)
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
-                self._take(
-                    Entry(
-                        origin.name,
-                        origin.hello.incarnation,
-                        message.topic,
-                        message.link,
-                        message.sequence,
-                        message.stamp,
-                        received,
-                        message.payload,
-                    )
-                )
+                self._take(Entry.offered(origin, message, received))
         if self._writer:
             if self._writer.begun == float("-inf"):
                 self._writer.begun = now

@@ -9,9 +9,11 @@ import msgspec
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
+from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Command, NoiseKind, Reply, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.latches import Latches
 from td3_robot.safety import SafetyConfig
 from td3_robot.session import lives
 from td3_robot.session.entries import Entry
@@ -148,4 +150,13 @@ def _make(life: Life, memory: Memory) -> PolicyCore | None:
         weights = memory[name]
         assert isinstance(weights, Weights)
         core.load(version, Bundle.verified(weights.payload, digest, f"recorded weights version {version}"))
+    if "latches" in life.start.settings:
+        core.resume(_latches(life), life.setting("resumed", float))
     return core
+
+
+def _latches(life: Life) -> Latches:
+    try:
+        return msgspec.convert(life.setting("latches", dict), Latches)
+    except msgspec.ValidationError as error:
+        raise SessionError(f"start of {life}: latches: {error}") from None

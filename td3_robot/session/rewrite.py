@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgpack
+import msgspec
 
 from td3_robot.errors import SessionError
 from td3_robot.messages import MESSAGES
@@ -32,9 +32,9 @@ def expected(session: Session, part: Replayed) -> Replayed:
     if attached is None or part.topic not in MESSAGES:
         return part
     try:
-        payloads = msgpack.unpackb(attached.data)
+        payloads = msgspec.msgpack.decode(attached.data)
         entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, bytes(payload)) for payload in payloads]
-    except Exception as error:  # msgpack raises a dozen unrelated types for bytes that are not msgpack
+    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not msgpack
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
     return replace(part, expected=[(None, session.decode(entry)) for entry in entries])
 
@@ -75,7 +75,7 @@ def _reference(part: Replayed) -> Attachment | None:
     payloads = [codec.encode(message) for message in part.got]
     if payloads == [codec.encode(message) for _, message in part.expected]:
         return None
-    return Attachment(_name(part), "application/msgpack", msgpack.packb(payloads))
+    return Attachment(_name(part), "application/msgpack", msgspec.msgpack.encode(payloads))
 
 
 def _name(part: Replayed) -> str:

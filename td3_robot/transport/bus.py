@@ -26,12 +26,15 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _DRAIN = 256  # messages taken from one socket before the others get their turn
+FOREIGN = 16
+"""Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
+malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
-_READABLE = int(zmq.POLLIN)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
 """Bytes of a frame, beyond which libzmq closes the connection that sends it; a link that takes only shorter messages
@@ -71,7 +74,7 @@ class Bus:
         self._retries: dict[str, float] = {}  # links to be connected anew, and when
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
-        self._tap: tuple[zmq.Socket[bytes], Tap] | None = None
+        self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
@@ -117,16 +120,19 @@ class Bus:
         socket = self._connected(endpoint, session)
         self._clients[session.link] = (socket, session)
         self._sessions[socket] = session
+        self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
     def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
-        """Offer whatever this bus sends to the recorder at an endpoint, see :class:`~td3_robot.transport.tap.Tap`.
+        """Offer whatever this bus sends to the recorder, or monitor, at an endpoint, see
+        :class:`~td3_robot.transport.tap.Tap`.
 
         Raises:
             EndpointError: malformed or not allowed.
         """
         socket = self._connected(endpoint, session, immediate=True)
-        self._tap = socket, Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
-        self._others[socket] = lambda now: self._hear_recorder(socket, now)
+        tap = Tap(session, lambda name, payload: self._post(socket, [name.encode(), payload]), expected)
+        self._taps.append((socket, tap))
+        self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
 
     def _connected(self, endpoint: str, session: ClientSession, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
@@ -175,8 +181,9 @@ class Bus:
             socket, server = self._servers[to.link]
             return to.key in server.peers and self._reply(socket, server, to.key, message)
         if to == RECORDER:
-            if self._tap:
-                self._tap[1].offer(to, message, codec.encode(message))
+            payload = codec.encode(message) if self._taps else b""
+            for _, tap in self._taps:
+                tap.offer(to, message, payload)
             return True
         socket, client = self._clients[to]
         if self._say(socket, to, message):
@@ -186,8 +193,8 @@ class Bus:
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Tell the recorder, if there is one, what a core is told in its turn at ``now`` (s)."""
-        if self._tap:
-            self._tap[1].took(now, inputs)
+        for _, tap in self._taps:
+            tap.took(now, inputs)
 
     def welcome(self, link: str) -> bool:
         """Whether the server of a link has welcomed us."""
@@ -206,7 +213,9 @@ class Bus:
         total = Counter(self._tally.counts)
         for _, session in self._links():
             total += session.tally.counts
-        return total + self._tap[1].counts() if self._tap else total
+        for _, tap in self._taps:
+            total += tap.counts()
+        return total
 
     def close(self, reason: str = "") -> None:
         """Say Bye on every link that was welcomed, close all sockets and remove their files."""
@@ -215,9 +224,9 @@ class Bus:
                 self._say(socket, link, Bye(reason))
         for watcher in self._watchers:
             watcher.socket.close(linger=0)
-        if self._tap:
-            self._tap[1].leave(reason)
-            self._tap[0].close(linger=200)
+        for socket, tap in self._taps:
+            tap.leave(reason)
+            socket.close(linger=200)
         for socket, _ in self._links():
             socket.close(linger=200)  # ms: the Byes, not a backlog
         if self._gatekeeper:
@@ -254,12 +263,11 @@ class Bus:
         for link in [link for link, due in self._retries.items() if now >= due]:
             del self._retries[link]
             self._reconnect(self._pinned[link])
-        for link, (socket, client) in self._clients.items():
+        for socket, client in self._clients.values():
             client.check()
-            for message in client.due(now):
-                self._say(socket, link, message)
-        if self._tap:
-            self._tap[1].turn(now)
+            self._introduce(socket, client, now)
+        for _, tap in self._taps:
+            tap.turn(now)
         for _, server in self._servers.values():
             self._waiting += server.expire(now)
 
@@ -286,15 +294,14 @@ class Bus:
         if pin.session.state == "welcome":
             pin.session.state = "connecting"
 
-    def _hear_recorder(self, socket: zmq.Socket[bytes], now: float) -> None:
+    def _hear_listener(self, socket: zmq.Socket[bytes], tap: Tap, now: float) -> None:
         for _ in range(_DRAIN):
             try:
                 self._receiver.finish(socket)
                 frames = self._receiver.frames(socket)
             except zmq.Again:
                 return
-            if self._tap:
-                self._tap[1].receive(frames, now)
+            tap.receive(frames, now)
 
     def _look(self, watcher: curve.Watcher, now: float) -> None:
         if watcher.failed(now):
@@ -307,19 +314,24 @@ class Bus:
             return []
         inputs: list[Input] = []
         session = self._sessions[socket]
+        foreign = 0
         for _ in range(_DRAIN):
+            before = len(inputs)
             try:
                 self._receiver.finish(socket)
                 if isinstance(session, ClientSession):
                     inputs += session.receive(self._receiver.frames(socket), now)
-                    for message in session.due(now):
-                        self._say(socket, session.link, message)
+                    if session.state != "welcome":  # the server may just have asked for our Hello
+                        self._introduce(socket, session, now)
                 else:
                     inputs += self._from_client(socket, session, now)
             except zmq.Again:
                 break
+            foreign += len(inputs) == before
+            if foreign >= FOREIGN:
+                break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
                 break
         return inputs
 
@@ -348,6 +360,11 @@ class Bus:
         for key, message in replies:
             self._reply(socket, session, key, message)
 
+    def _introduce(self, socket: zmq.Socket[bytes], session: ClientSession, now: float) -> None:
+        """Send what the handshake has to send at this time."""
+        for message in session.due(now):
+            self._say(socket, session.link, message)
+
     def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:
             return self._say(socket, session.link, message, key)
@@ -360,8 +377,9 @@ class Bus:
     def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
         payload = codec.encode(message)
         sent = self._post(socket, [*to, message.NAME.encode(), payload])
-        if sent and self._tap:
-            self._tap[1].offer(link, message, payload)
+        if sent:
+            for _, tap in self._taps:
+                tap.offer(link, message, payload)
         return sent
 
     @staticmethod

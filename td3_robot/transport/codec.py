@@ -1,14 +1,20 @@
-"""Messages to bytes and back: msgpack, typed and size-capped. A decoder that accepts nothing it does not know."""
+"""Messages to bytes and back: msgpack, typed and size-capped. A decoder that accepts nothing it does not know.
+
+What a field may hold is checked by msgspec while it decodes, in C. Only a message that does not pass is looked at once
+more in Python, to say what is wrong with it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from td3_robot.arrays import finite
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
 
@@ -17,11 +23,12 @@ MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 
 _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
 MAX_SIZE = 1 << 16
-"""The largest N, O, A or E, and the most elements of any list or map (msgpack allocates what its head announces)."""
+"""The largest N, O, A or E, and the most elements of any list or map."""
 MAX_DEPTH = 8
 """How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 
 _LAYOUTS = 256  # combinations of sizes a plan remembers
+_EXPLAINED = 1 << 20  # bytes up to which a message that does not pass is unpacked once more, to say why
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
@@ -34,16 +41,13 @@ def encode(message: Message) -> bytes:
     Raises:
         ValueError: a field's array has the wrong dtype or number of dimensions (a mistake in the caller).
     """
-    content: dict[str, Any] = {}
-    for name, (wire, dtype) in _PLANS[type(message)].fields.items():
-        value = getattr(message, name)
-        if dtype is not None:
-            if value.dtype != dtype or value.ndim != len(wire.shape):
-                raise ValueError(f"{message.NAME}.{name}: {value.dtype}{list(value.shape)} is not {wire.dtype}")
-            value = value.tobytes()
-        content[name] = value
-    packed: bytes = msgpack.packb(content)
-    return packed
+    content = dict(message.__dict__)
+    for name, wire, dtype in _PLANS[type(message)].arrays:
+        value = content[name]
+        if value.dtype != dtype or value.ndim != len(wire.shape):
+            raise ValueError(f"{message.NAME}.{name}: {value.dtype}{list(value.shape)} is not {wire.dtype}")
+        content[name] = value.tobytes()
+    return _pack(content)
 
 
 def kind_of(name: str, size: int) -> type[Message]:
@@ -70,34 +74,58 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, type, range, shape, value.
     """
     message = kind_of(name, len(payload))
-    try:
-        content = msgpack.unpackb(
-            payload, strict_map_key=True, max_ext_len=0, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE
-        )
-    except Exception as error:  # msgpack raises a dozen unrelated types for bytes that are not msgpack
-        raise ProtocolError("malformed", f"{name}: not msgpack ({type(error).__name__})") from None
     plan = _PLANS[message]
-    if not isinstance(content, dict) or content.keys() != plan.fields.keys():
-        keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
-        raise ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan.fields)}")
-    for key, low, high, wire in plan.integers:
-        value = content[key]
-        if type(value) is not int or not low <= value <= high:
-            _integer(f"{name}.{key}", value, wire)
-    for key, wire in plan.others:
-        _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
+    try:
+        content = msgspec.structs.asdict(plan.unpack(payload))
+    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not what they should be
+        raise _explained(name, payload, plan, error) from None
+    for key, wire in plan.deep:
+        if content[key]:
+            _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
     if plan.arrays and not _take_arrays(content, plan.layout(dims)):
         known = dict(dims) if dims else {}
         for key, wire, dtype in plan.arrays:
-            content[key] = _array(f"{name}.{key}", content[key], wire, dtype, known)
-    result: Message = object.__new__(message)
-    result.__dict__.update(content)  # a frozen dataclass's own constructor sets fields one by one, ten times slower
+            content[key] = _array(name, key, content[key], wire, dtype, known)
+    result = message.of(content)
     if problem := result.problem():
         raise ProtocolError("value", f"{name}: {problem}")
     return result
 
 
-Layout = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
+def _type(wire: FieldType) -> Any:
+    """What msgspec is told of a field. It knows no integer beyond 64 bits, which msgpack has not either."""
+    types: dict[str, Any] = {
+        "u32": Annotated[int, Meta(ge=0, le=2**32 - 1)],
+        "u64": Annotated[int, Meta(ge=0)],
+        "i64": Annotated[int, Meta(le=2**63 - 1)],
+        "text": Annotated[str, Meta(max_length=wire.limit)],
+        "bytes": Annotated[bytes, Meta(max_length=wire.limit)],
+        "f64": float,
+        "map": dict[str, Any],
+        "list": list[Any],
+        "array": bytes,
+    }
+    return types[wire.kind]
+
+
+class Layout:
+    """What the arrays of a message must be.
+
+    Attributes:
+        arrays: name, bytes, shape and dtype of each.
+        floats: names of those that hold floating-point numbers, which must be finite; dtype, itemsize: of these.
+    """
+
+    __slots__ = ("arrays", "dtype", "floats", "itemsize")
+
+    def __init__(self, arrays: Sequence[tuple[str, FieldType, np.dtype[Any]]], dims: Dims) -> None:
+        shaped = [(name, tuple(dims[size] for size in wire.shape), dtype) for name, wire, dtype in arrays]
+        self.arrays = [(name, dtype.itemsize * math.prod(shape), shape, dtype) for name, shape, dtype in shaped]
+        kinds = {dtype for _, _, dtype in arrays if dtype.kind == "f"}
+        self.dtype = kinds.pop() if kinds else np.dtype(np.float32)
+        assert not kinds, "one kind of floating-point number in a message"
+        self.floats = [name for name, _, dtype in arrays if dtype == self.dtype]
+        self.itemsize = self.dtype.itemsize
 
 
 class _Plan:
@@ -108,41 +136,41 @@ class _Plan:
             name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
             for name, wire in wire_fields(message).items()
         }
-        scalars = [(name, wire) for name, (wire, dtype) in self.fields.items() if dtype is None]
-        self.integers = [(name, *_INTEGERS[wire.kind], wire) for name, wire in scalars if wire.kind in _INTEGERS]
-        self.others = [(name, wire) for name, wire in scalars if wire.kind not in _INTEGERS]
+        # What msgspec cannot check: that numbers are finite, how deep maps and lists nest, and what is in them.
+        self.deep = [(name, wire) for name, (wire, _) in self.fields.items() if wire.kind in ("f64", "map", "list")]
         self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
         self._sizes = sorted({size for _, wire, _ in self.arrays for size in wire.shape})
+        types = [(name, _type(wire)) for name, (wire, _) in self.fields.items()]
+        self.unpack = msgspec.msgpack.Decoder(
+            msgspec.defstruct(message.__name__, types, forbid_unknown_fields=True, gc=False)
+        ).decode
         self._layouts: dict[tuple[int | None, ...], Layout | None] = {}
 
     def layout(self, dims: Dims | None) -> Layout | None:
-        """Name, shape, dtype and bytes of each array; None where ``dims`` does not say all sizes."""
+        """Of the arrays; None where ``dims`` does not say all sizes."""
         key = tuple(map(dims.get, self._sizes)) if dims else ()
         try:
             return self._layouts[key]
         except KeyError:
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
-            layout = None
-            if dims and None not in key:
-                layout = [
-                    (name, shape, dtype, dtype.itemsize * math.prod(shape))
-                    for name, wire, dtype in self.arrays
-                    for shape in [tuple(dims[size] for size in wire.shape)]
-                ]
+            layout = Layout(self.arrays, dims) if dims and None not in key else None
             self._layouts[key] = layout
             return layout
 
 
 def _take_arrays(content: dict[str, Any], layout: Layout | None) -> bool:
-    """Replace bytes by arrays if all are as long as they must be; else False, and somebody else finds out why."""
+    """Replace bytes by arrays if all are as they must be; else False, and somebody else finds out why."""
     if layout is None:
         return False
-    for name, _, _, size in layout:
-        value = content[name]
-        if type(value) is not bytes or len(value) != size:
+    for name, size, _, _ in layout.arrays:
+        if len(content[name]) != size:
             return False
-    for name, shape, dtype, _ in layout:
+    if layout.floats:  # looked at together: numpy takes as long for one number as for a hundred
+        numbers = b"".join([content[name] for name in layout.floats])
+        if not finite(np.ndarray(len(numbers) // layout.itemsize, layout.dtype, numbers)):
+            return False
+    for name, _, shape, dtype in layout.arrays:
         content[name] = np.ndarray(shape, dtype, content[name])
     return True
 
@@ -150,18 +178,33 @@ def _take_arrays(content: dict[str, Any], layout: Layout | None) -> bool:
 def source_of(payload: bytes) -> str:
     """The field ``source`` of a payload; empty if there is none. For readers that have to find its sizes first."""
     try:
-        content = msgpack.unpackb(
-            payload, strict_map_key=True, max_ext_len=0, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE
-        )
+        content = _unpack(payload)
     except Exception:  # as in decode, which will say what is wrong
         return ""
     source = content.get("source") if isinstance(content, dict) else None
     return source if isinstance(source, str) else ""
 
 
-def _array(label: str, value: Any, wire: FieldType, dtype: np.dtype[Any], dims: dict[str, int]) -> Any:
-    if type(value) is not bytes:
-        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs bin")
+def _explained(name: str, payload: Buffer, plan: _Plan, error: Exception) -> ProtocolError:
+    """Which part of a payload does not pass, in our words."""
+    if len(payload) > _EXPLAINED:
+        return ProtocolError("malformed", f"{name}: {str(error)[:200]}")
+    try:
+        content = _unpack(payload)
+    except Exception as problem:
+        return ProtocolError("malformed", f"{name}: not msgpack ({type(problem).__name__})")
+    if not isinstance(content, dict) or content.keys() != plan.fields.keys():
+        keys = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else type(content).__name__
+        return ProtocolError("fields", f"{name}: has {keys}, needs exactly {sorted(plan.fields)}")
+    try:
+        for key, (wire, _) in plan.fields.items():
+            _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
+    except ProtocolError as found:
+        return found
+    return ProtocolError("malformed", f"{name}: {str(error)[:200]}")
+
+
+def _array(topic: str, name: str, value: bytes, wire: FieldType, dtype: np.dtype[Any], dims: dict[str, int]) -> Any:
     count, rest = divmod(len(value), dtype.itemsize)
     for size in wire.shape:
         if size not in dims:  # only the last unknown size of an array can follow from its length
@@ -170,8 +213,17 @@ def _array(label: str, value: Any, wire: FieldType, dtype: np.dtype[Any], dims: 
     shape = tuple(dims[size] for size in wire.shape)
     if rest or math.prod(shape) != count or max(shape) > MAX_SIZE or min(shape) < 1:
         sizes = " × ".join(f"{size}={dims[size]}" for size in wire.shape)
-        raise ProtocolError("shape", f"{label}: {len(value)} bytes is not {wire.dtype} of {sizes}")
-    return np.frombuffer(value, dtype).reshape(shape)
+        raise ProtocolError("shape", f"{topic}.{name}: {len(value)} bytes is not {wire.dtype} of {sizes}")
+    array = np.frombuffer(value, dtype)
+    if dtype.kind == "f" and not finite(array):
+        raise ProtocolError("value", f"{topic}: {name} is not finite")
+    return array.reshape(shape)
+
+
+def _bin(label: str, value: Any, wire: FieldType) -> None:
+    del wire
+    if type(value) is not bytes:
+        raise ProtocolError("type", f"{label}: {type(value).__name__}, needs bin")
 
 
 def _integer(label: str, value: Any, wire: FieldType) -> None:
@@ -211,6 +263,8 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
     deepest = MAX_DEPTH + 3 * (wire.kind == "list")
     if depth > deepest:
         raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
+    if isinstance(value, dict | list) and len(value) > MAX_SIZE:
+        raise ProtocolError("range", f"{label}: a map or list of {len(value)}, above {MAX_SIZE}")
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:
@@ -224,11 +278,24 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
 
 
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
+    **dict.fromkeys(_INTEGERS, _integer),
     "text": _text,
     "bytes": _bytes,
     "f64": _number,
     "map": _tree,
+    "array": _bin,
     "list": _tree,
 }
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy in a map, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a message cannot hold {type(value).__name__}")
+
+
+_pack = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 _PLANS: dict[type[Message], _Plan] = {message: _Plan(message) for message in MESSAGES.values()}

@@ -14,7 +14,7 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.session import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
-_BURST = 16  # handshakes judged in one turn of the loop: a flood of strangers must not keep robots waiting
+_BURST = 2  # handshakes judged in one turn of the loop: a flood of strangers must not keep robots waiting
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 

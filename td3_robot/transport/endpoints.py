@@ -39,12 +39,12 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     match = _TCP.fullmatch(rest) if scheme == "tcp" else None
     if match is None:
         raise EndpointError(f"endpoint {endpoint!r} is not understood; allowed: ipc://PATH, tcp://HOST:PORT")
-    host, port = match[1] or match[2], match[3]
+    port = match[3]
     if not (bind if port == "*" else 1 <= int(port) <= 65535):
         raise EndpointError(
             f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, and * for a free one where it is served"
         )
-    if not keys and not _loopback(host):
+    if not keys and not local(endpoint):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
             f"NAME', exchange them with 'td3-robot keys allow', and set endpoints.keys to their folder"
@@ -54,6 +54,14 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 def is_tcp(endpoint: str) -> bool:
     """Whether an endpoint is one that keys are used on; a socket file is guarded by its mode."""
     return endpoint.startswith("tcp://")
+
+
+def local(endpoint: str) -> bool:
+    """Whether an endpoint that is well-formed can be reached from this machine alone."""
+    if not is_tcp(endpoint):
+        return True
+    match = _TCP.fullmatch(endpoint.removeprefix("tcp://"))
+    return match is not None and _loopback(match[1] or match[2])
 
 
 def _loopback(host: str) -> bool:

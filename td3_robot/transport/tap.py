@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from td3_robot.messages import Bye, Hello, Message, Record, Start, Step, Turn, Weights
-from td3_robot.topics import QUEUE_LENGTH, RECORDER, TOPICS
+from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
+from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
 from td3_robot.transport.session import ClientSession, Frames, Input
 
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
+_KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
+"""The same for one link: who begins to watch wants to know what state everybody is in."""
 _EARLY = 1024  # messages held back for a recorder that is expected and not there yet
 _AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
@@ -75,7 +77,8 @@ class Tap:
         self._wall = wall
         self._sequence: Counter[str] = Counter()
         self._once = Once()
-        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
+        kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
+        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._early: list[Record] | None = [] if expected else None
         self._missed = 0
 
@@ -99,7 +102,9 @@ class Tap:
             self._kept[kind].append(record)
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Take note of what a core is told in its turn at ``now`` (s), before it says anything."""
+        """Take note of what a core is told in its turn at ``now`` (s), before it says anything; for a recorder."""
+        if self._session.link != RECORDER:
+            return
         if not (self._welcome or self._is_early):
             self._sequence[Turn.NAME] += 1
             self._missed += self._expected
@@ -124,7 +129,7 @@ class Tap:
             for record in sorted(told, key=lambda item: item.stamp):
                 self._send(record)
         if self._session.refusal and before != "refused":
-            log.warning("the recorder refuses us, so nothing of ours is recorded: %s", self._session.refusal.reason)
+            log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
@@ -137,8 +142,12 @@ class Tap:
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def counts(self) -> Counter[str]:
-        """What was published and not recorded, once a recorder was expected or there."""
-        return Counter({"not_recorded": self._missed + len(self._early or ())}) + self._session.tally.counts
+        """What was published and not recorded, once a recorder was expected or there.
+
+        What a monitor missed is its own affair: it sees the gaps, and comes and goes.
+        """
+        missed = self._missed + len(self._early or ()) if self._session.link == RECORDER else 0
+        return Counter({"not_recorded": missed}) + self._session.tally.counts
 
     def _send(self, record: Record) -> None:
         if not self._post(record.NAME, codec.encode(record)):

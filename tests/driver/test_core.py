@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.driver.core import SourceCore
+from td3_robot.driver.core import HOLD_OFF, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
@@ -69,13 +69,24 @@ Make = Callable[..., SourceCore]
 
 @pytest.fixture
 def make_core(robot: Toy) -> Make:
-    def make(safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True) -> SourceCore:
+    def make(
+        safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True, holds_off: bool = False
+    ) -> SourceCore:
         guard = Guard(robot.spec, "leg", safety, autostart=autostart)
         pacing = RealTime(robot.spec, "hold")
         core = SourceCore(
-            RobotBody(robot), "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=learner, waits=False
+            RobotBody(robot),
+            "leg",
+            2,
+            lockstep=False,
+            pacing=pacing,
+            guard=guard,
+            learner=learner,
+            waits=False,
+            holds_off=holds_off,
         )
-        core.step([("policy", Welcome(1, "policy", 5))], 0.0)
+        if not holds_off:
+            core.step([("policy", Welcome(1, "policy", 5))], 0.0)
         return core
 
     return make
@@ -368,10 +379,11 @@ def test_an_operators_stop_is_not_repeated_for_all(make_core: Make) -> None:
 @pytest.mark.parametrize(
     ("safety", "named"),
     [
-        (SafetyConfig(), ["safety.action_deadline_ms", "safety.safe_action"]),
-        (SafetyConfig(safe_action="hold"), ["safety.action_deadline_ms"]),
-        (SafetyConfig(action_deadline_ms=50), ["safety.safe_action"]),
-        (SAFE, []),
+        (SafetyConfig(), ["safety.action_deadline_ms", "safety.hang_ms", "safety.safe_action"]),
+        (SafetyConfig(safe_action="hold", hang_ms=500), ["safety.action_deadline_ms"]),
+        (SafetyConfig(action_deadline_ms=50, hang_ms=500), ["safety.safe_action"]),
+        (SAFE, ["safety.hang_ms"]),
+        (SafetyConfig(safe_action="zero", action_deadline_ms=50, hang_ms=500), []),
     ],
 )
 def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
@@ -379,3 +391,25 @@ def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, 
     assert re.findall(r"safety\.\w+", line) == named
     assert line.count("for ever") == len(named)
     assert "\n" not in line
+
+
+def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, robot: Toy) -> None:
+    """Another one may hold it: the server says so, or welcomes us."""
+    core = make_core(holds_off=True)
+    for now in (1.0, 1.2, 1.49):
+        assert core.step([], now) == []
+    assert core.due == 1.0 + HOLD_OFF == 1.5
+    assert (robot.told, robot.resets, core.in_charge) == ([], 0, False)
+    outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
+    assert core.in_charge
+    assert robot.told[0] == [0.25, 0.0]
+    assert [type(message) for _, message in outputs] == [Step, StateChange, StateChange]
+
+
+def test_a_driver_that_nobody_answers_makes_the_robot_safe(make_core: Make, robot: Toy) -> None:
+    """The policy server is gone, and whoever drove before may have been killed in the middle of a movement."""
+    core = make_core(holds_off=True)
+    core.step([], 1.0)
+    core.step([], 1.0 + HOLD_OFF)
+    assert core.in_charge
+    assert robot.told[0] == [0.25, 0.0]

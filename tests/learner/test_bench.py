@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
+import torch
 
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE, NodeError
 from td3_robot.learner import bench, compute
 from td3_robot.learner.bench_contestants import products
-from td3_robot.learner.profile import kind_of
+from td3_robot.learner.profile import kind_of, profile
 
 SHORT = ["--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1"]
 
@@ -26,14 +29,14 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_the_report_names_machine_contestants_and_limits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     found = report(capsys)
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["packages"].keys() == {"td3-robot", "torch", "numpy", "stable-baselines3"}
     assert found["gflop_per_update"].keys() == {"256-256"}
     rows = {row["kind"]: row for row in found["results"]}
     assert list(rows) == ["sb3", "fp32", "products fp32"]
-    assert found["not_measured"].keys() == {"bf16", "products bf16"}
+    assert found["not_measured"] == dict.fromkeys(("bf16", "products bf16"), "this processor has none")
     for row in rows.values():
         assert (row["network"], row["threads"]) == ("256-256", 1)
         assert 0 < row["lowest"] <= row["updates_per_s"] <= row["highest"]
@@ -49,7 +52,7 @@ def test_without_stable_baselines3_there_is_no_ratio_and_a_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "_take_turns", lambda kinds, *_: {kind: [bench.Turn(2.0, 1.0)] for kind in kinds})
     found = report(capsys)
     assert found["not_measured"]["sb3"].startswith("Stable-Baselines3 is not installed; pip install")
@@ -60,27 +63,52 @@ def test_without_stable_baselines3_there_is_no_ratio_and_a_reason(
     assert "× sb3" not in lines[-1]
 
 
-def test_the_profile_adds_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(compute, "bf16_is_fast", lambda *_: False)
+def test_an_update_has_every_kind_of_operator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "_PROFILED", 20)
     (found,) = report(capsys, "--profile", "--layer-norm")["profile"]
     parts = found["by_kind_us"]
     assert list(parts) == ["gemm", "adam", "relu", "layer_norm", "copies", "other", "python"]
-    assert all(parts[kind] > 0 for kind in ("gemm", "adam", "relu", "layer_norm", "copies", "other"))
-    if parts["python"]:
-        assert sum(parts.values()) == pytest.approx(found["update_us"])
+    assert all(parts[kind] > 0 for kind in parts if kind != "python")
+    assert max(parts, key=lambda kind: parts[kind]) == "gemm"  # 0.5 GFLOP, beside passes over a few MB
+    assert sum(parts.values()) == pytest.approx(found["update_us"])
+
+
+def test_a_profile_by_a_clock_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator takes 1 µs, and a block of two updates 1 ms, when it is not profiled.
+
+    An update is three products, one of them of other sizes, and a ReLU: 500 = 3 + 1 + 496 of Python.
+    """
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "thread_time_ns", lambda: 1000 * next(ticks))
+    milliseconds = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: 0.001 * next(milliseconds))
+    square, wide = torch.ones(3, 3), torch.ones(3, 5)
+
+    def run(updates: int) -> None:
+        for _ in range(updates):
+            torch.mm(square, square)
+            torch.mm(square, square)
+            torch.mm(square, wide).relu_()
+
+    found = profile(run, 20)
+    assert found["update_us"] == pytest.approx(500)
+    kinds = {"gemm": 3.0, "relu": 1.0, "adam": 0.0, "layer_norm": 0.0, "copies": 0.0, "other": 0.0, "python": 496.0}
+    assert found["by_kind_us"] == pytest.approx(kinds)
 
 
 def test_operators_are_sorted_by_kind() -> None:
     for operator, kind in {
-        "aten::mm": "gemm",
+        "aten::mm.out": "gemm",
         "mkldnn::_linear_pointwise": "gemm",
         "aten::addmm": "gemm",
         "aten::_fused_adam_": "adam",
         "aten::threshold_backward": "relu",
         "aten::relu_": "relu",
         "aten::native_layer_norm_backward": "layer_norm",
-        "aten::lerp_": "copies",
+        "aten::lerp_.Scalar": "copies",
         "aten::_to_copy": "copies",
         "aten::mul": "other",
         "aten::tanh_": "other",

@@ -12,6 +12,7 @@ from td3_robot.config import parse
 from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.settle import settle
 
 CUDA = torch.device("cuda")
 
@@ -22,9 +23,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
 
 
-def processor(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+def processor(monkeypatch: pytest.MonkeyPatch, speed: float | None) -> None:
+    """One that multiplies so many times as fast in bf16; None: it has no bf16."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: fast, raising=False)
+        monkeypatch.setattr(torch.cpu, name, lambda: speed is not None, raising=False)
+    monkeypatch.setattr(compute, "bf16_speed", lambda: speed)
 
 
 def test_the_device_is_what_is_wanted_or_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,26 +46,28 @@ def test_a_learner_without_the_device_does_not_begin(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("fast_processor", "capability", "expected"),
+    ("speed", "capability", "expected"),
     [
-        (True, (8, 0), {"cpu": ["fp32", "bf16", "bf16"], "cuda": ["fp32", "bf16", "fp32"]}),
-        (False, (7, 5), {"cpu": ["fp32", None, "fp32"], "cuda": ["fp32", None, "fp32"]}),
+        (2.3, (8, 0), {"cpu": ["fp32", "bf16", "bf16"], "cuda": ["fp32", "bf16", "fp32"]}),
+        (None, (7, 5), {"cpu": ["fp32", None, "fp32"], "cuda": ["fp32", None, "fp32"]}),
+        (0.57, (7, 5), {"cpu": ["fp32", None, "fp32"]}),
     ],
 )
 def test_precision(
-    fast_processor: bool,
+    speed: float | None,
     capability: tuple[int, int],
     expected: dict[str, list[str | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What fp32, bf16 and auto become; None: refused."""
-    processor(monkeypatch, fast_processor)
+    processor(monkeypatch, speed)
     gpu(monkeypatch, capability)
     for name, outcomes in expected.items():
         for wanted, outcome in zip(("fp32", "bf16", "auto"), outcomes, strict=True):
             if outcome is None:
-                lacks = {"cpu": "processor has neither AVX-512 BF16 nor AMX", "cuda": "GPU is older than Ampere"}[name]
-                with pytest.raises(ConfigError, match=lacks):
+                slower = r"processor multiplies 0\.57 times as fast with it as in fp32 \(measured\); allowed here: fp32"
+                lacks = "processor has neither AVX-512 BF16 nor AMX" if speed is None else slower
+                with pytest.raises(ConfigError, match=lacks if name == "cpu" else "GPU is older than Ampere"):
                     compute.precision(wanted, torch.device(name))
             else:
                 assert compute.precision(wanted, torch.device(name)) == outcome
@@ -74,3 +79,46 @@ def test_an_upload_arrives(dtype: Any, device: torch.device) -> None:
     there = compute.upload(array, device)
     assert there.device.type == device.type
     assert np.array_equal(there.cpu().numpy(), array)
+
+
+def test_the_speed_of_bf16_is_measured_once() -> None:
+    speed = compute.bf16_speed()
+    assert 0 < speed < 100
+    assert compute.bf16_speed() == speed
+
+
+def test_settled_is_what_this_process_would_use() -> None:
+    """By a process of its own, with this machine's processor; a run that asks for nothing needs none."""
+    fixed = parse({})
+    assert settle(fixed) == (fixed, None, [])
+    config, memory, notices = settle(parse({"learner": {"device": "auto", "precision": "auto"}}))
+    device = compute.device("auto")
+    found = compute.precision("auto", device)
+    assert (config.learner.device, config.learner.precision) == (device.type, found)
+    assert (memory is None) == (device.type == "cpu")
+    assert notices == [f"learner.device auto: {device.type} here", f"learner.precision auto: {found} here"]
+    assert settle(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision auto: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")
+def test_what_this_machine_has_not_is_one_line() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"
+    ):
+        settle(parse({"learner": {"device": "cuda"}}))
+
+
+def test_numbers_that_vanish_are_zero_in_both_threads() -> None:
+    """The smallest normal number of float32 is 1.2e-38: a tenth of 2e-37 is above it, a tenth of 2e-38 below."""
+    normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
+    assert (vanishing / 10).item() != 0
+    compute.use_threads(2)
+    second = compute.second_thread(2)
+    assert second
+
+    def tenths() -> tuple[float, float]:
+        return (normal / 10).item(), (vanishing / 10).item()
+
+    for normal_tenth, vanishing_tenth in (tenths(), second.submit(tenths).result()):
+        assert normal_tenth == pytest.approx(2e-38)
+        assert vanishing_tenth == 0

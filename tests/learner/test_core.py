@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from td3_robot.errors import BundleError, ConfigError, DivergenceError
 from td3_robot.learner import core as learner_core
 from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.prefill import prefill
+from td3_robot.learner.storage import File
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.safety import SafetyConfig
@@ -216,7 +219,86 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     assert world.core.updates == other.core.updates == 29
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.version > world.core.version - 1
+    assert other.core.version == world.core.version + 1  # it published once more, when it began
+
+
+@pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
+def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
+    saved: int | None, killed: int, spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
+) -> None:
+    """Killed before and after a checkpoint, and with more rows since than the buffer holds: as if never killed.
+
+    Groups of three transitions, of two after the episode of one robot ended; the greatest reward is of one Step.
+    """
+    random = np.random.default_rng(5)
+    steps = []
+    for number in range(40):
+        phase = np.array([0 if number == 0 else 1] * 2 + [0 if number % 6 == 0 else 3 if number % 6 == 5 else 1], "u1")
+        steps.append(
+            make_step(
+                number,
+                3,
+                phase=phase,
+                episode=np.array([0, 0, number // 6], np.uint64),
+                episode_step=np.array([number, number, number % 6], np.uint32),
+                observation=random.normal(3, 2, (3, 3)).astype("f4"),
+                reward=np.full(3, 7.5 if number == 20 else 1.0 + number / 100, np.float32),
+            )
+        )
+    values = config(learning_starts=40, normalise_observations=True, replay_storage="file", buffer_size=30)
+
+    def room(folder: str) -> Callable[[int, int], File]:
+        return lambda capacity, width: File(tmp_path / folder, capacity, width)
+
+    def feed(world: World, some: list[Step]) -> World:
+        sim = world.peer("simulator", "sim-0", robots=3)
+        world.join(sim)
+        for step in some:
+            world.give(sim, step)
+        return world
+
+    straight = feed(World(LearnerCore(values, storage=room("straight")), spec, make_step), steps).core
+    victim = World(LearnerCore(values, storage=room("killed")), spec, make_step)
+    at_checkpoint = None
+    if saved is not None:
+        feed(victim, steps[:saved])
+        arrays, scalars = state.save(victim.core, 1.0)
+        at_checkpoint = {name: array.copy() for name, array in arrays.items()}, json.loads(json.dumps(scalars))
+    feed(victim, steps[saved or 0 : killed])
+    rows = room("killed")
+    again = state.restored(values, *at_checkpoint, storage=rows) if at_checkpoint else LearnerCore(values, storage=rows)
+    feed(World(again, spec, make_step), steps[killed - 1 :])
+    assert again.env_steps == straight.env_steps > 100
+    assert again.training.replay.total_added == straight.training.replay.total_added
+    assert again.training.seen() == straight.training.seen()
+    assert again.sources.counters() - Counter(repeated=1) == straight.sources.counters()
+    assert straight.counts()["episodes"] == 6  # at Steps 5, 11, … 35
+    assert again.training.divergence.greatest_reward == 7.5
+    assert again.training.normaliser is not None
+    assert again.training.normaliser.count == straight.env_steps
+    assert again.training.replay.rows.tobytes() == straight.training.replay.rows.tobytes()
+
+
+def test_recordings_that_outlive_a_learner_are_not_read_twice(
+    spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
+) -> None:
+    """Stopped before any simulator sent a Step: the checkpoint of then, and the file, go together."""
+
+    def room(capacity: int, width: int) -> File:
+        return File(tmp_path, capacity, width)
+
+    values = config(replay_storage="file", normalise_observations=True)
+    recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
+    core = LearnerCore(values, storage=room)
+    assert prefill(core, [(spec, recorded), (spec, recorded[2:])]) == [5, 3]
+    arrays, scalars = state.save(core, 0.0)
+    again = state.restored(values, arrays, scalars, storage=room)
+    fresh = LearnerCore(values, storage=room)  # one without a checkpoint
+    assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
+    for other in (again, fresh):
+        assert len(other.training.replay) == 8
+        assert other.training.seen() == core.training.seen()
+        assert (other.env_steps, other.sources.state()) == (0, {})
 
 
 def test_a_state_of_another_network_is_refused(world: World) -> None:
@@ -242,8 +324,9 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, replace(world.make_step(sequence), weights_version=2))
-    # Version 2 is from 0 updates; the moving mean (weight 0.01) moves towards the updates made since.
-    assert 0 < world.core.meter.staleness < world.core.updates
+    # Version 2 is of 0 updates, and n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
+    expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
+    assert world.core.meter.staleness == pytest.approx(expected)
 
 
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:

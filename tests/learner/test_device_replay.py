@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from td3_robot.errors import BundleError, ConfigError
+from td3_robot.learner import device_replay
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.storage import File, Note
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
@@ -39,6 +42,30 @@ def test_samples_are_those_of_the_host(seed: int, device: torch.device) -> None:
         assert len(on_device) == len(host)
         assert on_device.total_added == host.total_added
         assert same(on_device, host)
+
+
+def test_rows_of_a_file_go_there_block_by_block(
+    seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 4 rows at most, over the end of 10; and all of them again when a process goes on with the file."""
+    monkeypatch.setattr(device_replay, "_AT_ONCE", 4)
+    random = np.random.default_rng(seed)
+
+    def in_file(number: int) -> ReplayBuffer:
+        return ReplayBuffer(10, O, A, number, lambda *size: File(tmp_path, *size))
+
+    host, on_device = ReplayBuffer(10, O, A, seed=1), DeviceReplay(in_file(1), device)
+    for count in (3, 6, 9):
+        new = transitions(random, count)
+        host.add(*new)
+        on_device.add(*new)
+        assert same(on_device, host)
+    on_device.storage.commit(Note(18, 18, "sim-0", {}, {}))
+    host, again = ReplayBuffer(10, O, A, seed=5), DeviceReplay(in_file(5), device)
+    assert len(again) == 0
+    again.recover()
+    host.total_added, host.rows[:] = 18, on_device.host.rows
+    assert same(again, host)
 
 
 def test_a_batch_lies_on_the_device_and_in_the_same_memory_each_time(device: torch.device) -> None:

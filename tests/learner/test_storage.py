@@ -1,9 +1,8 @@
-"""Replay rows in a file: what a killed process leaves, whatever the instant; and the refusal of what does not fit."""
+"""Replay rows in a file: what a killed process leaves, whatever the instant; what memory there is."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,18 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from td3_robot import files, machine
-from td3_robot.config import LearnerConfig
-from td3_robot.errors import BundleError, ConfigError
+from td3_robot import machine
+from td3_robot.errors import BundleError
 from td3_robot.learner import storage
 from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.storage import File, Memory, Note, announce
+from td3_robot.learner.storage import File, Memory, Note
 
 WIDTH = 10  # of a robot with 3 observations and 2 actions
 
 
 def note(total: int, source: str = "sim-0") -> Note:
-    return Note(total, total, source, {"answered": total})
+    return Note(total, total, source, {"answered": total}, {"total": total})
 
 
 def rows(first: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -121,7 +119,7 @@ from td3_robot.learner.storage import File, Note
 file = File(Path(sys.argv[1]), 1000, 10)
 for total in range(1, 10**9):
     file.write((total - 1) % 1000, np.full((1, 10), total, np.float32))
-    file.commit(Note(total, total, "sim-0", {}))
+    file.commit(Note(total, total, "sim-0", {}, {}))
     if total == 3000:
         print("there", flush=True)
 """
@@ -140,35 +138,6 @@ def test_a_process_that_is_killed_loses_no_row_that_was_recorded(tmp_path: Path)
     for back in range(1, 999):  # the one after the newest may be half written
         assert (file.rows[(total - back) % 1000] == total - back + 1).all()
     file.close()
-
-
-def test_what_a_buffer_takes_is_said_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,000,000 rows of 10 float32 numbers are 40 MB; in memory they are needed twice."""
-    config = {kind: LearnerConfig(replay_storage=kind) for kind in ("memory", "file")}
-    monkeypatch.setattr(machine, "available_memory", lambda: 80_000_000)
-    monkeypatch.setattr(files, "free", lambda _: 40_000_000)
-    said = announce(config["memory"], WIDTH, tmp_path)
-    assert "1,000,000 transitions in 40.0 MB of memory, and as much again" in said
-    assert "80.0 MB are free" in said
-    assert "40.0 MB of the disk of" in announce(config["file"], WIDTH, tmp_path)
-    monkeypatch.setattr(machine, "available_memory", lambda: 79_999_999)
-    monkeypatch.setattr(files, "free", lambda _: 39_999_999)
-    words = {
-        "memory": "learner.buffer_size is 1000000: the replay buffer needs 80,000,000 bytes of memory, "
-        "and 79,999,999 are free; at most 999999 would fit",
-        "file": f"needs 40,000,000 bytes of the disk of {str(tmp_path)!r}, and 39,999,999 are free; at most 999999",
-    }
-    for kind, text in words.items():
-        with pytest.raises(ConfigError, match=re.escape(text)):
-            announce(config[kind], WIDTH, tmp_path)
-    monkeypatch.setattr(machine, "available_memory", lambda: None)
-    assert "cannot be told" in announce(config["memory"], WIDTH, tmp_path)
-
-
-def test_a_file_that_is_there_needs_no_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    File(tmp_path, 1000, WIDTH).close()
-    monkeypatch.setattr(files, "free", lambda _: 0)
-    announce(LearnerConfig(replay_storage="file", buffer_size=1000), WIDTH, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from td3_robot.config import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.td3_metrics import GAUGES, MEANS
+from td3_robot.learner_config import LearnerConfig
 from tests.learner.reference import Net, ReferenceTD3
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
@@ -106,13 +106,16 @@ def test_equals_the_float64_reference(config: LearnerConfig, count: int, device:
         losses.append((reference.critic_loss, reference.q_mean, reference.q_target_mean))
     # A float32 has 24 bits: 6e-8 of the value. Adam divides a gradient by its own size, so a gradient with a relative
     # error of some 1e-6 moves a weight by learning_rate * 1e-6; only gradients near ε = 1e-8, where Adam's first step
-    # turns on their sign, are worse. 25 steps of 1e-3 move a weight by up to 0.025, five thousand times the tolerance.
-    assert distance(nets_of(td3), reference.nets) < 5e-6
-    assert distance(nets_of(td3, "target"), reference.targets) < 5e-6
+    # turns on their sign, are worse. In many steps a ReLU comes within rounding of its kink, and which side it falls on
+    # is the processor's order of summation: one of 256 samples then counts in one gradient and not in the other, seen
+    # as 3e-5 in a mean of gradients. 25 steps of 1e-3 move a weight by up to 0.025, 500 times the looser tolerance.
+    near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
+    assert distance(nets_of(td3), reference.nets) < near
+    assert distance(nets_of(td3, "target"), reference.targets) < near
     assert distance(nets_of(td3), start) > 2e-4
     # Adam hides a gradient's scale; its moments do not. They are means of gradients, here up to about 1.
-    assert distance(nets_of(td3, "adam_mean"), {name: adam.mean for name, adam in reference.adams.items()}) < 2e-6
-    assert distance(nets_of(td3, "adam_square"), {name: adam.square for name, adam in reference.adams.items()}) < 2e-6
+    assert distance(nets_of(td3, "adam_mean"), {name: adam.mean for name, adam in reference.adams.items()}) < close
+    assert distance(nets_of(td3, "adam_square"), {name: adam.square for name, adam in reference.adams.items()}) < close
     assert td3.updates == reference.updates == count
     metrics = td3.metrics()
     expected = dict(zip(("critic_loss", "q_mean", "q_target_mean"), np.mean(losses, 0), strict=True))

@@ -491,3 +491,22 @@ def test_a_stop_of_a_robot_that_is_away_can_be_reset(make_core: Cores, peer: Pee
     answer = reply(core, operator, command("reset", "leg"))
     assert (answer.error, answer.detail["stopped"]) == ("", [])
     assert told(core.step([(peer, peer.hello)], 1.0), peer) == []
+
+
+def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_while_it_is_stopped(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core(SafetyConfig())
+    core.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
+    [action] = actions(core.step([(peer, make_step(1))], 0.1))
+    assert action.weights_version > 0
+    applied = np.array([[0.5, -0.25]], np.float32)
+    outputs = core.step([(operator, command("estop", "leg")), (peer, make_step(2, action=applied))], 0.2)
+    [action] = actions(outputs)
+    # No settings: the safe action holds what was applied; version 0 says that no policy computed it.
+    assert (action.weights_version, action.action.tolist()) == (0, applied.tolist())
+    assert core.counters["safe_actions"] == 1
+    [action] = actions(core.step([(operator, command("activate", "leg")), (peer, make_step(3))], 0.3))
+    assert action.weights_version == 0
+    [action] = actions(core.step([(operator, command("reset", "leg")), (peer, make_step(4))], 0.4))
+    assert action.weights_version > 0

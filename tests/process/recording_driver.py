@@ -3,13 +3,15 @@
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets a line for each observation and each action: ``observe good``, ``apply 0.500000``. FAULT holds a word:
-``frozen``: the last observation again and again; ``nan``: a number is missing; ``stop``: the emergency stop.
+``frozen``: the last observation again and again; ``nan``: a number is missing; ``stop``: the emergency stop; ``hang``:
+the sensors never answer, and the robot has a way to be stopped, which writes ``stop``.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ class Recorded(Pendulum):  # type: ignore[misc]
         self._record.write(f"observe {fault or 'good'}\n")
         if fault == "stop":
             raise EmergencyStop("the red button")
+        if fault == "hang":
+            threading.Event().wait()
         if self._last is None or fault != "frozen":
             self._last = super().observe()
         return np.where([fault == "nan", False, False], np.float32("nan"), self._last)
@@ -41,6 +45,9 @@ class Recorded(Pendulum):  # type: ignore[misc]
     def apply(self, action: Float32) -> None:
         super().apply(action)
         self._record.write(f"apply {action[0]:.6f}\n")
+
+    def stop(self) -> None:
+        self._record.write("stop\n")
 
 
 sys.exit(main(Recorded(), "leg", sys.argv[4:]))

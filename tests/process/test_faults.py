@@ -7,6 +7,7 @@ never more: so no test depends on how fast the machine is, only on the order of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -325,6 +326,44 @@ class Learner:
         self._context.term()
 
 
+def test_sensors_that_never_answer_end_the_driver(robot: Robot) -> None:
+    """Neither SIGTERM nor a stop could reach it; systemd starts another, which begins with the safe action."""
+    robot.configure(hang_ms=500, **AUTOMATIC)
+    robot.serve()
+    driver = robot.drive()
+    robot.running()
+    robot.fault("hang")
+    assert driver.wait(60) == 70
+    assert robot.record()[-2:] == ["observe hang", "stop"]
+    line = "HUNG: observe() has not returned for 500 ms; stop() was called; the driver ends\n"
+    assert robot.log("driver.log").endswith(line)
+    robot.wait("the server's fault", lambda: f"no observation for {DEADLINE} ms" in robot.log("server.log"))
+    robot.fault("")
+    robot.drive()
+    robot.wait("a new beginning", lambda: robot.record() and "stop" not in robot.record())
+    assert robot.record()[0] == SAFE
+    robot.running()
+
+
+def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot.configure()
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(robot.folder / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(robot.folder / "notify"))
+        systemd.settimeout(60)
+        for start in (robot.serve, robot.drive):
+            process = start()
+            assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
+            assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+            process.send_signal(signal.SIGSTOP)  # before the next is let in: whose word it is must be clear
+            systemd.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    systemd.recv(100)
+            systemd.settimeout(60)
+
+
 def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng: np.random.Generator) -> None:
     """Bad weights change nothing; good ones are adopted live; without a learner the last ones serve on."""
     learner = Learner(f"ipc://{robot.folder}/learner")
@@ -385,11 +424,17 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     second = robot.serve(log="second.log")
     assert second.wait(60) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
+    words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
+    impostor = robot._start("impostor.log", *words)
+    assert impostor.wait(60) == 2
+    assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
+    # By another way to the server, as from another machine, it is the server that says so.
+    other = f"ipc://{robot.folder}/./policy"
     later = str(int(time.time()) + 1000)
-    arguments = ("--config", "driver.yaml", "--name", "leg", "--incarnation", later)
-    impostor = robot._start("impostor.log", str(EXAMPLE), *arguments)
+    impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(60) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
+    assert (robot.folder / "impostor").read_text() == ""  # neither has asked its robot anything, or told it
     robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
     assert set(robot.record()[begin:]) == {"observe good", POLICY}
 
@@ -410,18 +455,25 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
-    # Not even a server that knows nothing of it: the robot does.
-    server.kill()
-    server.wait()
-    server = robot.serve()
-    robot.wait("the new server", lambda: '"watch": "active"' in robot.operator("state", "--json").stdout)
-    assert POLICY not in robot.record()[safe:]
+    # Not even a new server, neither one that reads of it in its file nor, without the file, one that knows nothing.
+    for file in ("kept", "lost"):
+        server.kill()
+        server.wait()
+        if file == "lost":
+            (robot.folder / "policy.safetensors.state").unlink()
+        log = f"server-{file}.log"
+        server = robot.serve(log=log)
+        known = '"leg"' if file == "kept" else '"watch": "active"'
+        robot.wait("the new server", lambda known=known: known in robot.operator("state", "--json").stdout)
+        still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
+        assert (still in robot.log(log)) == (file == "kept")
+        assert POLICY not in robot.record()[safe:]
     assert robot.operator("reset").returncode == 0
     assert robot.operator("activate").returncode == 0
     back = robot.wait_for(POLICY, safe)
     robot.fault("stop")
     robot.wait_for(SAFE, back)
-    robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log("server.log"))
+    robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log(log))
     # Told to end, both do, and the robot's last word is the safe action.
     for process in (driver, server):
         process.terminate()

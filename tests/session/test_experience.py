@@ -13,6 +13,7 @@ from td3_robot import config as configuration
 from td3_robot.cli.main import main
 from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.prefill import prefill
 from td3_robot.messages import Phase
 from td3_robot.session import experience
 from td3_robot.specs import RobotSpec
@@ -55,7 +56,7 @@ def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Ma
     for step in steps(make_step):
         live.step([(peer, step)], 0.0)
     begun = LearnerCore(CONFIG)
-    assert begun.prefill(*experience.read(path)) == len(rows(live)) == (5 + 1 + 2) + (7 + 2)
+    assert prefill(begun, [experience.read(path)]) == [len(rows(live))] == [(5 + 1 + 2) + (7 + 2)]
     assert rows(begun).tobytes() == rows(live).tobytes()
     assert (begun.env_steps, begun.updates) == (0, 0)
     assert live.env_steps == 17
@@ -64,7 +65,7 @@ def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Ma
 def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spec: RobotSpec) -> None:
     """It is greeted with weights as ever, and no gap is seen between then and now."""
     core = LearnerCore(CONFIG)
-    core.prefill(spec, steps(make_step))
+    prefill(core, [(spec, steps(make_step))])
     assert core.version == 1
     hello = handshake.hello("simulator", "sim-0", client=0, incarnation=3, robots=2, spec=spec)
     peer = Peer("learner", b"k", hello, {})
@@ -87,7 +88,7 @@ def test_another_robots_recording_is_refused(
     with pytest.raises(SessionError, match="does not say which robot"):
         experience.read(bare)
     core = LearnerCore(CONFIG)
-    core.prefill(spec, [])
+    prefill(core, [(spec, [])])
     other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
     with pytest.raises(BundleError, match="another robot's"):
-        core.prefill(other, [])
+        prefill(core, [(other, [])])

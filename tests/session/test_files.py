@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -152,11 +153,53 @@ def test_what_is_no_session_is_said_in_one_line(tmp_path: Path, capsys: pytest.C
     assert "No such file" in capsys.readouterr().err
 
 
-def test_another_protocol_version_is_refused_by_name(acted: Make, save: Make) -> None:
-    old = facts_of_this_machine(Config())
-    facts = Facts({**old.metadata, "protocol": "0"}, old.attachments)
-    with pytest.raises(SessionError, match=f"recorded with protocol version 0; .* reads {PROTOCOL_VERSION}"):
-        Session([save("old.mcap", entries_of(acted(2)), facts)])
+@pytest.fixture
+def old(acted: Make, save: Make) -> Path:
+    """A recording as another version would have written it: of protocol 0, whose Steps have other fields."""
+    entries = []
+    for entry in entries_of(acted(6)):
+        content = msgpack.unpackb(entry.payload)
+        if entry.topic == Step.NAME:
+            content["done"] = content.pop("phase")
+        entries.append(dataclasses.replace(entry, payload=msgpack.packb(content)))
+    today = facts_of_this_machine(Config())
+    path: Path = save("old.mcap", entries, Facts({**today.metadata, "protocol": "0"}, today.attachments))
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay"],
+        ["replay", "--update"],
+        ["export", "--out", "tables"],
+        ["export", "--out", "bag", "--format", "ros2"],
+        ["play", "--policy", "ipc://policy"],
+        ["play", "--monitor", "ipc://monitor"],
+        ["train", "walker2d", "--out", "run", "--from"],
+    ],
+    ids=" ".join,
+)
+def test_another_protocol_version_is_refused_by_name(
+    command: list[str], old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = old.read_bytes()
+    assert main([*command, str(old)]) == 2
+    words = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
+    assert words in capsys.readouterr().err
+    assert old.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["old.mcap"]  # nothing half made
+
+
+def test_info_of_another_protocol_version_tells_it_and_counts_what_is_there(old: Path, capsys: Any) -> None:
+    report = examine(old)
+    assert report["topics"]["sim-0/step"]["count"] == 6
+    problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
+    assert report["damages"] == [f"its messages, which were not looked at: {problem}"]
+    assert main(["info", str(old)]) == 0
+    assert main(["info", str(old), "--check"]) == 1
+    assert problem in capsys.readouterr().out
 
 
 def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:

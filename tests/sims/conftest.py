@@ -16,6 +16,7 @@ class Scripted:
     """An environment whose episodes have given lengths and endings; its observation counts steps and episodes."""
 
     time_limit = 0
+    concurrent = False
 
     def __init__(self, spec: RobotSpec, script: list[tuple[int, bool, bool]]) -> None:
         self.spec = spec

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sims import bench
+from sims.crew import available_cores
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE
 
@@ -32,6 +33,9 @@ def test_the_report_names_machine_contestants_fleets_and_memory(capsys: pytest.C
         assert report["fleet"][task].keys() == {"1", "4", "16"}
         fleets = report["fleet"][task].values()
         assert all(row["td3_robot_over_published"] > 0 for row in fleets)
+        assert all(row["td3_robot_over_one_robot"] > 0 for row in fleets)
+        assert report["fleet"][task]["1"]["td3_robot_over_one_robot"] == 1
+        assert [row["threads"] for row in fleets] == [min(size, available_cores()) for size in bench.FLEETS]
         contestants = [row[name] for row in fleets for name in ("td3_robot", "pybullet_envs_gymnasium")]
         for row in [*(rows[name] for name in rows.keys() - ratios), *contestants]:
             assert 0 < row["lowest"] <= row["steps_per_s"] <= row["highest"]
@@ -80,6 +84,14 @@ def test_speed_is_steps_over_seconds() -> None:
 def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *arguments]) == EXIT_USAGE
     assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
+
+
+def test_an_argument_that_is_no_number_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "sim", "--steps", "many"])
+    assert end.value.code == EXIT_USAGE
+    text = "argument --steps: invalid int value: 'many'; see td3-robot bench sim --help"
+    assert capsys.readouterr().err == f"td3-robot bench sim: {text}\n"
 
 
 def test_without_the_published_robots_the_line_says_what_to_install(

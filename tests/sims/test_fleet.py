@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from sims import tasks
 from sims.environment import Environment, Outcome
 from sims.fleet import Fleet
 from td3_robot.messages import Phase
+from td3_robot.randomization import PushConfig, RandomizationConfig
 from td3_robot.specs import Float32
 
 
@@ -90,3 +92,59 @@ def test_physics_that_comes_apart_ends_the_episode(
     assert (robots.reward.tolist(), robots.not_finite) == ([0], 1)
     robots.step(robots.action)
     assert robots.phase.tolist() == [Phase.FIRST]
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", tasks.names())
+def test_threads_change_nothing(task: str, seed: int) -> None:
+    """Six robots with resets among their steps: one thread and five give the same, to the last bit."""
+    ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
+    alone, together = (
+        Fleet(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
+        for threads in (1, 5)
+    )
+    random = np.random.default_rng(seed)
+    begun = 0
+    for _ in range(120):
+        action = random.uniform(-1.5, 1.5, alone.action.shape).astype(np.float32)
+        assert alone.step(action) == together.step(action)
+        for name in ("observation", "reward", "phase", "episode", "episode_step", "action"):
+            np.testing.assert_array_equal(getattr(alone, name), getattr(together, name), name)
+        assert alone.world == together.world
+        assert list(alone.world) == list(together.world)
+        begun += int((alone.phase == Phase.FIRST).sum())
+    if task not in ("Ant", "HalfCheetah"):  # which seldom or never fall
+        assert begun > 6, "resets were not among the steps"
+    alone.close()
+    together.close()
+
+
+def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sims.fleet.available_cores", lambda: 3)
+
+    def threads(task: str, robots: int) -> set[str]:
+        before = set(threading.enumerate())
+        fleet = Fleet(lambda number: tasks.make(task, number), robots, 0, "sim-0", 0)
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        fleet.close()
+        assert set(threading.enumerate()) <= before
+        return names
+
+    assert threads("Hopper", 1) == set()
+    assert threads("Hopper", 2) == {"crew-1"}
+    assert threads("Hopper", 5) == {"crew-1", "crew-2"}
+    assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks are not known to allow it"
+
+
+def test_what_fails_in_a_thread_surfaces() -> None:
+    """The robot that fails is named by its error; the threads are there for what comes next."""
+    fleet = Fleet(lambda number: tasks.make("Hopper", number), 4, 0, "sim-0", 0, threads=3)
+    fleet.step(fleet.action)
+    action = np.zeros((4, 3), np.float32)
+    action[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"Hopper: action \[0.0, nan, 0.0\] is not finite"):
+        fleet.step(action)
+    assert fleet.step(np.zeros((4, 3), np.float32)) == 4
+    fleet.close()

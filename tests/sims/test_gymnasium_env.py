@@ -97,8 +97,20 @@ def test_pictures() -> None:
 
 
 _IN_A_WINDOW = """
-import gymnasium, numpy, pybullet, time, sims.gymnasium_env
+import ctypes, gymnasium, numpy, time, sims.gymnasium_env
+from sims import bullet_api as b3
 from td3_robot.errors import ConfigError
+
+class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo, whose last three numbers are what it looks at
+    _fields_ = (("size", ctypes.c_int * 2), ("others", ctypes.c_float * 47), ("target", ctypes.c_float * 3))
+
+ask = b3._function("b3InitRequestOpenGLVisualizerCameraCommand", ctypes.c_void_p, result=ctypes.c_void_p)
+tell = b3._function("b3GetStatusOpenGLVisualizerCamera", ctypes.c_void_p, ctypes.POINTER(Camera))
+
+def camera_target(client):
+    camera = Camera()
+    assert tell(b3.submit(client._handle, ask(client._handle)), camera)
+    return list(camera.target)
 
 shown = gymnasium.make("td3_robot/Ant-v0", render_mode="human")
 plain = gymnasium.make("td3_robot/Ant-v0")
@@ -109,7 +121,7 @@ for number in range(30):
     mine, theirs = shown.step(action), plain.step(action)
     assert (mine[0] == theirs[0]).all() and mine[1:4] == theirs[1:4], number
 deadline = time.monotonic() + 60  # the window draws in a thread of its own, and tells of its last picture
-while not numpy.allclose(pybullet.getDebugVisualizerCamera(robot.client)[11], robot._torso_position(), atol=1e-4):
+while not numpy.allclose(camera_target(robot.client), robot._torso_position(), atol=1e-4):
     assert time.monotonic() < deadline, "the camera does not follow"
     time.sleep(0.05)
 assert shown.render() is None

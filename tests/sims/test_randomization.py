@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pybullet
 import pytest
 
 from sims import tasks
+from sims.bullet import BASE, Part
 from sims.fleet import Fleet
 from sims.locomotion import Locomotion
-from sims.physics import BASE, World
+from sims.physics import World
 from sims.robots import CONTROL_PERIOD, MODELS
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.messages import Phase
@@ -100,12 +100,9 @@ def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
 # -- physics -----------------------------------------------------------------------------------------------------------
 
 
-def parts(world: World) -> list[tuple[float, float, tuple[float, ...]]]:
-    """(mass, lateral friction, inertia) of every part of the robot, as PyBullet reports them."""
-    count = pybullet.getNumJoints(world._robot, physicsClientId=world.client)
-    return [
-        pybullet.getDynamicsInfo(world._robot, index, physicsClientId=world.client)[:3] for index in range(-1, count)
-    ]
+def parts(world: World) -> list[Part]:
+    """Every part of the robot, as Bullet reports it."""
+    return [world.client.part(world._robot, index) for index in range(BASE, world._link_count)]
 
 
 @pytest.mark.parametrize("task", tasks.names())
@@ -119,12 +116,11 @@ def test_masses_and_friction_are_what_was_drawn(task: str, seed: int) -> None:
         assert 0.2 <= friction <= 1.8
         seen.add(factor)
         for mine, theirs in zip(parts(world_of(robot)), parts(world_of(plain)), strict=True):
-            assert mine[0] == pytest.approx(theirs[0] * factor)
-            assert mine[1] == theirs[1]
-            assert mine[2] == pytest.approx(tuple(value * factor for value in theirs[2]))
+            assert mine.mass == pytest.approx(theirs.mass * factor)
+            assert mine.friction == theirs.friction
+            assert mine.inertia == pytest.approx(tuple(value * factor for value in theirs.inertia))
         world = world_of(robot)
-        floor = pybullet.getDynamicsInfo(world._floor, BASE, physicsClientId=world.client)
-        assert floor[1] == pytest.approx(0.8 * friction)
+        assert world.client.part(world._floor, BASE).friction == pytest.approx(0.8 * friction)
     assert len(seen) == 4, "each episode has a world of its own"
     robot.close()
     plain.close()
@@ -155,11 +151,11 @@ def test_damping_brakes_a_joint() -> None:
         world = World(MODELS["Ant"])
         world.vary(None, None, damping)
         world.reset([0.0] * 8)
-        pybullet.resetBasePositionAndOrientation(world._robot, [0, 0, 9], [0, 0, 0, 1], physicsClientId=world.client)
-        pybullet.resetJointState(world._robot, world._joints[0], 0.0, 3.0, physicsClientId=world.client)
+        world.client.place(world._robot, [0, 0, 9], [0, 0, 0, 1])
+        world.client.set_joints(world._robot, world._joints[:1], [0.0], speed=3.0)
         for _ in range(10):
             world.advance([0.0] * 8)
-        speeds.append(world.joints()[0][1])
+        speeds.append(world.joints()[1][0])
         world.close()
     assert speeds[0] > speeds[1] + 0.05 > speeds[2] + 0.1 > 0.1, speeds
 

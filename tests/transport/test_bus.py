@@ -31,7 +31,7 @@ from td3_robot.messages import (
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
-from td3_robot.transport.bus import Bus
+from td3_robot.transport.bus import FOREIGN, Bus
 from td3_robot.transport.session import PEER_TIMEOUT, Peer
 
 Make = Callable[..., Any]
@@ -125,6 +125,18 @@ def test_client_may_come_before_its_server(
     server.serve(endpoint, make_server())
     at_server, at_client = pump(lambda got: bool(got[0] and got[1]), server, client)
     assert (kinds(at_server), kinds(at_client)) == ([Hello], [Welcome])
+
+
+def test_what_is_sent_at_once_comes_after_the_hello(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
+) -> None:
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server(5))
+    client.connect(endpoint, make_client())
+    assert client.send("policy", make_step(0))
+    (at_server,) = pump(lambda got: bool(of(got[0], Step)), server)
+    assert kinds(at_server) == [Hello, Step]
+    assert not server.dropped()
 
 
 def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> None:
@@ -354,6 +366,42 @@ def test_malformed_messages_are_only_counted(
     assert server.dropped() == Counter([first, kind])
     assert server.send(peer, action(1))
     pump(lambda got: bool(of(got[0], Action)), client)
+
+
+def test_a_flood_is_taken_in_small_helpings(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_step: Make,
+    raw: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two looks at who else has something a few messages of others are dealt with, however many wait."""
+    server, client, peer = linked
+    session = server._servers["policy"][1]
+    receive, taken = session.receive, list[bytes]()
+    monkeypatch.setattr(session, "receive", lambda key, *more: taken.append(key) or receive(key, *more))
+    drain, helpings = server._drain, list[int]()
+
+    def counted(socket: Any) -> Any:
+        begin = len(taken)
+        inputs = drain(socket)
+        helpings.append(sum(key != peer.key for key in taken[begin:]))
+        return inputs
+
+    monkeypatch.setattr(server, "_drain", counted)
+    flooders = [raw(zmq.DEALER) for _ in range(3)]
+    for flooder in flooders:
+        flooder.connect(endpoint)
+        for _ in range(300):
+            flooder.send_multipart([b"step", b"nonsense"])
+    for sequence in range(100):
+        assert client.send("policy", make_step(sequence))
+    steps: list[int] = []
+    while server.dropped()["stranger"] < 900 or len(steps) < 100:
+        steps += [message.sequence for _, message in server.receive(1.0) if isinstance(message, Step)]
+    assert steps == list(range(100))  # none was lost, none overtook another
+    assert sum(helpings) == 900
+    assert max(helpings) <= FOREIGN
 
 
 def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(

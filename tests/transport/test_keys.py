@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -219,3 +220,10 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", "/home/robot")
     assert default_folder() == Path("/home/robot/.config/td3-robot/keys")
+
+
+def test_the_documents_say_what_each_role_may_do() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted((*ROLES, CLIENT))

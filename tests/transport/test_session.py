@@ -259,10 +259,8 @@ def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
 ) -> None:
     """Whatever it sends costs us its name and its size; one that we know is asked for its role's messages alone."""
     server, unpacked = make_server(), []
-    unpack = msgpack.unpackb
-    monkeypatch.setattr(
-        msgpack, "unpackb", lambda payload, **limits: unpacked.append(payload) or unpack(payload, **limits)
-    )
+    decode = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda *message: unpacked.append(message) or decode(*message))
     ((_, refused),) = server.receive(b"1", [b"step", bytes(1 << 22)], 0.0)[1]
     assert (refused.code, server.tally.counts) == ("hello", {"stranger": 1})
     assert server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0) == ([], [])
@@ -518,7 +516,7 @@ def test_malformed_input_is_logged_once_per_kind_and_period(
     assert server.tally.counts == {"malformed": 100, "frames": 100}
     lines = [record.message for record in caplog.records]
     assert len(lines) == 6  # two kinds, three periods
-    assert lines[0] == ("dropped (malformed, 1 so far): on link policy from sim-0: step: not msgpack (FormatError)")
+    assert lines[0] == ("dropped (malformed, 1 so far): on link policy from sim-0: step: not msgpack (DecodeError)")
     assert lines[2].startswith("dropped (malformed, 41 so far)")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.messages import Action, Bye, Heartbeat, Hello, Record, Status, Step, Weights
+from td3_robot.messages import Action, Bye, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, ServerSession
@@ -116,6 +116,44 @@ def test_a_recorder_that_comes_later_is_told_who_we_are_and_the_newest_weights(
     assert late.topics()[3:] == [("step", 1)]
 
 
+def test_a_monitor_that_comes_later_is_told_states_too_and_what_it_misses_is_its_own_affair(
+    make_client: Make, make_step: Make
+) -> None:
+    late = Recorder(make_client(link="monitor"))
+    late.there = False
+    changes = [StateChange("sim-0", "", state, "", number) for number, state in enumerate(("inactive", "active"))]
+    late.offer(make_step(0), *changes)
+    late.there = True
+    late.tap.turn(1.0)
+    assert late.topics() == [("lifecycle", 0), ("lifecycle", 1)]
+    late.room = False
+    late.offer(make_step(1))
+    late.room = True
+    late.offer(make_step(2))
+    assert late.topics()[2:] == [("step", 2)]
+    assert late.tap.counts() == {}
+
+
+def test_the_bus_offers_the_same_to_recorder_and_monitor(
+    make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
+) -> None:
+    server, client = make_bus(), make_bus()
+    server.serve(f"ipc://{tmp_path}/learner", make_server(2, "learner"))
+    listeners = {link: make_bus() for link in ("recorder", "monitor")}
+    for number, (link, bus) in enumerate(listeners.items()):
+        bus.serve(f"ipc://{tmp_path}/{link}", ServerSession(link, link, {"simulator": (Record,)}, {}, 3 + number))
+        client.record(f"ipc://{tmp_path}/{link}", make_client(link=link))
+    pump(lambda got: all(any(of(items, Hello)) for items in got[1:3]), client, *listeners.values())
+    client.connect(f"ipc://{tmp_path}/learner", make_client(link="learner"))
+    pump(lambda _: client.welcome("learner"), client, server)
+    for sequence in range(3):
+        client.send("learner", make_step(sequence))
+    got = pump(lambda got: all(len(of(items, Record)) >= 4 for items in got[2:4]), client, server, *listeners.values())
+    heard = [[(r.topic, r.sequence, r.payload) for r in of(items, Record)] for items in got[2:4]]
+    assert heard[0] == heard[1]
+    assert [topic for topic, _, _ in heard[0]] == ["hello", "step", "step", "step"]
+
+
 def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make, make_step: Make) -> None:
     late = Recorder(make_client(link="recorder"), expected=True)
     late.there = False
@@ -143,7 +181,7 @@ def test_a_refusal_costs_the_recording_and_nothing_else(
     refused.offer(make_step(0))
     refused.tap.turn(5.0)
     assert refused.got == []
-    assert "the recorder refuses us, so nothing of ours is recorded: configuration differs" in caplog.text
+    assert "the recorder refuses us and is told nothing: configuration differs" in caplog.text
 
 
 def test_the_bus_offers_what_it_sends_and_never_waits(

@@ -1,0 +1,80 @@
+"""A few threads that share out the turns of one function."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+def available_cores() -> int:
+    """Processor cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Crew:
+    """``threads`` threads, the caller's own among them, that wait for work.
+
+    Who does which turn is left to chance: turns must not depend on one another.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._finished: SimpleQueue[None] = SimpleQueue()
+        # The threads know the queues only, so that a crew nobody holds any more is collected, and they with it.
+        self._helpers = [
+            threading.Thread(target=_help, args=(self._work, self._finished), name=f"crew-{number}", daemon=True)
+            for number in range(1, threads)
+        ]
+        self._end = weakref.finalize(self, _dismiss, self._work, len(self._helpers))
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, turn: Callable[[int], None], count: int) -> None:
+        """Call ``turn`` once with each number below ``count``; returns when all calls have.
+
+        Raises:
+            BaseException: what the turn with the lowest number among those that failed raised; all others are done.
+        """
+        numbers = iter(range(count))  # taking the next one of a range is one step of the interpreter
+        failures: dict[int, BaseException] = {}
+
+        def work() -> None:
+            for number in numbers:
+                try:
+                    turn(number)
+                except BaseException as failure:  # an interrupt too is raised when the others have finished
+                    failures[number] = failure
+
+        helpers = min(len(self._helpers), count - 1) if self._end.alive else 0
+        for _ in range(helpers):
+            self._work.put(work)
+        try:
+            work()
+        finally:
+            for _ in range(helpers):
+                self._finished.get()
+        if failures:
+            raise failures[min(failures)]
+
+    def close(self) -> None:
+        """Send the threads home; a second call does nothing. Work that comes later is done by who asks for it."""
+        self._end()
+        for helper in self._helpers:
+            helper.join()
+
+
+def _help(work: SimpleQueue[Callable[[], None] | None], finished: SimpleQueue[None]) -> None:
+    while (share := work.get()) is not None:
+        share()
+        finished.put(None)
+        del share  # what was done is not to be kept alive while waiting
+
+
+def _dismiss(work: SimpleQueue[Callable[[], None] | None], helpers: int) -> None:
+    for _ in range(helpers):
+        work.put(None)

@@ -1,0 +1,65 @@
+"""What a learner begins with, besides itself: the transitions of recordings, ``learner.recordings``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from td3_robot.errors import BundleError
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.transitions import Assembler
+from td3_robot.messages import Step
+from td3_robot.specs import RobotSpec
+
+log = logging.getLogger(__name__)
+
+
+def from_files(core: LearnerCore, recordings: Sequence[str]) -> None:
+    """Store what recordings hold.
+
+    Raises:
+        BundleError: one is of another robot.
+        SessionError: one cannot be read.
+    """
+    if not recordings:
+        return
+    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
+
+    counts = prefill(core, (experience.read(Path(file)) for file in recordings))
+    for file, count in zip(recordings, counts, strict=True):
+        log.info("%s: %d transitions to begin with", file, count)
+
+
+def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
+    """Store the transitions that the Steps of recordings make, as if they had come from sources of now.
+
+    They count as no environment steps, and no gap between them and what comes later is one. Nothing is stored where
+    rows outlived a process: theirs are among them.
+
+    Returns:
+        How many were stored of each.
+
+    Raises:
+        BundleError: one is another robot's.
+    """
+    counts: list[int] = []
+    outlived = False
+    for spec, steps in recordings:
+        if core.spec is None:
+            core.begin(spec)
+            core.publish()
+        elif difference := core.spec.difference(spec):
+            raise BundleError(f"recorded Steps are another robot's: {difference}")
+        replay = core.training.replay
+        outlived = outlived or bool(replay.storage.notes)
+        before = replay.total_added
+        assemblers: dict[str, Assembler] = {}
+        for step in () if outlived else steps:
+            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
+            if transitions is not None and len(transitions):
+                core.training.store(transitions, step)
+        counts.append(replay.total_added - before)
+    if counts and not outlived:
+        core.note("", {})
+    return counts

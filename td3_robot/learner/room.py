@@ -1,0 +1,161 @@
+"""What a learner takes of memory, disk and GPU: said before it starts, and refused where it cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from td3_robot import files, machine
+from td3_robot.config import Config
+from td3_robot.errors import ConfigError
+from td3_robot.learner.storage import ROWS, row_size
+from td3_robot.run_folder import RunFolder
+
+BRANCHES = 32
+"""Of each node of the sum tree of prioritised replay: of 4 to 128 the fastest to sample from at a million leaves."""
+_FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
+
+
+class Needs(NamedTuple):
+    """Bytes that a learner takes, besides its program and its libraries.
+
+    Attributes:
+        kept: memory, all the time.
+        memory: memory at its most, while a checkpoint is read beside the buffer that it fills.
+        replay_file: disk.
+        checkpoints: disk, of as many as there are at a time.
+        device: memory of the GPU; 0 without one.
+    """
+
+    kept: int
+    memory: int
+    replay_file: int
+    checkpoints: int
+    device: int
+
+
+def needs(config: Config, observation_size: int, action_size: int) -> Needs:
+    """What a learner with this configuration takes; ``device`` and ``precision`` are settled.
+
+    Checkpoints are counted with the rows that the run can fill: fewer than the buffer has, where it makes fewer steps.
+    """
+    learner, on_gpu = config.learner, config.learner.device == "cuda"
+    capacity = learner.buffer_size
+    filled = capacity if learner.recordings else min(capacity, config.total_steps + config.robots * config.simulators)
+    row = _FLOAT * row_size(observation_size, action_size)
+    lap = learner.replay == "lap"
+    tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
+    in_file = learner.replay_storage == "file"
+    kept_there = in_file and config.timing != "lockstep"  # the file runs ahead of lock-step's cuts, which thus hold it
+    actor, critics = _parameters(config, observation_size, action_size)
+    average = actor if learner.policy_average else 0
+    pairs = 2 * (actor + critics) + average  # parameters and gradient: online, target, and of the average
+    networks = _FLOAT * (2 * pairs + 2 * (actor + critics))  # with Adam's two
+    if learner.precision == "bf16":
+        networks += _HALF * 2 * pairs
+    saved_networks = _FLOAT * (4 * (actor + critics) + average)
+    saved = saved_networks + (_DOUBLE * filled if lap else 0) + (0 if kept_there else row * filled)
+    at_a_time = config.checkpoint.keep + 1 if config.checkpoint.every or config.timing == "lockstep" else 1
+    kept = (0 if in_file else row * capacity) + tree + (0 if on_gpu else networks)
+    return Needs(
+        kept,
+        kept + saved,
+        row * capacity if in_file else 0,
+        at_a_time * saved,
+        row * (capacity + learner.batch_size) + networks if on_gpu else 0,
+    )
+
+
+def announce(
+    config: Config,
+    observation_size: int,
+    action_size: int,
+    run: RunFolder,
+    device_memory: int | None = None,
+    loaded: int = 0,
+) -> str:
+    """One line that says what the learner takes, and what there is.
+
+    Args:
+        config: with settled ``device`` and ``precision``.
+        run: whose folder need not be there yet; what it holds already is not needed again.
+        device_memory: bytes of the GPU that are free; None if that is not known or there is none.
+        loaded: bytes of a checkpoint that is in memory already.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+
+    def needed(capacity: int) -> tuple[int, int, int]:
+        need = needs(replace(config, learner=replace(config.learner, **_of_size(config, capacity))), *sizes)
+        disk = max(0, need.replay_file - in_file) + max(0, need.checkpoints - in_checkpoints)
+        return need.memory - loaded, disk, need.device
+
+    sizes = observation_size, action_size
+    in_file = files.allocated(run.replay / ROWS)
+    in_checkpoints = sum(files.allocated(file) for file in run.checkpoints.glob("*.safetensors"))
+    held = config.learner.buffer_size
+    places = (
+        ("memory", machine.available_memory()),
+        (f"the disk of {str(run.path)!r}", files.free(run.path)),
+        ("the GPU's memory", device_memory),
+    )
+    parts: list[str] = []
+    for index, (place, free) in enumerate(places):
+        need = needed(held)[index]
+        if free is not None and need > free:
+            most = _largest(held, lambda capacity, index=index, free=free: needed(capacity)[index] <= free)  # type: ignore[misc]
+            fit = f"at most {most} would fit" if most else "not even a buffer of one transition would fit"
+            raise ConfigError(
+                f"learner.buffer_size is {held}: the learner needs {need:,} bytes of {place}, "
+                f"and {free:,} are free; {fit}"
+            )
+        if need:
+            there = "what is free cannot be told" if free is None else f"{_readable(free)} free"
+            parts.append(f"{_readable(need)} of {place} ({there})")
+    kept = _readable(needs(config, *sizes).kept)
+    return f"replay buffer of {held:,} transitions and networks: {kept} of memory; with a checkpoint {', '.join(parts)}"
+
+
+def tree_levels(capacity: int) -> list[int]:
+    """The numbers of nodes of a sum tree with ``capacity`` leaves, from the top level to the leaves."""
+    levels = [_padded(capacity)]
+    while levels[0] > BRANCHES:
+        levels.insert(0, _padded(levels[0] // BRANCHES))
+    return levels
+
+
+def _padded(count: int) -> int:
+    return -(-count // BRANCHES) * BRANCHES
+
+
+def _parameters(config: Config, observation_size: int, action_size: int) -> tuple[int, int]:
+    """How many numbers the actor has, and how many all critics have."""
+
+    def count(inputs: int, outputs: int, layer_norm: bool) -> int:
+        linear = sum(before * after + after for before, after in pairwise((inputs, *config.network.hidden, outputs)))
+        return linear + (2 * sum(config.network.hidden) if layer_norm else 0)
+
+    learner = config.learner
+    critic = count(observation_size + action_size, 1, learner.layer_norm)
+    return count(observation_size, action_size, False), (1 + learner.twin_critics) * critic
+
+
+def _of_size(config: Config, capacity: int) -> dict[str, int]:
+    return {"buffer_size": capacity, "batch_size": min(config.learner.batch_size, capacity)}
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to below ``limit`` that fits; 0 if none does."""
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _readable(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

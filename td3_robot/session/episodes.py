@@ -1,0 +1,128 @@
+"""The Steps of a recording as episodes of single robots, cut where a Step is missing and joined nowhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.learner.transitions import Assembler
+from td3_robot.messages import Phase, Step
+from td3_robot.specs import Float32
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """What one robot did over T steps with none missing between them.
+
+    Attributes:
+        steps: the T + 1 Steps that say so, at least two.
+        robot: its index in their arrays.
+    """
+
+    steps: tuple[Step, ...]
+    robot: int
+
+    @property
+    def source(self) -> str:
+        return self.steps[0].source
+
+    @property
+    def incarnation(self) -> int:
+        return self.steps[0].incarnation
+
+    @property
+    def number(self) -> int:
+        """Of the episode, as its source counts them within an incarnation."""
+        return int(self.steps[0].episode[self.robot])
+
+    @property
+    def begun(self) -> bool:
+        """Whether its beginning is there: the Step after the reset."""
+        return bool(self.steps[0].phase[self.robot] == Phase.FIRST)
+
+    @property
+    def end(self) -> Phase | None:
+        """How it ended; None where its end is missing."""
+        phase = Phase(self.steps[-1].phase[self.robot])
+        return phase if phase >= Phase.TERMINATED else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether neither its beginning nor its end is missing."""
+        return self.begun and self.end is not None
+
+    @property
+    def observation(self) -> Float32:
+        """float32[T + 1, O]."""
+        return np.stack([step.observation[self.robot] for step in self.steps])
+
+    @property
+    def action(self) -> Float32:
+        """float32[T, A]: the actions really applied, in the units of their channels."""
+        return np.stack([step.action[self.robot] for step in self.steps[1:]])
+
+    @property
+    def reward(self) -> Float32:
+        """float32[T]."""
+        return np.array([step.reward[self.robot] for step in self.steps[1:]], np.float32)
+
+    @property
+    def identity(self) -> dict[str, NDArray[np.int64]]:
+        """int64[T + 1] each: which Steps these are, and where the action of each came from."""
+        names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
+        identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
+        return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}
+
+    @property
+    def world(self) -> dict[str, float]:
+        """What was drawn for this episode, by name; empty where nothing was, or its beginning is missing."""
+        drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
+        return drawn
+
+
+class Episodes:
+    """Cuts the Steps of any number of sources into episodes; what follows what is decided as the learner does.
+
+    ``counters``: alone (Steps of a robot that nothing follows and that follow nothing, so that no episode holds them).
+    """
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self._assemblers: dict[str, Assembler] = {}
+        self._open: dict[tuple[str, int], list[Step]] = {}
+
+    def add(self, step: Step) -> list[Episode]:
+        """The episodes that are over with this Step, whole or not."""
+        joined = self._assemblers.setdefault(step.source, Assembler()).add(step)
+        if joined is None:
+            return []
+        over: list[Episode] = []
+        follow = set(joined.robot.tolist())
+        for robot, phase in enumerate(step.phase):
+            if robot in follow:
+                self._open[step.source, robot].append(step)
+            else:
+                over += self._close(step.source, robot)
+                self._open[step.source, robot] = [step]
+            if phase >= Phase.TERMINATED:
+                over += self._close(step.source, robot)
+        return over
+
+    def finish(self) -> list[Episode]:
+        """The episodes that no end was recorded of."""
+        return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
+
+    def lost(self) -> Counter[str]:
+        """``missed``: Steps that were not there in their turn; ``gaps``: places; ``late``: came after it; ``alone``."""
+        total = +self.counters
+        for assembler in self._assemblers.values():
+            total += Counter({name: assembler.counters[name] for name in ("missed", "gaps", "late")})
+        return total
+
+    def _close(self, source: str, robot: int) -> list[Episode]:
+        steps = self._open.pop((source, robot), [])
+        self.counters["alone"] += len(steps) == 1
+        return [Episode(tuple(steps), robot)] if len(steps) > 1 else []

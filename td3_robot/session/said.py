@@ -1,0 +1,75 @@
+"""What a message says, in the few facts that a person who watches wants of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from td3_robot.messages import (
+    Action,
+    ActionOrigin,
+    Bye,
+    Command,
+    Evaluation,
+    Hello,
+    Message,
+    NoiseKind,
+    Phase,
+    Refused,
+    Reply,
+    StateChange,
+    Status,
+    Step,
+    Throttle,
+    Weights,
+)
+
+Facts = dict[str, Any]
+
+
+def facts(message: Message) -> Facts:
+    """Names and values: numbers and text."""
+    known = _FACTS.get(type(message))
+    return known(message) if known else {}
+
+
+def _step(step: Step) -> Facts:
+    phases = Counter(Phase(phase).name.lower() for phase in step.phase.tolist())
+    return {
+        "phase": next(iter(phases)) if len(step.phase) == 1 else ", ".join(f"{n} {p}" for p, n in phases.items()),
+        "reward": _mean(step.reward),
+        "episode_step": int(step.episode_step.max(initial=0)),
+        "action": ActionOrigin(step.origin).name.lower(),
+        "weights": step.weights_version,
+    }
+
+
+def _mean(values: Any) -> float | None:
+    return round(float(values.mean()), 3) if len(values) else None
+
+
+def _action(action: Action) -> Facts:
+    noise = NoiseKind(action.noise_kind).name.lower()
+    return {"source": action.source, "weights": action.weights_version, "noise": noise}
+
+
+def _status(status: Status) -> Facts:
+    said = {"state": status.state, **({"detail": status.detail} if status.detail else {})}
+    return {**said, **{name: round(value, 4) for name, value in status.figures.items()}}
+
+
+_FACTS: dict[type[Message], Callable[[Any], Facts]] = {
+    Hello: lambda m: {"role": m.role, "robots": m.robots},
+    Refused: lambda m: {"code": m.code, "reason": m.reason},
+    Bye: lambda m: {"reason": m.reason},
+    Step: _step,
+    Action: _action,
+    Throttle: lambda m: {"source": m.source, "allowed": m.transitions_allowed},
+    Weights: lambda m: {"version": m.version, "updates": m.updates, "bytes": len(m.payload)},
+    Evaluation: lambda m: {"version": m.version, "episodes": len(m.returns), "return": _mean(m.returns)},
+    Status: _status,
+    Command: lambda m: {"verb": m.verb, "target": m.target, "reason": m.reason},
+    Reply: lambda m: {"node": m.node, "state": m.state, "error": m.error},
+    StateChange: lambda m: {"node": m.node, "state": m.state, "reason": m.reason},
+}

@@ -1,0 +1,55 @@
+"""One topic of one publisher: how much of it there is, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from td3_robot.session.entries import Entry
+
+
+@dataclass
+class Stream:
+    """One topic of one publisher.
+
+    Attributes:
+        begins: sequence of its first message; above 0 where the recorder came later.
+        gaps, missing: places where the sequence jumps, and messages missing there.
+        longest: the longest time between two messages, in seconds.
+    """
+
+    begins: int
+    first: int
+    last: int
+    sequence: int
+    count: int = 0
+    size: int = 0
+    gaps: int = 0
+    missing: int = 0
+    longest: float = 0.0
+
+    @classmethod
+    def beginning(cls, entry: Entry) -> Stream:
+        """That whose first message this is; it is still to be added."""
+        return cls(entry.sequence, entry.received, entry.received, entry.sequence)
+
+    def add(self, entry: Entry) -> None:
+        if self.count and entry.sequence > self.sequence + 1:
+            self.gaps += 1
+            self.missing += entry.sequence - self.sequence - 1
+        self.longest = max(self.longest, (entry.received - self.last) * 1e-9)
+        self.sequence, self.last = max(self.sequence, entry.sequence), max(self.last, entry.received)
+        self.count += 1
+        self.size += len(entry.payload)
+
+    def report(self) -> dict[str, Any]:
+        seconds = (self.last - self.first) * 1e-9
+        return {
+            "count": self.count,
+            "rate_hz": round((self.count - 1) / seconds, 3) if seconds > 0 else None,
+            "bytes": self.size,
+            "begins_at": self.begins,
+            "gaps": self.gaps,
+            "missing": self.missing,
+            "longest_s": round(self.longest, 4),
+        }

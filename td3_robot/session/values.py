@@ -1,0 +1,50 @@
+"""The numbers of a message by the names of what they are: channels of observations and actions, robots, fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from td3_robot.messages import Hello, Message, wire_fields
+from td3_robot.transport.session import ROBOT_ROLES
+
+Names = Mapping[str, Sequence[str]]
+"""Names of channels, by their size: O and A."""
+_CHANNELS = {"O": "observations", "A": "actions"}
+
+
+def names_of(message: Message) -> Names | None:
+    """The channels of a source, which its Hello says; None of any other message."""
+    if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
+        return None
+    described = {size: message.spec.get(kind) for size, kind in _CHANNELS.items()}
+    return {
+        size: [str(channel["name"]) for channel in channels if isinstance(channel, dict) and "name" in channel]
+        for size, channels in described.items()
+        if isinstance(channels, list)
+    }
+
+
+def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
+    """The fields of a message, once for each robot (or episode) it is about, once if it is about none.
+
+    Arrays give their number of that robot, or a map of the names of channels (their indices, without names) to numbers;
+    other fields are the same each time.
+    """
+    wires = wire_fields(type(message))
+    arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
+    count = len(getattr(message, next(iter(arrays)))) if arrays else 1
+    for index in range(count):
+        row: dict[str, Any] = {}
+        for name in wires:
+            value = getattr(message, name)
+            if name not in arrays:
+                row[name] = value
+            elif len(arrays[name]) == 1:
+                row[name] = value[index].item()
+            else:
+                labels = names.get(arrays[name][1], ())
+                if len(labels) != value.shape[1]:
+                    labels = [str(channel) for channel in range(value.shape[1])]
+                row[name] = dict(zip(labels, value[index].tolist(), strict=True))
+        yield row

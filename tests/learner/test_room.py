@@ -1,0 +1,219 @@
+"""What is said that a learner takes, beside what it really takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot import files, machine
+from td3_robot.config import Config, parse
+from td3_robot.errors import ConfigError
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.room import announce, needs
+from td3_robot.learner.storage import ROWS, File
+from td3_robot.learner.td3 import TD3
+from td3_robot.run_folder import RunFolder
+
+MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
+
+CHILD = """
+import sys
+from pathlib import Path
+import numpy as np
+from td3_robot import config as configuration
+from td3_robot.learner import checkpoint, state
+from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.storage import File, Memory, Note
+from td3_robot.specs import Channel, RobotSpec
+
+folder, config = Path(sys.argv[1]), configuration.load(sys.argv[2])
+many, in_file = config.learner.buffer_size, config.learner.replay_storage == "file"
+durable = in_file and config.timing != "lockstep"
+spec = RobotSpec("Toy", tuple(Channel(n, "m", -5, 5) for n in "abc"), tuple(Channel(n, "N", -1, 1) for n in "lr"), 0.02)
+
+def room(capacity, width):
+    return File(folder / "replay", capacity, width, recovers=durable) if in_file else Memory(capacity, width)
+
+def memory():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+def said(name, before):
+    print(name, memory() - before, flush=True)
+
+def add(replay, count):
+    rows = np.ones((1000, 10), np.float32)
+    for _ in range(count // len(rows)):
+        replay.add(rows[:, :3], rows[:, 3:5], rows[:, 5], rows[:, 7:], rows[:, 6])
+
+def update(training):
+    for _ in range(2):
+        training.td3.update(training.replay.sample(256))
+
+other = LearnerCore(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
+add(other.training.replay, 1000)
+update(other.training)  # what libraries take when they are used first
+before = memory()
+if sys.argv[3] == "fill":
+    core = LearnerCore(config, spec=spec, storage=room)
+    add(core.training.replay, many)
+    core.training.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
+    update(core.training)
+    said("kept", before)
+    path = checkpoint.save(folder, many, *state.save(core, 0.0), 2)
+    print("checkpoint", path.stat().st_size, flush=True)
+else:
+    path, arrays, scalars = checkpoint.load_newest(folder)
+    core = state.restored(config, arrays, scalars, storage=room)
+    said("memory", before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no Linux to ask what a process takes")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("learner.replay=lap",),
+        ("learner.replay=lap", "learner.replay_storage=file"),
+        ("timing=lockstep", "learner.replay_storage=file"),
+    ],
+    ids=["memory", "file", "lock-step"],
+)
+def test_what_is_said_is_what_is_taken(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """By the operating system, of a learner whose buffer is full, and of one that goes on from its checkpoint.
+
+    Within 5 %, and 4 MB that libraries take as they please.
+    """
+    config = parse({}, (f"learner.buffer_size={MANY}", f"total_steps={MANY}", *overrides))
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    taken: dict[str, int] = {}
+    for what in ("fill", "go on"):
+        command = [sys.executable, "-c", CHILD, str(tmp_path), str(tmp_path / "config.yaml"), what]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        taken |= {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
+    need = needs(config, 3, 2)
+    said = {"kept": need.kept, "memory": need.memory, "checkpoint": need.checkpoints // (config.checkpoint.keep + 1)}
+    assert taken == {name: pytest.approx(number, rel=0.05, abs=4e6) for name, number in said.items()}
+    rows = tmp_path / "replay" / ROWS
+    assert need.replay_file == (rows.stat().st_size if rows.exists() else 0)
+
+
+def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int]:
+    """Bytes of every block of memory that tensors in an object's attributes lie in, by address."""
+    if id(thing) in seen:
+        return found
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+    elif isinstance(thing, dict):
+        for item in thing.values():
+            storages(item, found, seen)
+    elif isinstance(thing, (list, tuple)):
+        for item in thing:
+            storages(item, found, seen)
+    elif type(thing).__module__.startswith("td3_robot.learner") and hasattr(thing, "__dict__"):
+        storages(vars(thing), found, seen)
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_lies_on_a_gpu_by_its_tensors(precision: str, device: torch.device) -> None:
+    """The copy of the rows, one batch, and the networks; within 2 %, for gaps between parameters."""
+    config = parse(
+        {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
+    )
+    td3 = TD3(22, 6, config.network.hidden, config.learner, 0, device)
+    replay = DeviceReplay(ReplayBuffer(20_000, 22, 6, 0), device)
+    replay.add(*(np.ones((300, *shape), np.float32) for shape in ((22,), (6,), (), (22,), ())))
+    td3.update(replay.sample(256))
+    blocks = storages(td3, {}, set())
+    for name in ("_rows", "_batch_rows"):
+        storages(getattr(replay, name), blocks, set())
+    assert sum(blocks.values()) == pytest.approx(needs(config, 22, 6).device, rel=0.02)
+
+
+def small(*overrides: str) -> Config:
+    """A buffer of 100,000 rows of 10 numbers, 4 MB, and a network of 5 · (3 + 1) + 2 · 6 = 32 numbers, …"""
+    return parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 100_000}}, overrides)
+
+
+@pytest.fixture
+def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many bytes of memory and disk are free."""
+
+    def have(memory: int | None, disk: int | None) -> None:
+        monkeypatch.setattr(machine, "available_memory", lambda: memory)
+        monkeypatch.setattr(files, "free", lambda _: disk)
+
+    return have
+
+
+def test_what_is_needed_by_hand() -> None:
+    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept six times over.
+
+    A checkpoint has 4 · 104 of them and the rows, and for LAP the priorities in 8 bytes; two are kept and one written.
+    The sum tree has 3125 · 32, 98 · 32, 4 · 32 (of which 98 count) and 32 nodes of 8 bytes.
+    """
+    rows, networks, saved = 4_000_000, 6 * 104 * 4, 4 * 104 * 4
+    plain = needs(small(), 3, 2)
+    assert plain == (rows + networks, 2 * rows + networks + saved, 0, 3 * (rows + saved), 0)
+    tree, priorities = 8 * (100_000 + 3136 + 128 + 32), 800_000
+    lap = needs(small("learner.replay=lap", "learner.replay_storage=file"), 3, 2)
+    assert lap == (tree + networks, tree + networks + saved + priorities, rows, 3 * (saved + priorities), 0)
+    gpu = needs(small("learner.device=cuda"), 3, 2)
+    assert gpu == (rows, 2 * rows + saved, 0, 3 * (rows + saved), rows + 256 * 40 + networks)
+    last = small("total_steps=30000", "checkpoint.every=0")  # and one robot's step more than is asked for
+    assert needs(last, 3, 2).checkpoints == 30_001 * 40 + saved
+    lockstep = needs(small("timing=lockstep", "learner.replay_storage=file"), 3, 2)
+    assert lockstep == (networks, networks + saved + rows, rows, 3 * (saved + rows), 0)
+
+
+def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
+    """8,004,160 bytes of memory and 12,004,992 of disk, see above; a row is 80 bytes of memory, and 120 of disk."""
+    run = RunFolder(tmp_path / "run")
+    machine_of(8_004_160, 12_004_992)
+    assert announce(small(), 3, 2, run) == (
+        "replay buffer of 100,000 transitions and networks: 4.0 MB of memory; with a checkpoint 8.0 MB of memory "
+        f"(8.0 MB free), 12.0 MB of the disk of {str(run.path)!r} (12.0 MB free)"
+    )
+    for memory, disk, words in (
+        (8_004_159, None, "needs 8,004,160 bytes of memory, and 8,004,159 are free; at most 99999 would fit"),
+        (4_004_160, None, "needs 8,004,160 bytes of memory, and 4,004,160 are free; at most 50000 would fit"),
+        (4_000, None, "needs 8,004,160 bytes of memory, and 4,000 are free; not even a buffer of one transition"),
+        (
+            None,
+            12_004_991,
+            f"needs 12,004,992 bytes of the disk of {str(run.path)!r}, and 12,004,991 are free; at most",
+        ),
+    ):
+        machine_of(memory, disk)
+        with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner {words}"[:120])):
+            announce(small(), 3, 2, run)
+    machine_of(None, None)
+    assert "memory (what is free cannot be told)" in announce(small(), 3, 2, run)
+    gpu = small("learner.device=cuda")  # 4,000,000 + 10,240 + 2,496
+    assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_736)
+    with pytest.raises(ConfigError, match="4,012,736 bytes of the GPU's memory, and 4,012,735 are free; at most 99999"):
+        announce(gpu, 3, 2, run, 4_012_735)
+
+
+def test_what_is_there_already_is_not_needed_again(machine_of: Any, tmp_path: Path) -> None:
+    """The replay file, checkpoints, and what of one is in memory."""
+    config, run = small("learner.replay_storage=file", "checkpoint.every=0"), RunFolder(tmp_path)
+    File(run.replay, 100_000, 10).close()
+    run.checkpoints.mkdir()
+    (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(5000))
+    machine_of(4_160 - 1_000, 0)
+    announce(config, 3, 2, run, loaded=1_000)
+    machine_of(4_160 - 1_001, 0)
+    with pytest.raises(ConfigError, match="needs 3,160 bytes of memory"):
+        announce(config, 3, 2, run, loaded=1_000)

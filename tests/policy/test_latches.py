@@ -1,0 +1,167 @@
+"""What is in force at a policy server outlives its process: the core's part, and the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.bundle import Bundle, sha256
+from td3_robot.errors import ConfigError, UsageError
+from td3_robot.messages import Action, Command, Step
+from td3_robot.policy.latch_file import LatchFile
+from td3_robot.policy.latches import Latches
+from td3_robot.safety import SafetyConfig
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Output, Peer, hello
+from tests.policy.unrecorded import PolicyCore
+
+SAFE = SafetyConfig(observation_deadline_ms=100)
+Made = Callable[..., Bundle]
+
+
+@pytest.fixture
+def peer(spec: RobotSpec) -> Peer:
+    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
+
+
+@pytest.fixture
+def operator() -> Peer:
+    return Peer("policy", b"2", hello("operator", "op", client=2), {})
+
+
+def command(verb: str, target: str = "", payload: bytes = b"") -> Command:
+    return Command(1, target, verb, "because", 0, sha256(payload) if payload else "", payload)
+
+
+def versions(outputs: list[Output]) -> list[int]:
+    return [message.weights_version for _, message in outputs if isinstance(message, Action)]
+
+
+def begun(bundle: Bundle, latches: Latches | None = None, **options: Any) -> PolicyCore:
+    core = PolicyCore(9, safety=SAFE, **options)
+    core.load(1, bundle)
+    if latches:
+        core.resume(latches, 0.0)
+    return core
+
+
+def test_nothing_in_force_changes_nothing(peer: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
+    core = begun(make_bundle(1))
+    core.step([(peer, peer.hello), (peer, make_step(1))], 0.0)
+    assert core.latches == Latches()
+    before = core.latches
+    core.step([(peer, make_step(2))], 0.01)
+    assert core.latches is before  # a turn in which nothing happened makes no new one
+    anew = PolicyCore(9, safety=SAFE)
+    anew.load(1, make_bundle(1))
+    assert anew.resume(core.latches, 0.0) == []
+    assert versions(anew.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
+
+
+def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
+    core = begun(make_bundle(1))
+    core.step([(operator, operator.hello), (operator, command("estop"))], 0.0)
+    assert core.latches.stop == "because"
+    anew = begun(make_bundle(1), core.latches)
+    assert anew.latches == core.latches
+    assert anew.lifecycle.reason == "emergency stop: because"
+    joined = anew.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.1)
+    assert [message.verb for to, message in joined if isinstance(message, Command) and to is peer] == ["estop"]
+    assert versions(joined) == [0]
+    anew.step([(operator, command("activate"))], 0.1)
+    assert versions(anew.step([(peer, make_step(2))], 0.1)) == [0]
+    anew.step([(operator, command("reset"))], 0.1)
+    assert anew.latches == Latches(inactive=True)
+    anew.step([(operator, command("activate"))], 0.1)
+    assert versions(anew.step([(peer, make_step(3))], 0.1)) == [1]
+    assert anew.latches == Latches()
+
+
+def test_a_stop_of_one_robot_and_a_fault_of_another(
+    peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
+) -> None:
+    other = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    core = begun(make_bundle(1))
+    core.step([(peer, peer.hello), (other, other.hello), (operator, operator.hello)], 0.0)
+    core.step([(peer, make_step(1)), (other, make_step(1)), (operator, command("estop", "arm"))], 0.0)
+    core.step([], 0.11)  # 100 ms without an observation of the leg
+    assert core.latches.stopped == ("arm",)
+    assert core.latches.held["leg"] == "no observation for 100 ms"
+    anew = begun(make_bundle(1), core.latches)
+    arrived = [(peer, peer.hello), (other, other.hello), (operator, operator.hello)]
+    assert versions(anew.step([*arrived, (peer, make_step(1)), (other, make_step(1))], 0.0)) == [0, 0]
+    anew.step([(operator, command("activate", "leg")), (operator, command("activate", "arm"))], 0.01)
+    assert versions(anew.step([(peer, make_step(2)), (other, make_step(2))], 0.02)) == [1, 0]
+
+
+def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
+    core = begun(make_bundle(1))
+    core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
+    anew = begun(make_bundle(1), core.latches)
+    assert anew.frozen
+    assert anew.lifecycle.state == "inactive"
+    anew.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
+    assert not begun(make_bundle(1), anew.latches).frozen
+    assert begun(make_bundle(1), anew.latches, frozen=True).frozen  # what the configuration says, in any case
+
+
+def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Peer, make_bundle: Made) -> None:
+    core = begun(make_bundle(1))
+    bad = make_bundle(2)
+    core.step([(operator, operator.hello), (operator, command("load", payload=bad.encode()))], 0.0)
+    core.step([(operator, command("rollback"))], 0.0)
+    assert core.latches.withdrawn == (sha256(bad.encode()),)
+    assert core.latches.frozen
+    good = begun(make_bundle(1), core.latches)
+    good.step([], 0.0)
+    assert good.lifecycle.active
+    again = begun(bad, core.latches)
+    again.step([(operator, operator.hello)], 0.0)
+    assert again.lifecycle.state == "inactive"
+    again.step([(operator, command("activate"))], 0.0)  # a person wants it all the same
+    assert again.lifecycle.active
+    assert again.latches.withdrawn == ()
+
+
+def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "policy.state"
+    file = LatchFile(path)
+    assert file.kept == Latches()
+    with pytest.raises(UsageError, match="is another policy server's, which runs; name another with --state FILE"):
+        LatchFile(path)
+    for number in range(20):
+        file.keep(Latches(stop=f"reason {number}", stopped=("leg",), held={"arm": "ñ"}))
+    file.close()
+    again = LatchFile(path)
+    again.close()
+    assert again.kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
+    assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stop": 1}', b'{"other": ""}', b"\xff", b"[" * 100_000])
+def test_a_damaged_file_is_no_all_clear(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "policy.state"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged .*: a stop may be in force that it does not tell"):
+        LatchFile(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory; name another with --state"):
+        LatchFile(tmp_path / "nowhere" / "policy.state")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        LatchFile(tmp_path)
+
+
+def test_the_file_is_plain_json(tmp_path: Path) -> None:
+    path = tmp_path / "policy.state"
+    file = LatchFile(path)
+    file.keep(Latches(frozen=True))
+    file.close()
+    assert json.loads(path.read_text())["frozen"] is True

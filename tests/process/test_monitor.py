@@ -1,0 +1,146 @@
+"""Watching real runs and played recordings: what a plain ZeroMQ subscriber and a reader of JSON lines get of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import pytest
+import zmq
+
+from sims.tasks import spec
+from td3_robot.cli.main import main
+from td3_robot.messages import Step
+from td3_robot.session.reader import Session
+
+SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
+
+
+@pytest.fixture
+def plotted(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """``plotted(enough)``: the payloads by topic that a subscriber gets until ``enough`` of them is true."""
+    context = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    subscriber.setsockopt(zmq.RCVHWM, 0)
+    subscriber.subscribe("")
+    subscriber.connect(f"ipc://{tmp_path}/pj")
+
+    def collect(enough: Callable[[dict[str, list[Any]]], bool], timeout: float = 60) -> dict[str, list[Any]]:
+        got: dict[str, list[Any]] = {}
+        deadline = time.monotonic() + timeout
+        while not enough(got):
+            assert subscriber.poll(1000 * max(0.0, deadline - time.monotonic())), sorted(got)
+            topic, payload, seconds = subscriber.recv_multipart()
+            got.setdefault(topic.decode(), []).append((float(seconds), msgpack.unpackb(payload)))
+        return got
+
+    yield collect
+    subscriber.close(linger=0)
+    context.term()
+
+
+def next_report(monitor: Any, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+    return json.loads(monitor.wait_for(r"^\{.*", lambda match: fits(json.loads(match[0]))))
+
+
+def test_a_monitor_of_a_training(train: Any, command: Callable[..., Any], plotted: Any, tmp_path: Path) -> None:
+    run = train(200_000, "learner.replay_ratio=0.05", "record=true")
+    run.wait_for_steps(300)
+    monitor = command("monitor", "--run", "run", "--json", "--every", "0.3", "--plotjuggler", f"ipc://{tmp_path}/pj")
+    wanted = {"sim-0/step", "policy/action/sim-0", "learner/status", "learner/weights"}
+    got = plotted(lambda got: wanted <= got.keys() and len(got["sim-0/step"]) > 200)
+    walker = spec("Walker2D")
+    for seconds, step in got["sim-0/step"]:
+        assert abs(seconds - time.time()) < 600
+        assert list(step["observation"]) == [channel.name for channel in walker.observations]
+        assert list(step["action"]) == [channel.name for channel in walker.actions]
+    assert "env_steps" in got["learner/status"][0][1]["figures"]
+    report = next_report(monitor, lambda it: it["processes"].get("learner") == "ready" and "sim-0" in it["loop_ms"])
+    assert report["topics"]["sim-0/step"]["rate_hz"] > 0
+    assert report["loop_ms"]["sim-0"]["median"] > 0
+    assert (report["unreadable"], report["faults"]) == (0, [])
+    assert report["states"].items() >= {"policy": "active", "sim-0": "active"}.items()  # told though it came late
+    before = int(run.wait_for(r"^([\d,]+)/").split("/")[0].replace(",", ""))
+    psutil.Process(monitor.process.pid).send_signal(signal.SIGSTOP)  # one that stands still holds up nobody
+    run.wait_for_steps(before + 3000)
+    psutil.Process(monitor.process.pid).send_signal(signal.SIGCONT)
+    next_report(monitor)
+    monitor.interrupt()
+    assert monitor.finish() == 130, monitor.output()
+    assert not (tmp_path / "pj").exists()
+    table = command("monitor", "--run", "run", "--seconds", "1", "--every", "0.5")
+    assert table.finish() == 0
+    assert any(line.startswith("sim-0/step") for line in table.output().splitlines()), table.output()
+    to_the_end = command("monitor", "--run", "run", "--json")
+    next_report(to_the_end)
+    run.interrupt()
+    assert run.finish() == 130
+    assert to_the_end.finish() == 0, to_the_end.output()  # it ends with the run
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    assert final["learner"]["counters"]["missed"] == 0
+    assert not any("not_recorded" in process["counters"] for process in final.values())
+
+
+def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotted: Any, tmp_path: Path) -> None:
+    """Played in a loop, because the first times may be over before the subscription has arrived."""
+    monitor = command(
+        "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
+    )
+    player = command("play", str(SESSION), "--monitor", "ipc://m", "--rate", "20", "--loop", "--json")
+    recorded = [m for _, m in Session([SESSION]).messages((Step.NAME,)) if isinstance(m, Step)]
+
+    def loops(got: dict[str, list[Any]]) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        for _, step in got.get("sim-0/step", []):
+            found.setdefault(step["incarnation"] // 1000, []).append(step)
+        return found
+
+    got = plotted(lambda got: any(len(loop) == len(recorded) for loop in loops(got).values()))
+    shown = next(loop for loop in loops(got).values() if len(loop) == len(recorded))
+    for step, original in zip(shown, recorded, strict=True):
+        assert list(step["observation"].values()) == original.observation[0].tolist()
+        assert list(step["action"].values()) == original.action[0].tolist()
+        assert step["sequence"] == original.sequence
+    assert {"learner/weights", "policy/action/sim-0", "sim-0/status"} <= got.keys()
+    player.interrupt()
+    assert player.finish() == 130
+    assert "lost" not in json.loads(player.lines[-1])
+    report = next_report(monitor, lambda it: "policy/bye" in it["topics"])
+    monitor.interrupt()
+    assert monitor.finish() == 130
+    assert report["unreadable"] == 0
+    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # nor over a restart
+
+
+def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--endpoint", f"ipc://{tmp_path}/m"]
+    for arguments, words in (
+        ([], "is needed"),
+        (["--run", str(tmp_path)], "holds no run"),
+        ([*here, "--run", str(tmp_path)], "--endpoint stands alone"),
+        (["--endpoint", "tcp://0.0.0.0:5555"], "beyond loopback"),
+        (["--run", str(tmp_path), "--keys", "k"], "--keys goes with --endpoint"),
+        ([*here, "--every", "0"], "--every is 0; allowed: above 0 s"),
+        ([*here, "--seconds", "-1"], "--seconds is -1"),
+        ([*here, "--seconds", "nan"], "--seconds is nan"),
+        ([*here, "--anywhere"], "--anywhere goes with --plotjuggler"),
+        ([*here, "--plotjuggler", "tcp://0.0.0.0:9872"], "allowed: ipc://PATH and tcp:// on loopback"),
+        ([*here, "--plotjuggler", "9872"], "'9872' is not understood"),
+    ):
+        assert main(["monitor", *arguments]) == 2, arguments
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    assert main(["play", str(SESSION), "--monitor", "ipc://m", "--topics", "nope"]) == 2
+    assert "--topics: 'nope' cannot be played; allowed: hello, welcome" in capsys.readouterr().err
+    assert main(["play", str(SESSION), "--monitor", "nowhere"]) == 2
+    assert "'nowhere' is not understood" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as wrong:
+        main(["monitor", "--every", "soon"])
+    assert wrong.value.code == 2

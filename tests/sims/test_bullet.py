@@ -1,0 +1,212 @@
+"""Worlds through Bullet's C interface: they are PyBullet's own, to the last bit, and let other threads run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pybullet
+import pybullet_data
+import pytest
+
+from sims import bullet_api as b3
+from sims import physics
+from sims.bullet import BASE, Client
+from sims.physics import World
+from sims.robots import MODELS
+from td3_robot.errors import ConfigError
+
+
+class Twins(NamedTuple):
+    """The same world twice: ours, and one that PyBullet's Python functions made."""
+
+    world: World
+    client: int
+    floor: int
+    robot: int
+    driven: list[int]
+
+
+@pytest.fixture(params=MODELS)
+def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
+    model, data = MODELS[request.param], pybullet_data.getDataPath()
+    world, client = World(model), pybullet.connect(pybullet.DIRECT)
+    pybullet.setPhysicsEngineParameter(deterministicOverlappingPairs=1, physicsClientId=client)
+    pybullet.setGravity(0, 0, -9.8, physicsClientId=client)
+    pybullet.setDefaultContactERP(0.9, physicsClientId=client)
+    pybullet.setPhysicsEngineParameter(
+        fixedTimeStep=0.0165, numSolverIterations=5, numSubSteps=4, physicsClientId=client
+    )
+    (floor,) = pybullet.loadSDF(f"{data}/plane_stadium.sdf", physicsClientId=client)
+    pybullet.changeDynamics(floor, -1, lateralFriction=0.8, restitution=0.5, physicsClientId=client)
+    (robot,) = pybullet.loadMJCF(f"{data}/mjcf/{model.mjcf}", flags=physics._LOAD_FLAGS, physicsClientId=client)
+    names = {joint for joint, _ in model.joints}
+    driven = []
+    for joint in range(pybullet.getNumJoints(robot, client)):
+        pybullet.setJointMotorControl2(robot, joint, pybullet.POSITION_CONTROL, force=0, physicsClientId=client)
+        if pybullet.getJointInfo(robot, joint, client)[1].decode() in names:
+            driven.append(joint)
+    yield Twins(world, client, floor, robot, driven)
+    world.close()
+    pybullet.disconnect(client)
+
+
+def theirs(twins: Twins) -> dict[str, list[float]]:
+    """What :meth:`Client.look` fills, asked of PyBullet's functions, for what these tell."""
+    _, client, _, robot, driven = twins
+    links = range(pybullet.getNumJoints(robot, client))
+    states = pybullet.getLinkStates(robot, links, computeLinkVelocity=1, physicsClientId=client)
+    base, quaternion = pybullet.getBasePositionAndOrientation(robot, client)
+    linear, angular = pybullet.getBaseVelocity(robot, client)
+    joints = pybullet.getJointStates(robot, driven, client)
+    return {
+        "base": [*base, *quaternion, *linear, *angular],
+        "joints": [number for joint in joints for number in joint[:2]],
+        "links": [number for state in states for number in (*state[0], *state[1])],
+        "link_velocities": [number for state in states for number in (*state[6], *state[7])],
+    }
+
+
+def ours(twins: Twins) -> dict[str, list[float]]:
+    client, robot = twins.world.client, twins.world._robot
+    client.look(robot, link_velocities=True)
+    angles, speeds = client.positions[twins.world._angles], client.velocities[twins.world._speeds]
+    links = twins.world._link_count
+    return {
+        "base": [*client.positions[:7], *client.velocities[:6]],
+        "joints": [number for pair in zip(angles, speeds, strict=True) for number in pair],
+        "links": client.links[: 7 * links],
+        "link_velocities": client.link_velocities[: 6 * links],
+    }
+
+
+def test_what_is_read_is_what_pybullet_reads(twins: Twins, seed: int) -> None:
+    """Joints, masses, and after each of many steps: base, joints, links, contacts, boxes; at the end a picture."""
+    world, client, floor, robot, driven = twins
+    for index, joint in enumerate(world.client.joints(world._robot)):
+        info = pybullet.getJointInfo(robot, index, client)
+        assert joint[1:] == (info[12].decode(), info[8], info[9], info[3], info[4])
+        name = info[1].decode()
+        # The names of fixed ones count up, over all worlds of a process.
+        assert joint.name == name or (joint.name[:8], name[:8]) == ("jointfix", "jointfix")
+    for body, link in [(floor, BASE), *((robot, index) for index in range(BASE, world._link_count))]:
+        mass, friction, inertia = pybullet.getDynamicsInfo(body, link, client)[:3]
+        assert world.client.part(body, link) == (mass, inertia, friction)
+    rng = np.random.default_rng(seed)
+    touched = 0
+    for _ in range(150):
+        torques = rng.uniform(-60, 60, len(driven)).tolist()
+        world.advance(torques)
+        pybullet.setJointMotorControlArray(
+            robot, driven, pybullet.TORQUE_CONTROL, forces=torques, physicsClientId=client
+        )
+        pybullet.stepSimulation(client)
+        assert ours(twins) == theirs(twins)
+        contacts = [contact[3] for contact in pybullet.getContactPoints(robot, floor, physicsClientId=client)]
+        assert world.client.touching(world._robot, world._floor) == contacts
+        touched += len(contacts)
+        corner = min(pybullet.getAABB(robot, link, client)[0][2] for link in range(world._link_count))
+        assert world.client.lowest(world._robot, range(world._link_count)) == corner
+    assert touched > 20, "a robot that never touches the floor proves nothing of contacts"
+    view = pybullet.computeViewMatrixFromYawPitchRoll([0, 0, 1], 3.0, 20.0, -30.0, 0.0, 2)
+    lens = pybullet.computeProjectionMatrixFOV(60.0, 1.5, 0.1, 100.0)
+    _, _, pixels, *_ = pybullet.getCameraImage(
+        60, 40, view, lens, renderer=pybullet.ER_TINY_RENDERER, physicsClientId=client
+    )
+    np.testing.assert_array_equal(world.client.picture(60, 40, view, lens), np.reshape(pixels, (40, 60, 4)))
+
+
+def test_a_step_lets_other_threads_run() -> None:
+    """Without a switch interval to speak of, a thread that never let go of the interpreter would keep it for itself."""
+    world, asked, answered = World(MODELS["Ant"]), threading.Event(), threading.Event()
+
+    def answer() -> None:
+        asked.wait()
+        answered.set()
+
+    other = threading.Thread(target=answer)
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    try:
+        asked.set()
+        steps = 0
+        while not answered.is_set() and steps < 10_000:
+            world.client.step()
+            steps += 1
+        assert answered.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+        world.close()
+
+
+def test_a_closed_world_refuses_everything() -> None:
+    world = World(MODELS["Hopper"])
+    client, robot = world.client, world._robot
+    world.body()
+    client.look(robot)
+    world.close()
+    calls: list[Any] = [
+        client.step,
+        client.save,
+        lambda: client.look(robot),
+        lambda: client.touching(robot, 0),
+        lambda: client.drive(robot, 9, [0.0] * 3),
+        lambda: client.restore(0),
+        lambda: client.joints(robot),
+        lambda: client.part(robot, 0),
+        world.body,
+        lambda: world.reset([0.0] * 3),
+        lambda: world.render(8, 8),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
+def test_a_world_that_is_closed_while_another_thread_steps_it_ends_between_two_steps() -> None:
+    for _ in range(20):
+        client, stepping = World(MODELS["Hopper"]).client, threading.Event()
+        ends: list[str] = []
+
+        def step(client: Client = client, stepping: threading.Event = stepping, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    client.step()
+                    stepping.set()
+            except RuntimeError as error:
+                ends.append(str(error))
+
+        other = threading.Thread(target=step)
+        other.start()
+        stepping.wait()
+        client.close()
+        other.join()
+        assert ends == ["this physics world is closed, or its window was"]
+
+
+def test_files_that_do_not_load_are_errors() -> None:
+    client = Client()
+    with pytest.raises(RuntimeError, match="Bullet answered a command with"):
+        client.load_mjcf("/nowhere.xml", 0)
+    client.close()
+
+
+def test_another_pybullet_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"API version 202101010; it must be 202010061, as 3.2.7 has$"):
+        b3._check_version(202101010)
+    with pytest.raises(ConfigError, match=r"does not export b3StepTwice; version 3.2.7 does$"):
+        b3._function("b3StepTwice")
+    client = World(MODELS["Hopper"]).client
+
+    def shifted(handle: int, body: int, index: int, info: Any) -> None:
+        del handle, body, index
+        info._obj.index, info._obj.positions = 7, 1024
+
+    monkeypatch.setattr(b3, "joint_info", shifted)
+    with pytest.raises(ConfigError, match=r"describes joint 0 in a way unknown here; 3.2.7 is known$"):
+        client.joints(1)

@@ -1,0 +1,104 @@
+"""Threads that share out turns: each is taken once, failures surface, nobody stays behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sims.crew import Crew, available_cores
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    crew = Crew(4)
+    yield crew
+    crew.close()
+
+
+def helpers() -> int:
+    return sum(thread.name.startswith("crew-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 100])
+def test_each_turn_is_taken_once_and_all_before_it_returns(threads: int, count: int) -> None:
+    crew = Crew(threads)
+    for _ in range(20):
+        taken: list[int] = []
+        crew.run(taken.append, count)
+        assert sorted(taken) == list(range(count))
+    crew.close()
+
+
+def test_turns_run_at_once(crew: Crew) -> None:
+    """Four that wait for one another would wait for ever in three threads; the barrier gives up after a minute."""
+    barrier = threading.Barrier(4)
+    crew.run(lambda _: barrier.wait(60), 4)
+    assert not barrier.broken
+
+
+def test_one_thread_is_the_callers() -> None:
+    before = helpers()
+    crew, seen = Crew(1), set()
+    crew.run(lambda _: seen.add(threading.current_thread()), 5)
+    assert seen == {threading.current_thread()}
+    assert helpers() == before
+    crew.close()
+
+
+def test_the_first_failure_is_raised_when_all_turns_are_done(crew: Crew) -> None:
+    taken: list[int] = []
+
+    def turn(number: int) -> None:
+        taken.append(number)
+        if number in (3, 5):
+            raise ValueError(f"turn {number}")
+
+    for _ in range(50):
+        taken.clear()
+        with pytest.raises(ValueError, match="turn 3"):
+            crew.run(turn, 8)
+        assert sorted(taken) == list(range(8))
+
+
+def test_an_interrupt_waits_for_the_others(crew: Crew) -> None:
+    barrier, done = threading.Barrier(2), []
+
+    def turn(number: int) -> None:
+        barrier.wait(60)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(turn, 2)
+    assert len(done) == 1
+
+
+def test_closing_and_forgetting_send_the_threads_home() -> None:
+    before = helpers()
+    crew, forgotten = Crew(3), Crew(3)
+    assert helpers() == before + 4
+    crew.close()
+    crew.close()
+    assert helpers() == before + 2
+    threads = forgotten._helpers
+    del forgotten
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+    assert helpers() == before
+
+
+def test_a_closed_crew_leaves_the_work_to_the_caller(crew: Crew) -> None:
+    crew.close()
+    taken: list[int] = []
+    crew.run(taken.append, 3)
+    assert taken == [0, 1, 2]
+
+
+def test_there_is_a_core() -> None:
+    assert available_cores() >= 1
