@@ -40,7 +40,9 @@ class Decoder:
             SessionError: it is not one of this protocol.
         """
         try:
-            sizes = self.sizes.get(codec.source_of(entry.payload)) if entry.topic in _OF_A_SOURCE else None
+            sizes = None
+            if entry.topic in _OF_A_SOURCE:  # the publisher is the source, or has to be told which it is
+                sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             return codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None

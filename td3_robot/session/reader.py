@@ -198,7 +198,7 @@ class Session:
     Attributes:
         metadata: what the recorder said about itself.
         attachments: by name.
-        counts: messages of each topic.
+        counts: messages of each stream: of each start of each node, by topic.
         starts: the Start of each start of each node, by its name and incarnation.
         turns: the number of the first recorded turn of each.
         decode: from an entry to its message.
@@ -211,7 +211,7 @@ class Session:
         self.paths = tuple(paths)
         self.metadata: dict[str, str] = {}
         self.attachments: dict[str, Attachment] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, int, str]] = Counter()
         self.starts: dict[tuple[str, int], Entry] = {}
         self.turns: dict[tuple[str, int], int] = {}
         self.decode = Decoder(repr(str(self.paths[0])))
@@ -224,7 +224,7 @@ class Session:
                 self.attachments.setdefault(item.name, item)
             elif isinstance(item, Entry):
                 self.decode.learn(item)
-                self.counts[item.topic] += item.identity not in repeated
+                self.counts[item.stream] += item.identity not in repeated
                 if item.topic in REPEATED:
                     repeated.add(item.identity)
                 if item.topic == Start.NAME:

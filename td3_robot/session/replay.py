@@ -153,10 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
     """How many messages of each topic no core was compared with; what cores were told is not among them."""
-    left = session.counts - Counter({Start.NAME: session.counts[Start.NAME], Turn.NAME: session.counts[Turn.NAME]})
+    left: Counter[str] = Counter()
+    for (_, _, topic), count in session.counts.items():
+        left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
     for report in reports:
         left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
-    return dict(sorted(left.items()))
+    return {topic: count for topic, count in sorted(left.items()) if count > 0}
 
 
 def text(session: Session, reports: Sequence[CoreReport]) -> str:

@@ -125,8 +125,10 @@ def replay(session: Session) -> Outcome:
     """
     found, notes = lives.whole(session, "policy")
     single = SingleActions(session.config())
+    servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
+    late = servers - found.keys()
     for entry, message in lives.relive(session, found, SAID, _make):
-        if not isinstance(message, Action) or (entry.publisher, entry.incarnation) not in found:
+        if late and (not isinstance(message, Action) or (entry.publisher, entry.incarnation) in late):
             single.take(entry, message)
     outcome = lives.outcome(found.values(), SAID, _PACKAGES)
     others = single.finish()
