@@ -81,6 +81,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         loaded = weights(core.version, bundle)
         node.bus.send(RECORDER, loaded)
         settings |= {"version": loaded.version, "sha256": loaded.sha256}
+    node.serve("policy", policy_core.ACCEPTS, core.spec)  # before the state file: a second server is told of the first
     state = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
     latches = LatchFile(state) if state else None
     if latches:
@@ -91,7 +92,6 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
     node.begin(settings)
-    node.serve("policy", policy_core.ACCEPTS, core.spec)
     learner: ClientSession | None = None
     if learns:
         learner = node.connect("learner", (Weights,), essential=node.folder is not None)
