@@ -31,14 +31,6 @@ settings.register_profile("td3-robot", deadline=None, print_blob=True)
 settings.load_profile("td3-robot")
 
 
-@pytest.fixture(autouse=True)
-def _exact_small_numbers() -> Iterator[None]:
-    """Undo what a learner in this process does to the thread, see ``learner.compute``: tests share the thread."""
-    yield
-    if torch := sys.modules.get("torch"):
-        torch.set_flush_denormal(False)
-
-
 @pytest.fixture
 def seed() -> int:
     """A new seed each run, printed when the test fails; TEST_SEED=… repeats one."""

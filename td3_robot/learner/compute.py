@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -111,16 +112,21 @@ def use_threads(threads: int) -> None:
     product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
     these two meet seven times in two updates.
     """
-    _use_thread(max(1, threads // 2))
+    torch.set_num_threads(max(1, threads // 2))
 
 
-def _use_thread(inner: int) -> None:
-    """Set up the calling thread: ``inner`` threads inside a matrix product, and numbers below 1.2e-38 count as zero.
+@contextmanager
+def vanishing_is_zero() -> Iterator[None]:
+    """Within, numbers below 1.2e-38 count as zero in the calling thread.
 
-    Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow.
+    Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow. Only
+    within: where a simulator shares the thread, its numbers are its own.
     """
-    torch.set_num_threads(inner)
     torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 class SecondThread:
@@ -128,11 +134,11 @@ class SecondThread:
 
     def __init__(self) -> None:
         inner = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "td3", initializer=_use_thread, initargs=(inner,))
+        self._pool = ThreadPoolExecutor(1, "td3", initializer=torch.set_num_threads, initargs=(inner,))
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Begin ``work(*arguments)``."""
-        return self._pool.submit(_without_autograd, work, *arguments)
+        return self._pool.submit(_in_second_thread, work, *arguments)
 
 
 def second_thread(threads: int) -> SecondThread | None:
@@ -140,6 +146,6 @@ def second_thread(threads: int) -> SecondThread | None:
     return SecondThread() if threads >= 2 else None
 
 
-def _without_autograd(work: Callable[..., Result], *arguments: Any) -> Result:
-    with torch.inference_mode():  # a mode of the thread
+def _in_second_thread(work: Callable[..., Result], *arguments: Any) -> Result:
+    with torch.inference_mode(), vanishing_is_zero():  # modes of the thread
         return work(*arguments)

@@ -107,6 +107,7 @@ class TD3:
         return compute.upload(noise.numpy(), self._device)
 
     @torch.inference_mode()  # the gradients are our own: without autograd's bookkeeping each operator costs less
+    @compute.vanishing_is_zero()
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
         """:meth:`update` with these numbers from :meth:`draw_noise`. Waits for no device, and can be captured."""
         config = self.config

@@ -102,14 +102,19 @@ class Tap:
             self._kept[kind].append(record)
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Take note of what a core is told in its turn at ``now`` (s), before it says anything; for a recorder."""
-        if self._session.link != RECORDER:
-            return
-        if not (self._welcome or self._is_early):
+        """Take note of what a core is told in its turn at ``now`` (s), before it says anything.
+
+        Turns are for a recorder. Whoever watches is told only what nobody else would offer.
+        """
+        turned = self._session.link == RECORDER
+        if turned and not (self._welcome or self._is_early):
             self._sequence[Turn.NAME] += 1
             self._missed += self._expected
             return
-        for message in (turns.turn(now, inputs), *turns.only_here(inputs)):
+        if turned:
+            turn = turns.turn(now, inputs)
+            self.offer(RECORDER, turn, codec.encode(turn))
+        for message in turns.only_here(inputs):
             self.offer(RECORDER, message, codec.encode(message))
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.messages import Action, Bye, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
+from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.session import ClientSession, Peer, ServerSession, hello
 from td3_robot.transport.tap import Tap
 
 Make = Callable[..., Any]
@@ -132,6 +132,16 @@ def test_a_monitor_that_comes_later_is_told_states_too_and_what_it_misses_is_its
     late.offer(make_step(2))
     assert late.topics()[2:] == [("step", 2)]
     assert late.tap.counts() == {}
+
+
+@pytest.mark.parametrize(("link", "told"), [("recorder", ["turn", "command"]), ("monitor", ["command"])])
+def test_what_operators_say_is_heard_from_who_takes_it(make_client: Make, link: str, told: list[str]) -> None:
+    """Turns are for replay alone."""
+    listener = Recorder(make_client(link=link))
+    listener.tap.turn(0.0)
+    operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
+    listener.tap.took(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    assert [record.topic for record in listener.got] == told
 
 
 def test_the_bus_offers_the_same_to_recorder_and_monitor(
