@@ -235,15 +235,17 @@ class Client:
         self._run(command)
 
     # -- a step --------------------------------------------------------------------------------------------------------
+    # Each call counts here: whether a window was closed is asked once, by step().
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
         """Torques (N·m) that joints hold in the next step: those whose ``velocity_at`` is ``first`` and on."""
-        command = b3.control(self._open(), body, pybullet.TORQUE_CONTROL)
+        handle = self._handle or self._open()
+        command = b3.control(handle, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)
         values[:count] = torques
         for done in range(0, count, _MAX_TORQUES):
             b3.set_torques(command, first + done, byref(values, done * _DOUBLE), min(_MAX_TORQUES, count - done))
-        b3.submit(self._handle, command)
+        b3.submit(handle, command)
 
     def step(self) -> None:
         """Simulate one time step; other threads run meanwhile."""
@@ -259,8 +261,7 @@ class Client:
         seen = (body, link_velocities)
         if self._seen == seen:
             return
-        handle = self._open()
-        command = b3.ask_state(handle, body)
+        command = b3.ask_state(self._handle or self._open(), body)
         if link_velocities:
             b3.with_velocities(command, 1)
         b3.state(self._run(command, b3.STATE), *self._places)
@@ -268,7 +269,7 @@ class Client:
 
     def touching(self, body: int, other: int) -> list[int]:
         """Links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
-        handle = self._open()
+        handle = self._handle or self._open()
         command = b3.ask_contacts(handle)
         b3.of_body_a(command, body)
         b3.of_body_b(command, other)

@@ -109,7 +109,7 @@ class Locomotion(Repeatable):
             "joints_at_limit": NEAR_LIMIT_COST * self._joints_at_limit,
         }
         # Clipping removes infinities; what is left of failed physics is not-a-number.
-        terminated = (alive < 0 and model.ends) or math.isnan(observation.dot(observation))
+        terminated = (alive < 0 and model.ends) or math.isnan(sum(observation.tolist()))
         return observation, sum(terms.values()), terminated, False
 
     def _clip(self, raw: Float32) -> Float32:
@@ -136,7 +136,9 @@ class Locomotion(Repeatable):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        vx, vy, vz = turn.dot(velocity).tolist()
+        vx, vy, vz = (
+            turn @ velocity
+        ).tolist()  # not dot(): like it to the last bit, but dot() lets threads change over
         numbers = [
             z - start_height,
             math.sin(direction),

@@ -82,7 +82,7 @@ class Repeatable(ABC):
         action = np.asarray(action, np.float32)
         if action.shape != self._shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
-        if not math.isfinite(action.dot(action)):
+        if not math.isfinite(action @ action):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
         self._remember(action)
         if self.disturbance:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, Hello, Message, wire_fields
+from td3_robot.messages import MESSAGES, FieldType, Hello, Message, wire_fields
 from td3_robot.node import Parser
 from td3_robot.session import ros2
 from td3_robot.session.entries import Entry
@@ -31,7 +33,7 @@ _EXAMPLES = """examples:
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
-Maps are JSON text; of bytes only their number is given.
+Maps and lists are JSON text; of bytes only their number is given.
 """
 
 Row = dict[str, Any]
@@ -48,7 +50,8 @@ class Table(Protocol):
 class CsvTable:
     """A CSV file with a head line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, message: type[Message]) -> None:
+        del message  # all is text
         self._file = path.open("x", newline="", encoding="utf-8")
         self._writer: csv.DictWriter[str] | None = None
 
@@ -63,9 +66,9 @@ class CsvTable:
 
 
 class ParquetTable:
-    """A Parquet file; the first rows say the types of the columns."""
+    """A Parquet file; the message's declaration says the types of the columns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, message: type[Message]) -> None:
         import pyarrow
         import pyarrow.parquet
 
@@ -73,6 +76,7 @@ class ParquetTable:
             raise FileExistsError(17, "File exists", str(path))
         self._arrow, self._parquet = pyarrow, pyarrow.parquet
         self._path = path
+        self._types = {**_HEAD, **{name: _type(wire) for name, wire in wire_fields(message).items()}}
         self._rows: list[Row] = []
         self._writer: Any = None
 
@@ -89,20 +93,36 @@ class ParquetTable:
     def _flush(self) -> None:
         if not self._rows:
             return
-        schema = self._writer.schema if self._writer is not None else None
-        table = self._arrow.Table.from_pylist(self._rows, schema=schema)
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
+            columns = {name: self._types[name.partition(".")[0]] for name in self._rows[0]}  # channels: FIELD.NAME
+            schema = self._arrow.schema({name: getattr(self._arrow, kind)() for name, kind in columns.items()})
+            self._writer = self._parquet.ParquetWriter(self._path, schema)
+        self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._writer.schema))
         self._rows.clear()
 
 
-FORMATS: dict[str, Callable[[Path], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
+_HEAD = {
+    "received_s": "float64",
+    "published_s": "float64",
+    "publisher": "string",
+    "publisher_incarnation": "uint64",
+    "message": "uint64",
+    "row": "uint64",
+}
+_TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "bytes": "uint64"}
+
+
+def _type(wire: FieldType) -> str:
+    """What Arrow calls the type of a field's column."""
+    return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
+
+
+FORMATS: dict[str, Callable[[Path, type[Message]], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
     """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
-    head: Row = {
+    head: Row = {  # as _HEAD
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
         "publisher": entry.publisher,
@@ -122,8 +142,8 @@ def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return json.dumps(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=len)  # of bytes
     return len(value) if isinstance(value, bytes) else value
 
 
@@ -140,7 +160,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
         tables: dict[str, Table] = {}
         for entry, message in session.messages(topics):
             if entry.topic not in tables:
-                tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}")
+                tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}", type(message))
                 stack.callback(tables[entry.topic].close)
             for row in rows(entry, message, names):
                 tables[entry.topic].add(row)

@@ -52,9 +52,13 @@ def numbers(values: dict[str, Any]) -> dict[str, Any]:
                 plotted[name] = below
         elif isinstance(value, bytes):
             plotted[name] = len(value)
-        elif isinstance(value, (int, float, list)):
+        elif isinstance(value, (int, float)) or (isinstance(value, list) and value and all(map(_is_number, value))):
             plotted[name] = value
     return plotted
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _lists(message: Message) -> dict[str, Any]:

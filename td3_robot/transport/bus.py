@@ -25,6 +25,7 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
+_IO_THREADS = 2  # connections are spread over them: megabytes that a stranger has decrypted hold up half the others
 _DRAIN = 256  # messages taken from one socket before the others get their turn
 FOREIGN = 16
 """Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
@@ -60,7 +61,7 @@ class Bus:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, keys: AllowList | None = None) -> None:
         self.keys = keys
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=_IO_THREADS)
         self._clock = clock
         self._poller = zmq.Poller()
         self._servers: dict[str, tuple[zmq.Socket[bytes], ServerSession]] = {}

@@ -17,8 +17,8 @@ from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, ConfigError, DivergenceError
+from td3_robot.learner import compute, state
 from td3_robot.learner import core as learner_core
-from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.prefill import prefill
 from td3_robot.learner.storage import File
@@ -310,6 +310,22 @@ def test_a_state_of_another_network_is_refused(world: World) -> None:
         )
     with pytest.raises(BundleError, match="does not fit"):
         state.restored(config(), arrays, {"spec": world.spec.describe()})
+
+
+def test_another_precision_is_meant_or_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint is from a machine where auto was bf16; here it is fp32."""
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
+    world.join(world.peer("simulator", "sim-0", robots=1))
+    arrays, scalars = state.save(world.core, 0.0)
+    scalars["precision"] = "bf16"
+    with pytest.raises(
+        BundleError, match=r"learner in bf16, and learner\.precision 'auto' is fp32 on this machine; if"
+    ):
+        state.restored(config(precision="auto"), arrays, scalars)
+    state.restored(config(precision="fp32"), arrays, scalars)
+    assert "the checkpoint is from a learner in bf16; this one is in fp32, as configured" in caplog.text
 
 
 def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:

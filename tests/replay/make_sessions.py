@@ -107,13 +107,13 @@ def deployed(target: Path) -> None:
         "safety.action_deadline_ms=100",
         "safety.recovery_ms=40",
     )
-    script = {
+    script = {  # for one control period of 20 ms or more, so that one observation at least falls into it
         "nan": (600, 660),
         "frozen": (1200, 1500),
         "out of range": (2000, 2020),
-        "stop": (4700, 4710),
-        "fall": (5500, 5515),
-        "no motor": (6100, 6105),
+        "stop": (4700, 4720),
+        "fall": (5500, 5520),
+        "no motor": (6100, 6120),
     }
     paused = [("policy", 2300, 2450), ("leg", 3000, 3150), ("policy", 5505, 5560)]
     said = [

@@ -65,6 +65,22 @@ def test_parquet(recorded: Path, tmp_path: Path) -> None:
     assert table["observation.o1"].to_pylist() == [float(number) for number in range(10) for _ in range(2)]
 
 
+@pytest.mark.parametrize("name", ["faulted", "walkers"])
+def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Path, capsys: Any) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    recording = Path(__file__).parent.parent / "replay" / "sessions" / f"{name}.mcap"
+    counts = []
+    for form in ("csv", "parquet"):
+        out = ["--out", str(tmp_path / form), "--format", form, "--json"]
+        assert main(["export", str(recording), *out]) == 0
+        counts.append(json.loads(capsys.readouterr().out))
+    assert counts[0] == counts[1]
+    assert {"turn", "hello", "step", "status"} <= counts[0].keys()
+    turns = [m for _, m in Session([recording]).messages(("turn",))]
+    table = parquet.read_table(tmp_path / "parquet" / "turn.parquet")
+    assert [json.loads(text) for text in table["inputs"].to_pylist()] == [turn.inputs for turn in turns]  # type: ignore[attr-defined]
+
+
 def test_wrong_use(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "stepp"]) == 2
     assert "'stepp' is none; topics: hello" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Action, Evaluation, StateChange, Status, Throttle, Weights
+from td3_robot.messages import Action, Evaluation, StateChange, Status, Throttle, Turn, Weights
 from td3_robot.session.plotjuggler import PlotJuggler, frames
 from tests.session.sessions import BEGIN, entries_of
 
@@ -63,6 +63,7 @@ def test_other_messages() -> None:
     evaluation = Evaluation(4, 10, 20, np.array([1.5, 2.5]), np.array([5, 6], np.uint32))
     assert shown("evaluator", evaluation)["evaluator/evaluation"]["returns"] == [1.5, 2.5]
     assert shown("learner", Weights(2, 0, 0, "", b"12345"))["learner/weights"]["payload"] == 5
+    assert shown("policy", Turn(1.5, [["#sim-0", "step", {"named": ["sim-0", 0, 1]}]])) == {"policy/turn": {"now": 1.5}}
     assert list(shown("sim-0", StateChange("sim-0", "a", "b", "", 5))["sim-0/lifecycle"]) == ["stamp"]
 
 
