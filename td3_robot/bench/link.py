@@ -163,15 +163,15 @@ def loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
     ``late`` is how long after its deadline a turn began (the jitter of the robot's own loop), ``round_trip`` how long
     its Action took. Deadlines that pass while the process does not run are missed, not made up for.
     """
-    period = 1 / rate
+    period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []
     trips: list[int] = []
     missed = skipped = 0
     with link.policy() as served, link.robot(served, 1) as robot:
         clock = time.perf_counter
-        deadline = clock() + period
-        end = deadline + seconds
-        while deadline < end:
+        start, turn = clock() + period, 0
+        while turn < turns:
+            deadline = start + turn * period
             if (left := deadline - clock()) > 0:
                 time.sleep(left)
             begin = clock()
@@ -181,12 +181,12 @@ def loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
                 trips.append(int((clock() - begin) * 1e9))
             else:
                 missed += 1
-            deadline += period
-            behind = int((clock() - deadline) / period)
+            turn += 1
+            behind = int((clock() - start) * rate) - turn
             if behind > 0:
+                behind = min(behind, turns - turn)
                 skipped += behind
-                deadline += behind * period
-    turns = len(late) + skipped
+                turn += behind
     return {
         "rate_hz": rate,
         "seconds": seconds,
