@@ -12,6 +12,7 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
+from td3_robot.extras import missing
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
@@ -32,21 +33,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),
 }
 """Command: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what for."""
-
-_EXTRAS = {
-    "torch": "learner",
-    "tensorboard": "learner",
-    "matplotlib": "learner",
-    "pybullet": "sim",
-    "pybullet_data": "sim",
-    "gymnasium": "sim",
-    "imageio": "sim",
-    "onnx": "onnx",
-    "mcap": "record",
-    "pyarrow": "export",
-    "minari": "minari",
-    "h5py": "minari",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,13 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"td3-robot {words[0]}: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").split(".")[0])
-        if extra is None:
+        problem = missing(error)
+        if problem is None:
             raise
-        print(
-            f"td3-robot {words[0]}: needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'",
-            file=sys.stderr,
-        )
+        print(f"td3-robot {words[0]}: {problem}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # before its base class OSError
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

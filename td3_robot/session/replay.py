@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.extras import missing
 from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
 from td3_robot.session import machines, rewrite
@@ -28,7 +29,6 @@ CORES: dict[str, str] = {
     "learner": "td3_robot.session.replay_learner",
 }
 """Core: the module whose ``replay(session)`` drives it (by name: simulators are never imported)."""
-_EXTRAS = {"torch": "learner", "pybullet": "sim", "pybullet_data": "sim", "gymnasium": "sim"}
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
@@ -93,11 +93,12 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         try:
             replay: Replay = importlib.import_module(CORES[name]).replay
         except ModuleNotFoundError as error:
-            package = (error.name or "").split(".")[0]
-            missing = f"needs {error.name}: pip install 'td3-robot[{_EXTRAS.get(package, 'train')}]'"
+            problem = missing(error)
+            if problem is None:
+                raise
             if cores:
-                raise UsageError(f"--core {name} {missing}") from None
-            report.notes.append(missing)
+                raise UsageError(f"--core {name} {problem}") from None
+            report.notes.append(problem)
             continue
         begin = time.perf_counter()
         outcome = replay(session)

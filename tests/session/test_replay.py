@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -163,15 +164,17 @@ def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pyte
 
 
 def test_a_core_that_is_not_installed_is_a_note_or_an_error(
-    acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    acted: Make, save: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cores = {"policy": replay.CORES["policy"], "learner": "nowhere"}
-    monkeypatch.setattr(replay, "CORES", cores)
+    (tmp_path / "learned.py").write_text("import torch\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    monkeypatch.setattr(replay, "CORES", {"policy": replay.CORES["policy"], "learner": "learned"})
     path = save("a.mcap", entries_of(acted(2)))
     assert main(["replay", str(path)]) == 0
-    assert "learner: not checked: needs nowhere" in capsys.readouterr().out
+    assert "learner: not checked: needs torch, which is not installed" in capsys.readouterr().out
     assert main(["replay", str(path), "--core", "learner"]) == 2
-    assert "--core learner needs nowhere" in capsys.readouterr().err
+    assert "--core learner needs torch, which is not installed; pip install" in capsys.readouterr().err
 
 
 def test_recorded_time_is_what_the_core_is_told(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
