@@ -26,6 +26,7 @@ from td3_robot.transport.tap import Tap
 log = logging.getLogger(__name__)
 
 _IO_THREADS = 2  # connections are spread over them: megabytes that a stranger has decrypted hold up half the others
+_FAREWELL = 1000  # ms that the last words may take; they do where a peer stands still or the machine is busy
 _DRAIN = 256  # messages taken from one socket before the others get their turn
 FOREIGN = 16
 """Messages taken from one socket before the others get their turn that are nothing to the core: of strangers,
@@ -227,9 +228,9 @@ class Bus:
             watcher.socket.close(linger=0)
         for socket, tap in self._taps:
             tap.leave(reason)
-            socket.close(linger=200)
+            socket.close(linger=_FAREWELL)
         for socket, _ in self._links():
-            socket.close(linger=200)  # ms: the Byes, not a backlog
+            socket.close(linger=_FAREWELL)
         if self._gatekeeper:
             self._gatekeeper.socket.close()
         self._context.term()
