@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -76,6 +80,58 @@ def test_an_interrupt_waits_for_the_others(crew: Crew) -> None:
     with pytest.raises(KeyboardInterrupt):
         crew.run(turn, 2)
     assert len(done) == 1
+
+
+def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew) -> None:
+    main = threading.main_thread()
+    helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
+    early: list[bool] = []
+
+    def press(_number: int, _frame: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def turn(_: int) -> None:
+        if threading.current_thread() is main:
+            assert helped.wait(60)
+            return
+        helped.set()
+        while sys._current_frames()[main.ident or 0].f_code is not Crew.run.__code__:
+            pass  # until the caller has nothing to do but to wait
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted.wait(60)
+        early.append(left.wait(0.2))
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            crew.run(turn, 2)
+        left.set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert early == [False], "it was raised while a turn went on"
+
+
+def test_an_interrupt_is_raised_before_what_else_failed(crew: Crew) -> None:
+    def turn(number: int) -> None:
+        raise KeyboardInterrupt if number == 5 else ValueError(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(turn, 8)
+
+
+def test_in_a_forked_process_the_caller_does_the_work() -> None:
+    code = """
+import os, warnings
+from sims.crew import Crew
+warnings.simplefilter("ignore")
+crew, taken = Crew(3), []
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+crew.run(taken.append, 4)
+os._exit(0 if taken == [0, 1, 2, 3] else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_closing_and_forgetting_send_the_threads_home() -> None:
