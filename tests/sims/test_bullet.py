@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -187,6 +188,60 @@ def test_a_world_that_is_closed_while_another_thread_steps_it_ends_between_two_s
         client.close()
         other.join()
         assert ends == ["this physics world is closed, or its window was"]
+
+
+def run(code: str) -> str:
+    child = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return child.stdout
+
+
+def test_a_world_is_closed_by_the_handler_of_a_signal_while_it_steps() -> None:
+    code = """
+import signal
+from sims.physics import World
+from sims.robots import MODELS
+worlds = []
+def close(number, frame):
+    for world in worlds:
+        world.close()
+signal.signal(signal.SIGALRM, close)
+for delay in range(1, 21):
+    worlds[:] = [World(MODELS["Hopper"])]
+    signal.setitimer(signal.ITIMER_REAL, delay * 1e-3)
+    try:
+        while True:
+            worlds[0].advance([0.0] * 3)
+            worlds[0].body()
+            worlds[0].feet_on_floor()
+    except RuntimeError as error:
+        print(error)
+"""
+    ends = run(code).splitlines()
+    assert len(ends) == 20
+    assert set(ends) == {"this physics world is closed, or its window was"}
+
+
+def test_the_interpreter_ends_while_threads_step() -> None:
+    code = """
+import threading
+from sims.physics import World
+from sims.robots import MODELS
+def step(world):
+    while True:
+        world.advance([0.0] * 3)
+        world.body()
+        begun.set()
+for _ in range(3):
+    begun = threading.Event()
+    threading.Thread(target=step, args=(World(MODELS["Hopper"]),), daemon=True).start()
+    begun.wait()
+print("end")
+"""
+    for _ in range(3):
+        assert run(code) == "end\n"
 
 
 def test_files_that_do_not_load_are_errors() -> None:

@@ -109,7 +109,7 @@ tell = b3._function("b3GetStatusOpenGLVisualizerCamera", ctypes.c_void_p, ctypes
 
 def camera_target(client):
     camera = Camera()
-    assert tell(b3.submit(client._handle, ask(client._handle)), camera)
+    assert tell(b3.submit(client._handle.address, ask(client._handle.address)), camera)
     return list(camera.target)
 
 shown = gymnasium.make("td3_robot/Ant-v0", render_mode="human")

@@ -70,7 +70,7 @@ def test_worlds_are_freed_by_close_and_by_the_collector(monkeypatch: pytest.Monk
     disconnect = bullet_api.disconnect
     monkeypatch.setattr(bullet_api, "disconnect", lambda handle: (freed.append(handle), disconnect(handle)))
     worlds = [World(MODELS["Hopper"]) for _ in range(3)]
-    handles = [world.client._handle for world in worlds]
+    handles = [world.client._handle.address for world in worlds]
     assert len(set(handles)) == 3
     worlds[0].close()
     worlds[0].close()
@@ -78,6 +78,20 @@ def test_worlds_are_freed_by_close_and_by_the_collector(monkeypatch: pytest.Monk
     del worlds
     gc.collect()
     assert sorted(freed) == sorted(handles)
+
+
+def test_an_error_that_is_kept_does_not_keep_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+    disconnect = bullet_api.disconnect
+    monkeypatch.setattr(bullet_api, "disconnect", lambda handle: (freed.append(handle), disconnect(handle)))
+    world = World(MODELS["Hopper"])
+    monkeypatch.setattr(bullet_api, "ready", lambda _: 0)  # as when a window was closed
+    with pytest.raises(RuntimeError, match="its window was") as kept:
+        world.client.step()
+    assert freed == []
+    world.close()
+    assert len(freed) == 1
+    assert kept.tb is not None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
