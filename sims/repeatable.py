@@ -8,7 +8,6 @@ as it was saved.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Float32, RobotSpec
 
 _MASK = 2**64 - 1
+_LARGEST = float(np.finfo(np.float32).max)
 _FIRST_CAPACITY = 1000  # actions that an episode without a time limit has room for at first
 
 
@@ -82,7 +82,8 @@ class Repeatable(ABC):
         action = np.asarray(action, np.float32)
         if action.shape != self._shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
-        if not math.isfinite(action @ action):
+        # Neither dot(), which lets threads change over, nor @, which warns where it overflows.
+        if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
         self._remember(action)
         if self.disturbance:

@@ -132,7 +132,13 @@ def test_steps_outside_an_episode_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("action", "text"),
-    [([0, 0], "shape"), ([[0, 0, 0]], "shape"), ([0, np.nan, 0], "finite"), ([np.inf, 0, 0], "finite")],
+    [
+        ([0, 0], "shape"),
+        ([[0, 0, 0]], "shape"),
+        ([0, np.nan, 0], "finite"),
+        ([np.inf, 0, 0], "finite"),
+        ([3e38, 0, 0], "square"),
+    ],
 )
 def test_bad_actions_are_refused_and_leave_no_trace(action: list[float], text: str) -> None:
     robot, other = tasks.make("Hopper", seed=1), tasks.make("Hopper", seed=1)
