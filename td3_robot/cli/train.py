@@ -80,7 +80,9 @@ def _created(options: argparse.Namespace) -> Prepared:
     overrides += ["timing=lockstep"] if options.lockstep else []
     files = [str(Path(file).resolve()) for file in options.recordings]
     overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
-    config, device_memory, settled = settle(configuration.load(options.config, overrides))
+    wanted = configuration.load(options.config, overrides)
+    _check_installed(wanted)
+    config, device_memory, settled = settle(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("sims.tasks").spec(config.task)
         beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
@@ -98,7 +100,9 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     run = RunFolder.open(options.resume)
     before = run.trained_with() or run.config()
     overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
-    config, device_memory, settled = settle(configuration.load(options.config or run.config_file, overrides))
+    wanted = configuration.load(options.config or run.config_file, overrides)
+    _check_installed(wanted)
+    config, device_memory, settled = settle(wanted, before)
     declared = {override.partition("=")[0] for override in overrides}
     changed = changes.accepted(before, config, declared)
     made = run.steps_made()
@@ -110,16 +114,24 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     return run, config, [*settled, *(f"changed: {line}" for line in changed), *fits]
 
 
-def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
-    """Find out before anything is started or written what would stop the processes: robot, endpoints, installation.
+def _check_installed(config: Config) -> None:
+    """Find out first what the processes need and do not find.
 
-    Also whether what the learner keeps fits; what to say of that.
+    Raises:
+        ModuleNotFoundError: a package is missing.
     """
-    processes = launch.expand(launch.load(config.launch), config)
     recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
     for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium", *recordings):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
+    """Find out before anything is started or written what would stop the processes: robot and endpoints.
+
+    Also whether what the learner keeps fits; what to say of that.
+    """
+    processes = launch.expand(launch.load(config.launch), config)
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):

@@ -42,8 +42,18 @@ def device(wanted: str) -> torch.device:
 def bf16_problem(device: torch.device = CPU) -> str | None:
     """Why learning in bf16 would be slower here than in fp32; None where it is faster.
 
-    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere): others emulate it. And there
-    are processors with AVX-512 BF16 that multiply slower with it, so that is measured.
+    There are processors with AVX-512 BF16 that multiply slower with it, so that is measured.
+    """
+    if (lack := _bf16_lack(device)) or device.type != "cpu":
+        return lack
+    speed = bf16_speed()
+    return None if speed > 1 else f"processor multiplies {speed:.2f} times as fast with it as in fp32 (measured)"
+
+
+def _bf16_lack(device: torch.device) -> str | None:
+    """What a device lacks for bf16; None for nothing, which is the same each time it is asked.
+
+    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere): others emulate it.
     """
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -52,8 +62,7 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
     has = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not has or not any(check is not None and check() for check in checks):
         return "processor has neither AVX-512 BF16 nor AMX and would only emulate it"
-    speed = bf16_speed()
-    return None if speed > 1 else f"processor multiplies {speed:.2f} times as fast with it as in fp32 (measured)"
+    return None
 
 
 @functools.cache
@@ -76,16 +85,20 @@ def bf16_speed() -> float:
     return shortest[torch.float32] / shortest[torch.bfloat16]
 
 
-def precision(wanted: str, device: torch.device = CPU) -> Precision:
+def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) -> Precision:
     """The precision to use: as wanted, or for ``auto`` the fastest that this processor has, and fp32 on a GPU.
 
+    Args:
+        begins: bf16 is a choice of now, and refused where it would be slower. What was chosen before is not measured
+            again: a learner that is started anew beside other work would else be refused what it has learned in.
+
     Raises:
-        ConfigError: bf16 is wanted on a device that would only be slower with it.
+        ConfigError: bf16 is wanted on a device that lacks it, or, where it ``begins``, would be slower with it.
     """
     # On a GPU networks of this size wait for the launch of kernels, and bf16 launches more of them.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
-    problem = bf16_problem(device)
+    problem = bf16_problem(device) if begins or wanted == "auto" else _bf16_lack(device)
     if wanted == "bf16" and problem:
         raise ConfigError(f"learner.precision is 'bf16': this {problem}; allowed here: fp32, auto")
     return "fp32" if problem else "bf16"

@@ -58,7 +58,7 @@ def needs(config: Config, observation_size: int, action_size: int) -> Needs:
         networks += _HALF * 2 * pairs
     saved_networks = _FLOAT * (4 * (actor + critics) + average)
     saved = saved_networks + (_DOUBLE * filled if lap else 0) + (0 if kept_there else row * filled)
-    at_a_time = config.checkpoint.keep + 1 if config.checkpoint.every or config.timing == "lockstep" else 1
+    at_a_time = config.checkpoint.keep + 1 if _saves_often(config) else 1
     kept = (0 if in_file else row * capacity) + tree + (0 if on_gpu else networks)
     return Needs(
         kept,
@@ -96,7 +96,9 @@ def announce(
 
     sizes = observation_size, action_size
     in_file = files.allocated(run.replay / ROWS)
-    in_checkpoints = sum(files.allocated(file) for file in run.checkpoints.glob("*.safetensors"))
+    # The only one that a start saves at its end comes beside those of the starts before.
+    saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
+    in_checkpoints = sum(map(files.allocated, saved))
     held = config.learner.buffer_size
     places = (
         ("memory", machine.available_memory()),
@@ -142,6 +144,11 @@ def _parameters(config: Config, observation_size: int, action_size: int) -> tupl
     learner = config.learner
     critic = count(observation_size + action_size, 1, learner.layer_norm)
     return count(observation_size, action_size, False), (1 + learner.twin_critics) * critic
+
+
+def _saves_often(config: Config) -> bool:
+    """Whether checkpoints are saved before the end too, so that as many are kept as may be."""
+    return bool(config.checkpoint.every) or config.timing == "lockstep"
 
 
 def _of_size(config: Config, capacity: int) -> dict[str, int]:

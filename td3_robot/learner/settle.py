@@ -1,8 +1,8 @@
 """What ``learner.device`` and ``learner.precision`` are on this machine, found out once for a whole run.
 
 A run keeps what it began with: ``auto`` is replaced in its configuration, so that another machine, or another day, does
-not change its arithmetic without being told to. ``python -m td3_robot.learner.settle DEVICE PRECISION`` is the process
-that looks: torch takes a second to load and 200 MB, which who only asks is spared.
+not change its arithmetic without being told to. ``python -m td3_robot.learner.settle DEVICE PRECISION new|kept`` is the
+process that looks: torch takes a second to load and 200 MB, which who only asks is spared.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from td3_robot.config import Config
 from td3_robot.errors import ConfigError, NodeError, Td3RobotError
 
 AUTO = "auto"
+NEW, KEPT = "new", "kept"  # whether the precision is a choice of now
 
 
 class Settled(NamedTuple):
@@ -34,8 +35,11 @@ class Settled(NamedTuple):
     notices: list[str]
 
 
-def settle(config: Config) -> Settled:
+def settle(config: Config, before: Config | None = None) -> Settled:
     """The device and precision of a run on this machine.
+
+    Args:
+        before: with what the run has learned so far, where it goes on: a precision that stays is not measured again.
 
     Raises:
         ConfigError: this machine has not what the configuration wants.
@@ -44,7 +48,8 @@ def settle(config: Config) -> Settled:
     learner = config.learner
     if (learner.device, learner.precision) == ("cpu", "fp32"):
         return Settled(config, None, [])
-    command = [sys.executable, "-m", "td3_robot.learner.settle", learner.device, learner.precision]
+    choice = KEPT if before and before.learner.precision == learner.precision else NEW
+    command = [sys.executable, "-m", "td3_robot.learner.settle", learner.device, learner.precision, choice]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = done.stderr.strip().splitlines() or ["no message"]
     if done.returncode == ConfigError.exit_code:
@@ -57,7 +62,7 @@ def settle(config: Config) -> Settled:
     return Settled(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)
 
 
-def main(device: str, precision: str) -> int:
+def main(device: str, precision: str, choice: str) -> int:
     """Print what was found as one JSON object, or on stderr why it cannot be."""
     from td3_robot.learner import compute  # here, because only this process is to load torch
 
@@ -65,7 +70,7 @@ def main(device: str, precision: str) -> int:
         there = compute.device(device)
         found = {
             "device": there.type,
-            "precision": compute.precision(precision, there),
+            "precision": compute.precision(precision, there, begins=choice == NEW),
             "device_memory": compute.free_memory(there),
         }
     except Td3RobotError as error:

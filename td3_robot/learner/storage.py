@@ -135,8 +135,9 @@ class File:
             return
         self.notes[note.source] = note
         record = _record(msgspec.msgpack.encode(note))
-        os.write(self._journal, record)
         self._size += len(record)
+        while record:  # a disk that is almost full takes a part, and says so with the next call only
+            record = record[os.write(self._journal, record) :]
         if self._size > _COMPACT:
             os.close(self._journal)
             self._compact()

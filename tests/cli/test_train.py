@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,4 +24,17 @@ def test_a_policy_to_start_from_must_fit(
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_package_is_named_before_the_machine_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """walker2d leaves the precision to the machine, and looking at the machine needs torch."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
+    )
+    assert main(["train", "walker2d", "--out", str(tmp_path / "run")]) == 2
+    assert "td3-robot train: needs torch, which is not installed; pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

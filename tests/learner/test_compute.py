@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from td3_robot.config import parse
 from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.settle import main as look
 from td3_robot.learner.settle import settle
 
 CUDA = torch.device("cuda")
@@ -68,9 +70,39 @@ def test_precision(
                 slower = r"processor multiplies 0\.57 times as fast with it as in fp32 \(measured\); allowed here: fp32"
                 lacks = "processor has neither AVX-512 BF16 nor AMX" if speed is None else slower
                 with pytest.raises(ConfigError, match=lacks if name == "cpu" else "GPU is older than Ampere"):
-                    compute.precision(wanted, torch.device(name))
+                    compute.precision(wanted, torch.device(name), begins=True)
             else:
-                assert compute.precision(wanted, torch.device(name)) == outcome
+                assert compute.precision(wanted, torch.device(name), begins=True) == outcome
+
+
+def test_a_precision_that_was_chosen_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that is started again while the machine is busy learns on in bf16; without the hardware it cannot."""
+    chosen = parse({"learner": {"precision": "bf16"}})
+    processor(monkeypatch, 0.98)
+    LearnerCore(chosen)
+    assert compute.precision("bf16") == "bf16"
+    processor(monkeypatch, None)
+    with pytest.raises(ConfigError, match="processor has neither AVX-512 BF16 nor AMX"):
+        LearnerCore(chosen)
+
+
+@pytest.mark.parametrize(("before", "choice"), [(None, "new"), ("fp32", "new"), ("bf16", "kept")])
+def test_a_run_that_goes_on_has_chosen(before: str | None, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    found = subprocess.CompletedProcess([], 0, '{"device": "cpu", "precision": "bf16", "device_memory": null}', "")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command) or found)
+    config = parse({"learner": {"precision": "bf16"}})
+    assert settle(config, parse({"learner": {"precision": before}}) if before else None).config == config
+    assert asked[0][-3:] == ["cpu", "bf16", choice]
+
+
+@pytest.mark.parametrize(("choice", "code"), [("new", 2), ("kept", 0)])
+def test_a_new_choice_is_measured(
+    choice: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor(monkeypatch, 0.98)
+    assert look("cpu", "bf16", choice) == code
+    assert ("0.98 times as fast" in capsys.readouterr().err) == (choice == "new")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])

@@ -208,12 +208,14 @@ def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
 
 def test_what_is_there_already_is_not_needed_again(machine_of: Any, tmp_path: Path) -> None:
     """The replay file, checkpoints, and what of one is in memory."""
-    config, run = small("learner.replay_storage=file", "checkpoint.every=0"), RunFolder(tmp_path)
+    config, run = small("learner.replay_storage=file"), RunFolder(tmp_path)
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()
-    (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(5000))
+    (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(needs(config, 3, 2).checkpoints))
     machine_of(4_160 - 1_000, 0)
     announce(config, 3, 2, run, loaded=1_000)
+    with pytest.raises(ConfigError, match="bytes of the disk"):  # the checkpoint at the end comes beside that one
+        announce(small("learner.replay_storage=file", "checkpoint.every=0"), 3, 2, run, loaded=1_000)
     machine_of(4_160 - 1_001, 0)
     with pytest.raises(ConfigError, match="needs 3,160 bytes of memory"):
         announce(config, 3, 2, run, loaded=1_000)

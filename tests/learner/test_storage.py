@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -68,6 +69,30 @@ def test_a_journal_that_ends_anywhere_is_good_up_to_there(cut: int, flip: int, t
     third = File(tmp_path, 8, WIDTH)
     assert third.notes == {"sim-0": note(9)}
     third.close()
+
+
+def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk takes five bytes at a time, and then none: what was said to be kept is kept."""
+    room, real = [10_000], os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = real(descriptor, content[: min(5, room[0])])
+        room[0] -= taken
+        return taken
+
+    file = File(tmp_path, 8, WIDTH)
+    monkeypatch.setattr(os, "write", write)
+    file.commit(note(1))
+    room[0] = 7
+    with pytest.raises(OSError, match="No space left"):
+        file.commit(note(2))
+    file.close()
+    monkeypatch.undo()
+    again = File(tmp_path, 8, WIDTH)
+    assert again.notes == {"sim-0": note(1)}
+    again.close()
 
 
 def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
