@@ -99,6 +99,48 @@ def test_a_stop_of_one_robot_and_a_fault_of_another(
     assert versions(anew.step([(peer, make_step(2)), (other, make_step(2))], 0.02)) == [1, 0]
 
 
+AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50)
+
+
+@pytest.mark.parametrize("until", ["stopped", "reset", "activated"])
+def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
+    peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step], until: str
+) -> None:
+    """FAULT would end by itself here, 50 ms after observations are back: 28 Steps, 10 ms apart, are long enough."""
+
+    def moved(core: PolicyCore) -> set[int]:
+        return {version for n in range(2, 30) for version in versions(core.step([(peer, make_step(n))], n / 100))}
+
+    core = PolicyCore(9, safety=AUTOMATIC)
+    core.load(1, make_bundle(1))
+    core.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.0)
+    core.step([(operator, command("estop", "leg"))], 0.01)
+    if until != "stopped":
+        core.step([(operator, command("reset", "leg"))], 0.011)
+    if until == "activated":
+        core.step([(operator, command("activate", "leg"))], 0.012)
+    anew = PolicyCore(9, safety=AUTOMATIC)
+    anew.load(1, make_bundle(1))
+    assert len(anew.resume(core.latches, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
+    anew.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
+    assert moved(anew) == moved(core) == {1 if until == "activated" else 0}
+    if until == "stopped":
+        anew.step([(operator, command("reset", "leg"))], 0.3)
+        assert moved(anew) == {0}
+    anew.step([(operator, command("activate", "leg"))], 0.3)
+    assert moved(anew) == {1}
+
+
+@pytest.mark.parametrize("verb", ["deactivate", "estop"])
+def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: Made, verb: str) -> None:
+    core = begun(make_bundle(1))
+    core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
+    assert core.latches == (Latches(inactive=True) if verb == "deactivate" else Latches(stop="because"))
+    anew = begun(make_bundle(1), core.latches)
+    anew.step([], 0.0)
+    assert not anew.lifecycle.active
+
+
 def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
