@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,28 @@ def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     again.close()
     assert again.kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
+
+
+def wait_until(check: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full for a while must not lose a stop."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    file = LatchFile(folder / "policy.state")
+    folder.rename(tmp_path / "away")
+    file.keep(Latches(stop="smoke"))
+    wait_until(lambda: "cannot be written" in caplog.text)
+    (tmp_path / "away").rename(folder)
+    wait_until(lambda: "is written now" in caplog.text)
+    assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
+    assert caplog.text.count("cannot be written") == 1
+    file.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stop": 1}', b'{"other": ""}', b"\xff", b"[" * 100_000])
