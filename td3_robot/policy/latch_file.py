@@ -15,7 +15,7 @@ from td3_robot.policy.latches import Latches
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 1 << 20  # bytes of a file that is read
+_LARGEST = 1 << 24  # bytes of a file that is read: far above what can be in force
 _AGAIN = 1.0  # seconds after which what could not be written is tried once more
 
 

@@ -186,6 +186,17 @@ def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
 
 
+def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
+    """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A file cut off would be a damaged one."""
+    names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
+    file = LatchFile(tmp_path / "policy.state")
+    file.keep(Latches(stopped=names))
+    file.close()
+    again = LatchFile(tmp_path / "policy.state")
+    again.close()
+    assert again.kept.stopped == names
+
+
 def wait_until(check: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not check():
