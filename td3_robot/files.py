@@ -35,10 +35,24 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have a file's new name on the disk: until then a power cut brings the old content back.
+
+    Where that cannot be done (some file systems, a folder that may not be read) the file is in place all the same.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def free(folder: Path) -> int | None:

@@ -351,7 +351,8 @@ class Status(Message):
 class Command(Message):
     """What an operator wants a policy server or a robot to do; answered by one Reply with the same ``id``.
 
-    The server carries it out, or relays it to the robot that ``target`` names. Any client may send ``estop``.
+    The server carries it out, or relays it to the robot that ``target`` names. A robot may send ``estop`` for all, and
+    gets no Reply.
     """
 
     NAME: ClassVar[str] = "command"

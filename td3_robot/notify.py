@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Mapping
+
+_AGAIN = 0.1  # seconds after which what systemd had no room for is said again
 
 
 class Notifier:
@@ -36,8 +37,11 @@ class Notifier:
         words = ["WATCHDOG=1"] if self._period else []
         if not self._ready:
             words.insert(0, "READY=1")
-        self._ready, self._due = True, now + (self._period or float("inf"))
+        self._due = now + (self._period or float("inf"))
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        # A systemd that does not listen must not stop a robot.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
-            line.sendto("\n".join(words).encode(), self._address)
+        try:
+            with socket.socket(socket.AF_UNIX, kind) as line:
+                line.sendto("\n".join(words).encode(), self._address)
+            self._ready = True
+        except OSError:  # a systemd that does not listen must not stop a robot, and is told soon again
+            self._due = now + min(self._period or _AGAIN, _AGAIN)

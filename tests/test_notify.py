@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -49,6 +50,24 @@ def test_a_service_without_a_watchdog_is_ready_and_no_more(tmp_path: Path, watch
         for now in (1.0, 2.0, 1e6):
             notifier.turn(now)
         assert heard(server) == ["READY=1"]
+
+
+@pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
+def test_what_systemd_has_no_room_for_is_said_again(tmp_path: Path, watchdog: dict[str, str]) -> None:
+    """A service whose READY=1 is lost would be killed once its time to start is over."""
+    address = str(tmp_path / "notify")
+    with listening(address) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.sendto(b"", address)
+        notifier = Notifier({"NOTIFY_SOCKET": address, **watchdog})
+        notifier.turn(10.0)
+        assert set(heard(server)) == {""}
+        notifier.turn(10.05)
+        assert heard(server) == []
+        notifier.turn(10.11)
+        assert heard(server) == ["READY=1\nWATCHDOG=1" if watchdog else "READY=1"]
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all"])

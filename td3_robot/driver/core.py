@@ -183,9 +183,11 @@ class SourceCore:
                 guard = self.guard
                 reply = carry_out(message, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
                 outputs.append(("policy", reply))
+                if not guard.lifecycle.stopped:
+                    self._own_stop = None  # the next stop may be an operator's, of this robot alone
             elif isinstance(message, Welcome):
                 self._greeted = self._greeted or origin == "policy"
-                if origin == "policy" and self._own_stop and self.guard.lifecycle.stopped:
+                if origin == "policy" and self._own_stop:
                     outputs.append(("policy", self._own_stop))  # this server may never have heard of it
                 if self._step:
                     outputs += self._greet(str(origin))

@@ -25,7 +25,8 @@ class HangWatch:
     """Watches, from a thread of its own, over the calls of the thread that keeps the deadlines.
 
     Time is counted in the looks of this thread, not by a clock: a process that is stopped, or a machine that sleeps,
-    stands still as a whole, and no method hangs for that.
+    stands still as a whole, and no method hangs for that. Once a method has been given up, the thread that called it
+    goes no further, should it return after all: nobody tells the robot anything beside ``stop`` or after it.
 
     Args:
         limit: seconds a call may take.
@@ -36,6 +37,9 @@ class HangWatch:
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
         self._call: _Call | None = None
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="hang").start()
 
     def over(self, what: str, call: Callable[[], Answer]) -> Answer:
@@ -44,18 +48,24 @@ class HangWatch:
         try:
             return call()
         finally:
-            self._call = None
+            with self._lock:
+                self._call, given_up = None, self._given_up
+            if given_up:
+                self._ended.wait()
 
     def _watch(self) -> None:
         pause = threading.Event()
         seen, looks = None, 0
-        while looks < _LOOKS:
+        while not self._given_up:
             pause.wait(self._limit / _LOOKS)
-            call = self._call
-            looks = looks + 1 if call is not None and call is seen else 0
-            seen = call
+            with self._lock:
+                call = self._call
+                looks = looks + 1 if call is not None and call is seen else 0
+                seen = call
+                self._given_up = looks >= _LOOKS
         assert seen
         self._hung(seen.what)
+        self._ended.set()
 
     def _hung(self, what: str) -> None:
         told = "the robot has no stop() of its own, so what it was told last holds"

@@ -14,7 +14,7 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.commands import TO_WATCH
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
-from td3_robot.lifecycle import INACTIVE, STOP, UNCONFIGURED, Lifecycle
+from td3_robot.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
 from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
@@ -107,6 +107,7 @@ class PolicyCore:
         self.counters: Counter[str] = Counter()
         self.latches = Latches()
         self._withdrawn: tuple[str, ...] = ()
+        self._left: tuple[str, bool] | None = None  # the server's own latches as a shutdown found them; it ends none
         self._autostart = autostart
         self._lockstep = lockstep
         self._parked: dict[Peer, tuple[Step, float]] = {}
@@ -154,8 +155,15 @@ class PolicyCore:
             lines.append("frozen before the restart: learners' weights are refused until unfreeze")
         for name, reason in latches.held.items():
             self._watches[name] = watch = Watch(f"{self.lifecycle.node}/{name}", now)
-            watch.lifecycle.fault(reason, now)
+            if reason.startswith(STOP):
+                watch.lifecycle.stop(reason.removeprefix(STOP), now)  # which no automatic recovery leaves
+            else:
+                watch.lifecycle.fault(reason, now)
             lines.append(f"no policy moves {name!r} until activate: {reason}")
+        for name in latches.idle:
+            self._watches[name] = watch = Watch(f"{self.lifecycle.node}/{name}", now)
+            watch.lifecycle.command("deactivate", now, "it was not active before the restart")
+            lines.append(f"no policy moves {name!r} until activate: it was not active before the restart")
         if latches.stopped:
             self.desk.stop(latches.stopped)
             lines.append(f"stopped one by one, until reset names them: {', '.join(latches.stopped)}")
@@ -247,6 +255,8 @@ class PolicyCore:
     # -- operators -----------------------------------------------------------------------------------------------
 
     def _move(self, command: Command, now: float) -> None:
+        if command.verb == "shutdown" and self._left is None:
+            self._left = self._own_latches()
         self.lifecycle.command(command.verb, now, command.reason)
         if command.verb == "activate" and self._withdrawn and self.store.serving:
             self._choose(self.store.serving.bundle)
@@ -289,13 +299,20 @@ class PolicyCore:
             return str(error)
         return ""
 
-    def _in_force(self) -> Latches:
+    def _own_latches(self) -> tuple[str, bool]:
+        """Of the server itself: the reason of its emergency stop, and whether it is inactive."""
         lifecycle = self.lifecycle
+        return lifecycle.reason.removeprefix(STOP) if lifecycle.stopped else "", lifecycle.state == INACTIVE
+
+    def _in_force(self) -> Latches:
+        stop, inactive = self._left or self._own_latches()
+        watches = {name: watch.lifecycle for name, watch in self._watches.items()}
         return Latches(
-            stop=lifecycle.reason.removeprefix(STOP) if lifecycle.stopped else "",
-            inactive=lifecycle.state == INACTIVE,
+            stop=stop,
+            inactive=inactive,
             stopped=self.desk.all_stopped,
-            held={name: w.lifecycle.reason for name, w in self._watches.items() if not w.lifecycle.active},
+            held={name: it.reason for name, it in watches.items() if it.state == FAULT},
+            idle=tuple(name for name, it in watches.items() if it.state == INACTIVE),
             frozen=self.frozen,
             withdrawn=self._withdrawn,
         )

@@ -78,11 +78,25 @@ class Desk:
             del self.robots[peer.name]
 
     def command(self, peer: Peer, command: Command, now: float) -> list[Output]:
-        """Carry out, relay or refuse; a robot may send nothing but an emergency stop."""
-        if peer.role in ROBOT_ROLES and (command.verb != "estop" or command.target):
-            return [(peer, self._refusal(command, "a robot may only send estop, for all"))]
+        """Carry out, relay or refuse. A robot may send nothing but an emergency stop, and gets no Reply: what it hears
+        of its stop is the Command that all robots get."""
+        if peer.role in ROBOT_ROLES:
+            if command.verb == "estop" and not command.target:
+                return self._to_all(peer, command, now)[0]
+            log.warning(
+                "%s: %r from %s is not carried out: a robot may only send estop, for all",
+                self.lifecycle.node,
+                command.verb[:40],
+                peer.name,
+            )
+            return []
         if command.target not in ("", self.lifecycle.node):
             return self._to_one(peer, command, now)
+        outputs, reply = self._to_all(peer, command, now)
+        return [*outputs, (peer, reply)]
+
+    def _to_all(self, peer: Peer, command: Command, now: float) -> tuple[list[Output], Reply]:
+        """Carry out a Command for the server itself, and pass on what holds for all robots."""
         outputs: list[Output] = []
         reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self.lifecycle, self._detail, now)
         if command.verb in TO_ALL and not command.target and not reply.error:
@@ -93,7 +107,7 @@ class Desk:
                 else:
                     outputs.append((robot, replace(command, id=0)))
             reply = replace(reply, detail=self._detail(), error="; ".join(errors)[:2048])
-        return [*outputs, (peer, reply)]
+        return outputs, reply
 
     def reply(self, robot: Peer, reply: Reply) -> list[Output]:
         """A robot's Reply goes to the operator who asked."""

@@ -15,11 +15,17 @@ from td3_robot.policy.latches import Latches
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 1 << 20  # bytes of a file that is read
+_LARGEST = 1 << 24  # bytes of a file that is read: far above what can be in force
+_AGAIN = 1.0  # seconds after which what could not be written is tried once more
 
 
 class LatchFile:
     """One policy server's latches, as JSON; every change replaces the file atomically, some milliseconds later.
+
+    What cannot be written is tried again until it can.
+
+    Attributes:
+        kept: what the file holds.
 
     Raises:
         ConfigError: the file is damaged, or cannot be read or written.
@@ -37,7 +43,7 @@ class LatchFile:
             self._claim.close()
             raise
         self._changed = threading.Condition()
-        self._newest = self.kept
+        self._newest = self._tried = self.kept
         self._over = False
         self._thread = threading.Thread(target=self._work, daemon=True, name="latches")
         self._thread.start()
@@ -59,18 +65,29 @@ class LatchFile:
         self._claim.close()
 
     def _work(self) -> None:
+        failed = False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._newest is not self.kept)
-                newest, over = self._newest, self._over
-            if newest != self.kept:
-                try:
-                    self._write(newest)
-                except ConfigError as error:
-                    log.error("%s; a restart would forget what is in force now", error)
-            self.kept = newest
+                self._changed.wait_for(
+                    lambda: self._over or self._newest is not self._tried, _AGAIN if failed else None
+                )
+                again = failed and self._newest is self._tried
+                self._tried, over = self._newest, self._over
+            failed = self._tried != self.kept and not self._kept_now(self._tried, quiet=again)
+            if again and not failed:
+                log.warning("state file %r is written now", str(self.path))
             if over:
                 return
+
+    def _kept_now(self, latches: Latches, *, quiet: bool) -> bool:
+        try:
+            self._write(latches)
+        except ConfigError as error:
+            if not quiet:
+                log.error("%s; until it is written, a restart would forget what is in force now", error)
+            return False
+        self.kept = latches
+        return True
 
     def _read(self) -> Latches:
         try:

@@ -12,7 +12,8 @@ class Latches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stop: reason of the server's own emergency stop; empty: none is in force.
         inactive: a person has deactivated it, or reset a stop and not activated it yet.
         stopped: robots that are stopped one by one.
-        held: robots the watch over which is not active, and why.
+        held: robots the watch over which is in FAULT, and why.
+        idle: robots the watch over which was reset, and not activated since.
         frozen: learners' weights are refused.
         withdrawn: SHA-256 of the policies that were rolled back from, and not chosen by a person since.
     """
@@ -21,5 +22,6 @@ class Latches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inactive: bool = False
     stopped: tuple[str, ...] = ()
     held: dict[str, str] = {}
+    idle: tuple[str, ...] = ()
     frozen: bool = False
     withdrawn: tuple[str, ...] = ()

@@ -241,7 +241,10 @@ class ServerSession:
             if peer.name == hello.name and peer.owner != owner:
                 return Refused("name", f"name {hello.name!r} is taken by a {peer.role} with another key")
             taken = peer.name == hello.name and peer.hello.client != hello.client
-            if taken and hello.incarnation <= peer.hello.incarnation:
+            # Of two drivers, the one that is heard stays (see _driver). A clock that was set back must not keep the
+            # successor of one that was killed away from a robot that moves.
+            drivers = hello.role == peer.role == "driver" and hello.incarnation != peer.hello.incarnation
+            if taken and not drivers and hello.incarnation <= peer.hello.incarnation:
                 return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return self._other_robot(hello)
 

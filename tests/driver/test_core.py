@@ -376,6 +376,17 @@ def test_an_operators_stop_is_not_repeated_for_all(make_core: Make) -> None:
     assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.015)) == []
 
 
+def test_a_robots_own_stop_is_over_once_it_was_reset(make_core: Make, robot: Toy) -> None:
+    """Or an operator's stop of this robot would, at the next server, become one of all for a reason of long ago."""
+    core = make_core()
+    robot.sees = EmergencyStop("the red button")
+    core.step([], 0.02)
+    robot.sees = [1.0, 2.0, 3.0]
+    core.step([said("reset"), said("activate"), said("estop")], 0.03)
+    assert core.guard.lifecycle.stopped
+    assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.035)) == []
+
+
 @pytest.mark.parametrize(
     ("safety", "named"),
     [

@@ -76,6 +76,23 @@ def test_calls_that_return_are_let_be(end: End) -> None:
     assert end.codes.empty()
 
 
+def test_a_call_that_returns_too_late_is_the_last(end: End) -> None:
+    """While the robot is brought to rest nobody may tell it to move, nor after it: the process is about to end."""
+    stopping, told, other = threading.Event(), [], queue.Queue[str]()
+
+    def bring_to_rest() -> None:
+        stopping.set()
+        with pytest.raises(queue.Empty):
+            other.get(timeout=LIMIT / 2)  # time for the other thread to say something, if it could
+        told.append("stop")
+
+    watch = HangWatch(LIMIT, bring_to_rest, end)
+    assert watch.over("observe", lambda: stopping.wait(PATIENCE))
+    watch.over("apply", lambda: other.put("apply"))
+    assert told == ["stop"]
+    assert end.codes.get_nowait() == EXIT_HUNG
+
+
 class Stuck(Robot):
     """Hangs where it is told to."""
 

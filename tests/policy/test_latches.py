@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,48 @@ def test_a_stop_of_one_robot_and_a_fault_of_another(
     assert versions(anew.step([(peer, make_step(2)), (other, make_step(2))], 0.02)) == [1, 0]
 
 
+AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50)
+
+
+@pytest.mark.parametrize("until", ["stopped", "reset", "activated"])
+def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
+    peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step], until: str
+) -> None:
+    """FAULT would end by itself here, 50 ms after observations are back: 28 Steps, 10 ms apart, are long enough."""
+
+    def moved(core: PolicyCore) -> set[int]:
+        return {version for n in range(2, 30) for version in versions(core.step([(peer, make_step(n))], n / 100))}
+
+    core = PolicyCore(9, safety=AUTOMATIC)
+    core.load(1, make_bundle(1))
+    core.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.0)
+    core.step([(operator, command("estop", "leg"))], 0.01)
+    if until != "stopped":
+        core.step([(operator, command("reset", "leg"))], 0.011)
+    if until == "activated":
+        core.step([(operator, command("activate", "leg"))], 0.012)
+    anew = PolicyCore(9, safety=AUTOMATIC)
+    anew.load(1, make_bundle(1))
+    assert len(anew.resume(core.latches, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
+    anew.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
+    assert moved(anew) == moved(core) == {1 if until == "activated" else 0}
+    if until == "stopped":
+        anew.step([(operator, command("reset", "leg"))], 0.3)
+        assert moved(anew) == {0}
+    anew.step([(operator, command("activate", "leg"))], 0.3)
+    assert moved(anew) == {1}
+
+
+@pytest.mark.parametrize("verb", ["deactivate", "estop"])
+def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: Made, verb: str) -> None:
+    core = begun(make_bundle(1))
+    core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
+    assert core.latches == (Latches(inactive=True) if verb == "deactivate" else Latches(stop="because"))
+    anew = begun(make_bundle(1), core.latches)
+    anew.step([], 0.0)
+    assert not anew.lifecycle.active
+
+
 def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
@@ -141,6 +184,39 @@ def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     again.close()
     assert again.kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
+
+
+def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
+    """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A file cut off would be a damaged one."""
+    names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
+    file = LatchFile(tmp_path / "policy.state")
+    file.keep(Latches(stopped=names))
+    file.close()
+    again = LatchFile(tmp_path / "policy.state")
+    again.close()
+    assert again.kept.stopped == names
+
+
+def wait_until(check: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full for a while must not lose a stop."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    file = LatchFile(folder / "policy.state")
+    folder.rename(tmp_path / "away")
+    file.keep(Latches(stop="smoke"))
+    wait_until(lambda: "cannot be written" in caplog.text)
+    (tmp_path / "away").rename(folder)
+    wait_until(lambda: "is written now" in caplog.text)
+    assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
+    assert caplog.text.count("cannot be written") == 1
+    file.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stop": 1}', b'{"other": ""}', b"\xff", b"[" * 100_000])

@@ -228,14 +228,20 @@ def test_one_robot_can_be_stopped_alone(
     assert not any(map(is_safe, actions(core.step(steps, 0.04))))
 
 
-def test_a_robot_may_stop_everybody_and_nothing_else(make_core: Cores, peer: Peer) -> None:
+def test_a_robot_may_stop_everybody_and_nothing_else(
+    make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
     core = make_core()
-    [(_, answer)] = core.step([(peer, command("shutdown"))], 0.0)
-    assert isinstance(answer, Reply)
-    assert "may only send estop" in answer.error
+    for forbidden in (command("shutdown"), command("estop", "leg")):
+        assert core.step([(peer, peer.hello), (peer, forbidden)], 0.0) == []
+    assert "'shutdown' from leg is not carried out: a robot may only send estop, for all" in caplog.text
     assert core.lifecycle.active
-    core.step([(peer, command("estop"))], 0.0)
+    assert not core.desk.all_stopped
+    outputs = core.step([(peer, command("estop"))], 0.0)
     assert core.lifecycle.stopped
+    [told] = [message for to, message in outputs if to is peer]  # and no Reply, which a driver has no use for
+    assert isinstance(told, Command)
+    assert told.verb == "estop"
 
 
 def test_without_autostart_nothing_moves_until_activate(
