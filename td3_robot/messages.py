@@ -431,6 +431,9 @@ class Turn(Message):
                 return f"an input is {repr(item)[:80]}; needed are origin, topic and fields"
             if item[1] not in MESSAGES:
                 return f"topic {item[1][:40]!r} is not one of {', '.join(MESSAGES)}"
+            named = item[2].get("named", [])
+            if not (isinstance(named, list) and all(type(part) in (str, int) for part in named)):
+                return f"{item[1]} is named {repr(named)[:80]}; needed is a list of text and integers"
         return None
 
 

@@ -6,8 +6,10 @@ first on, its core must say again all that it said: the same messages in the sam
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -83,6 +85,7 @@ class Life:
         self.stopped = ""
         self.gone = False  # in order: it said Bye
         self._begun = self._recorded = 0
+        self._lost: int | None = None  # how many turns were recorded before the first that is not
         self._turns: deque[Turn] = deque()
         self._peers: dict[str, Peer] = {}
         self._core: Core | None = None
@@ -118,8 +121,9 @@ class Life:
     def hear(self, entry: Entry, message: Message) -> None:
         """The next message that was recorded of this node."""
         if isinstance(message, Turn):
-            if entry.sequence != self._recorded and not self.stopped:
-                self.stopped = f"turn {self._recorded} is not recorded"
+            if entry.sequence != self._recorded and self._lost is None:
+                self._lost = self._begun
+                self.stopped = self.stopped or f"turn {self._recorded} is not recorded"
             self._recorded = entry.sequence + 1
             self._begun += 1
             self._read = _place(message) or self._read
@@ -141,7 +145,12 @@ class Life:
                 self.stopped = self.stopped or (f"{missing} is not recorded" if end else "")
                 return
             if self._core is None:
-                self._core = make(self, memory)
+                try:
+                    self._core = make(self, memory)
+                except Td3RobotError:
+                    raise
+                except Exception as error:
+                    raise _failed(f"start of {self}", error) from error
                 if self._core is None:
                     self.stopped = self.stopped or ("the policy it began with is not recorded" if end else "")
                     return
@@ -149,21 +158,29 @@ class Life:
             self.told += 1
             try:
                 self._tell(self._core, turn, memory)
-            except Td3RobotError as error:
+            except Exception as error:
+                last = end and not self._turns  # a core may end its node with an error, and then says no more
+                if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
+                    raise _failed(f"turn {self.told} of {self}", error) from error
                 self.stopped = str(error)
                 self._turns.clear()
 
     def compared(self, topic: str, packages: tuple[str, ...]) -> Replayed:
         """What it said and says, without what the recording cannot know."""
-        said = [(entry, message) for entry, message, begun in self.said.get(topic, []) if begun <= self.told]
-        recorded = {entry.sequence for entry, _ in said}
+        recorded = {entry.sequence for entry, _, _ in self.said.get(topic, [])}
         last = max(recorded, default=-1)
+        whole = self.gone and self._lost is None
         got = []
         for number, (message, turn) in enumerate(self.got.get(topic, [])):
-            # The recording may end within a turn, whose last words are not in it then.
-            if number in recorded or (number > last and (turn < self.told or self.gone)):
+            # The recording, or a part of it, may end within a turn, whose last words are not in it then.
+            if number in recorded or (number > last and (turn < self.told or whole)):
                 got.append(message)
+        said = self._said(topic)
         return Replayed(topic, packages, said, got, stream=f"{self.name}/{self.incarnation}", where=self.where)
+
+    def last(self, topic: str) -> int:
+        """The sequence of the last message of a topic that is compared; -1 where none is."""
+        return max((entry.sequence for entry, _ in self._said(topic)), default=-1)
 
     def notes(self) -> list[str]:
         """What was not compared."""
@@ -172,6 +189,16 @@ class Life:
         after = self._begun - self.told
         left = f"{after} turns" if after else "what came then"
         return [f"{self} after turn {self.told}, {left}: {self.stopped}"]
+
+    def _said(self, topic: str) -> list[tuple[Entry, Message]]:
+        """What was recorded of the turns that its core was told."""
+        # Messages of turns that are lost seem to be of the last one before; how many its core says tells them apart.
+        known = len(self.got.get(topic, []))
+        return [
+            (entry, message)
+            for entry, message, begun in self.said.get(topic, [])
+            if begun <= self.told and (begun != self._lost or entry.sequence < known)
+        ]
 
     def _missing(self, memory: Memory) -> str:
         for _, topic, fields in self._turns[0].inputs:
@@ -200,6 +227,13 @@ class Life:
             return self._peers[origin] if turns.is_peer(origin) else origin, message
         except (ProtocolError, KeyError, ValueError) as error:
             raise SessionError(f"turn {self.told} of {self}: {topic} from {origin}: {error}") from None
+
+
+def _failed(what: str, error: Exception) -> SessionError:
+    """A core cannot bear what it is told: it has a mistake, or the file holds what no node was ever told."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:500]
+    return SessionError(f"{what}: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}: {text}")
 
 
 def _place(turn: Turn) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import Action, Command, NoiseKind, Reply, StateChange, Step, Weights
+from td3_robot.messages import Action, Command, NoiseKind, Reply, Start, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
@@ -37,7 +38,7 @@ def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
 
 
 class SingleActions:
-    """For servers of which the recording lacks the beginning: gives each Action's Step to a core with its weights.
+    """For servers of which the recording lacks a turn: gives each Action's Step to a core with its weights.
 
     What the recording says is taken for input: the Step, the weights, whether there was noise. What a server did not
     answer (it keeps only the latest Step) it is not asked again. States and deadlines are left out.
@@ -118,38 +119,62 @@ class SingleActions:
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session; of one whose beginning is not recorded, each Action by itself.
+    """Replay every policy server of a session; what its turns do not reach, Action by Action.
 
     Raises:
         SessionError: the recording is damaged, or holds no configuration.
     """
     found, notes = lives.whole(session, "policy")
-    single = SingleActions(session.config())
-    servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
-    late = servers - found.keys()
-    for entry, message in lives.relive(session, found, SAID, _make):
-        if late and (not isinstance(message, Action) or (entry.publisher, entry.incarnation) in late):
-            single.take(entry, message)
+    for _ in lives.relive(session, found, SAID, _make):
+        pass
     outcome = lives.outcome(found.values(), SAID, _PACKAGES)
-    others = single.finish()
-    outcome.parts += others.parts
-    outcome.notes += [*notes, *others.notes]
-    if not outcome.turns and not others.parts and not others.notes:
+    outcome.notes += notes
+    servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
+    compared = {key: life.last(Action.NAME) for key, life in found.items() if life.stopped}
+    if after := dict.fromkeys(servers - found.keys(), -1) | compared:
+        others = _one_by_one(session, after)
+        outcome.parts += others.parts
+        outcome.notes += others.notes
+    elif not outcome.turns:
         outcome.notes.append("there are no Actions in it")
+    return outcome
+
+
+def _one_by_one(session: Session, after: Mapping[tuple[str, int], int]) -> Outcome:
+    """The Actions of these servers, each after the one of this sequence."""
+    ones = {}
+    for key in after:
+        start = session.decode(session.starts[key]) if key in session.starts else None
+        config = Life(*key, start).config if isinstance(start, Start) else session.config()
+        ones[key] = SingleActions(config)
+    for entry, message in session.messages((Step.NAME, Weights.NAME, Action.NAME)):
+        key = entry.publisher, entry.incarnation
+        if not isinstance(message, Action):
+            for single in ones.values():
+                single.take(entry, message)
+        elif key in ones and entry.sequence > after[key]:
+            ones[key].take(entry, message)
+    outcome = Outcome()
+    for single in ones.values():
+        found = single.finish()
+        outcome.parts += found.parts
+        outcome.notes += found.notes
     return outcome
 
 
 def _make(life: Life, memory: Memory) -> PolicyCore | None:
     exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
-    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
+    weights = None
     if "version" in life.start.settings:
-        version, digest = life.setting("version", int), life.setting("sha256", str)
-        name = Weights.NAME, version, digest
-        if name not in memory:
+        name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
+        if name not in memory:  # asked for each message until it is there: so this comes first
             return None
         weights = memory[name]
+    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
+    if weights:
         assert isinstance(weights, Weights)
-        core.load(version, Bundle.verified(weights.payload, digest, f"recorded weights version {version}"))
+        label = f"recorded weights version {weights.version}"
+        core.load(weights.version, Bundle.verified(weights.payload, weights.sha256, label))
     if "latches" in life.start.settings:
         core.resume(_latches(life), life.setting("resumed", float))
     return core

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.errors import BundleError
 from td3_robot.messages import Start
+from td3_robot.policy.core import PolicyCore
 from td3_robot.session import replay
 from td3_robot.session.entries import Entry, Facts
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import free_name
 from td3_robot.session.writer import SessionWriter
 from td3_robot.transport import codec
+from td3_robot.transport.session import Input, Output
 
 DEPLOYED = Path(__file__).parent / "sessions" / "deployed.mcap"
 ALL = Session([DEPLOYED]).counts["policy", 0, "lifecycle"]
+ALL_ACTIONS = Session([DEPLOYED]).counts["policy", 0, "action"]
 Change = Callable[[Entry], Entry | None]
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
 
@@ -56,6 +62,36 @@ def test_a_turn_that_is_missing_ends_what_is_compared(changed: Callable[[Change]
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
+    # Of what came then, 100 Actions are left out: 81 safe ones, 19 of the policy that was loaded by a Command.
+    assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
+
+
+@pytest.mark.parametrize(("publisher", "core", "number"), [("leg", "driver", 600), ("policy", "policy", 601)])
+def test_what_was_said_in_a_turn_that_is_missing_is_no_difference(
+    changed: Callable[[Change], Session], publisher: str, core: str, number: int
+) -> None:
+    """The one turn alone is missing: the Step, or Action, of it is there, and seems to be of the turn before."""
+    (report,) = replay.check(changed(without(publisher, "turn", number)), [core])
+    assert report.same
+    assert report.turns == number
+
+
+def test_an_answer_in_the_last_turn_before_a_gap_that_is_missing_is_no_difference(
+    changed: Callable[[Change], Session],
+) -> None:
+    """A recorder without room misses what is said in the last turn that it took, and all that follows for a while."""
+    lost: list[Entry] = []
+    begun = 0
+    for entry in Session([DEPLOYED]).entries(("step", "turn")):
+        if entry.publisher == "leg":
+            begun += entry.topic == "turn"
+            if begun > 601 or (begun == 601 and entry.topic == "step"):
+                lost.append(entry)
+    gone = {entry.identity for entry in lost[:100]}
+    assert lost[0].topic == "step"
+    (report,) = replay.check(changed(lambda it: None if it.identity in gone else it), ["driver"])
+    assert report.same
+    assert report.turns == 601
 
 
 def test_an_input_that_is_missing_ends_it_too(changed: Callable[[Change], Session]) -> None:
@@ -82,6 +118,51 @@ def test_without_its_first_turn_or_its_policy_a_servers_states_are_not_compared(
     report, states = policy(changed(without("policy", "weights", 0)))
     assert (report.turns, states) == (0, 0)
     assert any("the policy it began with is not recorded" in note for note in report.notes)
+
+
+def _told(inputs: list[object], now: float = 3.0) -> dict[str, object]:
+    return {"now": now, "inputs": inputs}
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (_told([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: step is named [[1]]; needed is a list"),
+        (_told([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: step is named 5; needed is a list"),
+        (_told([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
+    ],
+)
+def test_a_turn_that_no_node_was_ever_told_is_one_line(
+    changed: Callable[[Change], Session], capsys: pytest.CaptureFixture[str], turn: dict[str, object], words: str
+) -> None:
+    def spoil(entry: Entry) -> Entry:
+        spoilt = (entry.publisher, entry.topic, entry.sequence) == ("policy", "turn", 50)
+        return replace(entry, payload=msgpack.packb(turn)) if spoilt else entry
+
+    session = changed(spoil)
+    assert main(["replay", str(session.paths[0]), "--core", "policy"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_core_that_raises_an_error_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even one that is raised on purpose, in a turn in which nothing was said: its node would end."""
+
+    def raising(core: PolicyCore, inputs: Sequence[Input], now: float) -> list[Output]:
+        outputs = step(core, inputs, now)
+        if now > 3 and not outputs:
+            raise BundleError("weights are no bundle")
+        return outputs
+
+    step = PolicyCore.step
+    monkeypatch.setattr(PolicyCore, "step", raising)
+    assert main(["replay", str(DEPLOYED), "--core", "policy"]) == 2
+    assert re.search(
+        r"turn \d+ of policy: BundleError in test_lives.py, line \d+: weights are", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
