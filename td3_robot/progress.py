@@ -27,13 +27,13 @@ class Progress:
         """Show the newest figures, if it is time."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None:
+        if learner is None or not learner.figures:  # it is starting: where it goes on from is not known yet
             return
         steps, updates = (self._before.get(key, 0) - learner.figures.get(key, 0) for key in ("env_steps", "updates"))
-        if learner.figures and max(steps, updates) > 0:
+        if max(steps, updates) > 0:
             lost = f"{max(0, updates):,.0f} updates and {max(0, steps):,.0f} steps lost"
             self.say(f"learner is back from its checkpoint: {lost}")
-        self._before = learner.figures or self._before
+        self._before = learner.figures
         if now < self._next:
             return
         self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)

@@ -434,4 +434,11 @@ def test_a_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line(command: Any) -> None:
     run = command("train", "walker2d", "--out", "/proc/run")
     assert run.finish() == 2
-    assert "run folder '/proc/run' cannot be made" in run.lines[-1]
+    assert "of the disk of '/proc/run', and 0 are free" in run.lines[-1]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = command("train", "walker2d", "--out", "file/run")
+    assert run.finish() == 2
+    assert "run folder 'file/run' cannot be made" in run.lines[-1]

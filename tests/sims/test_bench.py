@@ -76,8 +76,11 @@ def test_speed_is_steps_over_seconds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "the benchmark's name is missing; it must be one of: policy, link, sim, learner, record, replay"),
-        (["simm"], "the benchmark's name is 'simm'; it must be one of: policy, link, sim, learner, record, replay"),
+        ([], "the benchmark's name is missing; it must be one of: policy, link, sim, learner, train, record, replay"),
+        (
+            ["simm"],
+            "the benchmark's name is 'simm'; it must be one of: policy, link, sim, learner, train, record, replay",
+        ),
         (["sim", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
     ],
 )
