@@ -130,7 +130,7 @@ class Hello(Message):
     """
 
     NAME: ClassVar[str] = "hello"
-    MAX_BYTES: ClassVar[int] = 1 << 20
+    MAX_BYTES: ClassVar[int] = 1 << 17  # anybody may send one
 
     protocol: int = _wire("u32", "PROTOCOL_VERSION of the sender")
     role: str = _wire("text", "simulator, driver, policy, evaluator, operator or node (a supervised process's status)")

@@ -20,6 +20,7 @@ _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
 """The same for one link: who begins to watch wants to know what state everybody is in."""
 _EARLY = 1024  # messages held back for a recorder that is expected and not there yet
+_EARLY_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
 _AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
 
@@ -80,6 +81,7 @@ class Tap:
         kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
         self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._early: list[Record] | None = [] if expected else None
+        self._early_bytes = 0
         self._missed = 0
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
@@ -98,6 +100,7 @@ class Tap:
             self._send(record)
         elif self._early is not None and early and kind not in self._kept:
             self._early.append(record)
+            self._early_bytes += len(payload)
         if kind in self._kept:
             self._kept[kind].append(record)
 
@@ -123,7 +126,7 @@ class Tap:
 
     @property
     def _is_early(self) -> bool:
-        return self._early is not None and len(self._early) < _EARLY
+        return self._early is not None and len(self._early) < _EARLY and self._early_bytes < _EARLY_BYTES
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""

@@ -1,4 +1,7 @@
-"""Whatever keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step."""
+"""What keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step.
+
+What a robot is told between two Steps is in no recording: that is for the tests of the driver.
+"""
 
 from __future__ import annotations
 

@@ -182,6 +182,17 @@ def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make,
     assert many.tap.counts() == {"not_recorded": 76}
 
 
+def test_what_is_held_back_for_a_recorder_is_bounded_in_bytes(make_client: Make) -> None:
+    """32 MiB: nine messages of 4 MB are above it, so the tenth is not kept; it is counted."""
+    waiting = Recorder(make_client(link="recorder"), expected=True)
+    policies = [Command(number, "", "load", "", 0, "", bytes(4_000_000)) for number in range(10)]
+    waiting.offer(*policies, link="policy")
+    assert waiting.tap.counts()["not_recorded"] == 10
+    waiting.tap.turn(0.0)
+    assert [record.sequence for record in waiting.got] == list(range(9))
+    assert waiting.tap.counts()["not_recorded"] == 1
+
+
 def test_a_refusal_costs_the_recording_and_nothing_else(
     make_client: Make, make_step: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
