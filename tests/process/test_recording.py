@@ -68,11 +68,11 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
 
 def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
     """Started and stopped by hand, beside a training that does not know of it."""
-    run = train(30_000, "learner.replay_ratio=0.05")
+    run = train(200_000, "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
     recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "run/config.yaml")
     recorder.wait_for("recording")
-    run.wait_for_steps(4000)
+    run.wait_for_steps(15_000)  # a node that says Hello twice a second has met the recorder long before
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     run.interrupt()
