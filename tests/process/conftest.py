@@ -11,6 +11,14 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, those that share something costly meet in one of them."""
+    for item in items:
+        for shared in {"wheel", "straight"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(shared))
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as pip would get it, built once for all tests."""
