@@ -451,6 +451,28 @@ class Heard(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Told(Message):
+    """What a driver told its robot's motors; recorded each time it did."""
+
+    NAME: ClassVar[str] = "told"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    step: int = _wire("u64", "sequence of the Step that comes next")
+    stamp: int = _wire("i64", "source's monotonic clock", "ns")
+    action: Float32 = _array("<f4", "A", "what holds until they are told again", "of channel", tolerance=1e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class InForce(Message):
+    """What is in force at a policy server until a person ends it; recorded when it is not the same as before."""
+
+    NAME: ClassVar[str] = "latches"
+    MAX_BYTES: ClassVar[int] = 1 << 22
+
+    latches: dict[str, Any] = _wire("map", "what its state file keeps over a restart")
+
+
+@dataclass(frozen=True, eq=False)
 class Record(Message):
     """A message that was published, as its publisher offers it to the recorder, once; nobody waits for it."""
 
@@ -491,6 +513,8 @@ MESSAGES: dict[str, type[Message]] = {
         Start,
         Turn,
         Heard,
+        Told,
+        InForce,
         Record,
     )
 }

@@ -26,6 +26,7 @@ from td3_robot.messages import (
     Phase,
     Step,
     Throttle,
+    Told,
     UInt8,
     UInt32,
     UInt64,
@@ -94,6 +95,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
         learner=learner,
         waits=False,
         holds_off=True,
+        reports=True,
     )
 
 
@@ -110,6 +112,7 @@ class SourceCore:
         waits: do not begin before the learner's first word.
         holds_off: leave the robots alone until the policy server has welcomed us, which it does not while another one
             of our name moves them; or has not said a word, and somebody has to make them safe.
+        reports: tell a recorder what the one robot is told: motors do what they are told between Steps, too.
 
     Attributes:
         in_charge: whether the robots are ours to move.
@@ -127,6 +130,7 @@ class SourceCore:
         learner: bool = True,
         waits: bool = True,
         holds_off: bool = False,
+        reports: bool = False,
     ) -> None:
         self.body = body
         self.source = source
@@ -153,6 +157,8 @@ class SourceCore:
         self._silent = False  # the newest observation was refused: there is nothing to answer
         self._heard = Heard(0, 0, "", "")  # from the robot, when it last was another thing than before
         self._calls = 0  # of the robot
+        self._reports = reports
+        self._now = 0.0
         self._reported: list[Output] = []
         self._own_stop: Command | None = None  # the robot's newest; one of an operator is the server's to repeat
         self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
@@ -172,7 +178,7 @@ class SourceCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
         outputs: list[Output] = []
-        self._told_safe = False
+        self._told_safe, self._now = False, now
         self.guard.look(now)
         for origin, message in inputs:
             if isinstance(message, Action):
@@ -227,8 +233,15 @@ class SourceCore:
     def make_safe(self) -> None:
         """Apply the safe action now."""
         self._told_safe = True
+        self._tell(self.guard.safe_action(self.body.commanded))
+
+    def _tell(self, action: Float32) -> None:
+        """Have ``action``, float32[N, A], applied from now on."""
         self._calls += 1
-        self.body.command(self.guard.safe_action(self.body.commanded))
+        self.body.command(action)
+        if self._reports:
+            told = Told(self.next_sequence, int(self._now * 1e9), action[0].copy())
+            self._reported.append((RECORDER, told))
 
     def _make_safe(self) -> None:
         """Apply the safe action at once when it has become due; from then on it is said once every period."""
@@ -248,8 +261,7 @@ class SourceCore:
             if use is not None:
                 self._action, self._use = action, use
                 if (step.phase < Phase.TERMINATED).any():
-                    self._calls += 1
-                    self.body.command(use)
+                    self._tell(use)
                     self._listen_to_body(now)
 
     def _greet(self, link: str) -> list[Output]:

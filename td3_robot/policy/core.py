@@ -15,7 +15,7 @@ from td3_robot.commands import TO_WATCH
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
-from td3_robot.messages import Action, Bye, Command, Hello, Message, NoiseKind, Reply, StateChange, Step, Weights
+from td3_robot.messages import Action, Bye, Command, Hello, InForce, Message, NoiseKind, Reply, StateChange, Step, Weights
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Noise
@@ -23,6 +23,7 @@ from td3_robot.policy.store import Policy, PolicyStore
 from td3_robot.policy.watch import Watch
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class PolicyCore:
         self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep)
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
-        self.latches = Latches()
+        self.latches = self._recorded = Latches()
         self._withdrawn: tuple[str, ...] = ()
         self._left: tuple[str, bool] | None = None  # the server's own latches as a shutdown found them; it ends none
         self._autostart = autostart
@@ -232,6 +233,10 @@ class PolicyCore:
         changes += self._changes()
         if changes or commanded:
             self.latches = self._in_force()
+        if self.latches is not self._recorded:
+            if self.latches != self._recorded:
+                outputs.append((RECORDER, InForce(self.latches.plain())))
+            self._recorded = self.latches
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -25,3 +27,8 @@ class Latches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle: tuple[str, ...] = ()
     frozen: bool = False
     withdrawn: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As plain JSON values, for messages."""
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return values

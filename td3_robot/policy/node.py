@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import UsageError
@@ -88,7 +86,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         now = time.monotonic()
         for line in core.resume(latches.kept, now):
             log.warning("%s: %s (%s)", node.name, line, latches.path)
-        settings |= {"resumed": now, "latches": msgspec.to_builtins(latches.kept)}
+        settings |= {"resumed": now, "latches": latches.kept.plain()}
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
     node.begin(settings)

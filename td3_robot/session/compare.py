@@ -26,6 +26,7 @@ from td3_robot.messages import (
     StateChange,
     Step,
     Throttle,
+    Told,
     Weights,
     wire_fields,
 )
@@ -38,6 +39,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     StateChange.NAME: ("node",),
     Reply.NAME: ("id", "node"),
     Command.NAME: ("id", "target", "verb"),
+    Told.NAME: ("step",),
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
 """Topic: the fields that say what a message is about. Of a topic that is not here, the position does."""
@@ -173,7 +175,8 @@ def _compare_field(
     if wire.kind != "array":
         if type(expected) is type(got) and expected == got:
             return 0.0
-        result.note(name, Difference(_text(key), name, _short(expected), _short(got)))
+        where, expected, got = _within(expected, got)
+        result.note(name, Difference(_text(key), f"{name}{where}", _short(expected), _short(got)))
         return float("inf")
     if expected.shape != got.shape:
         shapes = (str(list(array.shape)) for array in (expected, got))
@@ -192,6 +195,15 @@ def _compare_field(
     )
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
     return float(np.nan_to_num(error, nan=np.inf).max()) or 5e-324  # differs in the sign of a zero, say
+
+
+def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
+    """Where in two maps the first difference is, as text, and the values there."""
+    where = ""
+    while isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
+        name = next(name for name in expected if expected[name] != got[name])
+        where, expected, got = f"{where}[{name}]", expected[name], got[name]
+    return where, expected, got
 
 
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:

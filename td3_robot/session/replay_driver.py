@@ -10,7 +10,7 @@ import numpy as np
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.core import SourceCore
 from td3_robot.errors import ConfigError, SessionError
-from td3_robot.messages import Command, Heard, Message, Phase, Reply, StateChange, Step, UInt8, UInt32, UInt64
+from td3_robot.messages import Command, Heard, Message, Phase, Reply, StateChange, Step, Told, UInt8, UInt32, UInt64
 from td3_robot.session import lives
 from td3_robot.session.entries import Entry
 from td3_robot.session.lives import Life, Memory
@@ -18,8 +18,8 @@ from td3_robot.session.outcome import Outcome
 from td3_robot.session.reader import Session
 from td3_robot.specs import Float32, RobotSpec
 
-SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, Heard.NAME)
-"""What a driver's core says."""
+SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
+"""What a driver's core says, to its robot too."""
 _PACKAGES = ("numpy",)
 
 Said = Sequence[tuple[Entry, Message, int]]

@@ -11,7 +11,7 @@ import msgspec
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import Action, Command, NoiseKind, Reply, Start, StateChange, Step, Weights
+from td3_robot.messages import Action, Command, InForce, NoiseKind, Reply, Start, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
@@ -26,8 +26,8 @@ from td3_robot.transport.session import Peer
 
 StepKey = tuple[str, int, int]
 
-SAID = (Action.NAME, StateChange.NAME, Reply.NAME, Command.NAME)
-"""What a policy server's core says, and the Commands that it took."""
+SAID = (Action.NAME, StateChange.NAME, Reply.NAME, Command.NAME, InForce.NAME)
+"""What a policy server's core says, the Commands that it took, and what it would keep over a restart."""
 _PACKAGES = ("numpy",)
 _HELD = 8  # versions whose networks are kept at hand
 

@@ -28,6 +28,7 @@ from td3_robot.messages import (
     Heard,
     Heartbeat,
     Hello,
+    InForce,
     Message,
     Record,
     Refused,
@@ -38,6 +39,7 @@ from td3_robot.messages import (
     Status,
     Step,
     Throttle,
+    Told,
     Turn,
     Weights,
     Welcome,
@@ -112,6 +114,8 @@ def samples() -> list[Message]:
             ],
         ),
         Heard(301, 1, "observe: OSError: no answer", ""),
+        Told(301, 1_234_567_890_125, np.array([0.375], f4)),
+        InForce({"stop": "", "stopped": ["leg-7"], "held": {"leg-8": "no observation for 100 ms"}, "frozen": True}),
         Record("bye", "learner", 12, 1_700_000_000_123_456_789, codec.encode(Bye("stopped"))),
     ]
 
