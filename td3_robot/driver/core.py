@@ -269,8 +269,12 @@ class SourceCore:
         assert self._step
         if link == "learner":
             self._allowed = 0
-            return [(link, step) for step in self._kept]
-        return [(link, self._step)] if self._action is None and not self._silent else []
+            again = list(self._kept)
+        else:
+            again = [self._step] if self._action is None and not self._silent else []
+        if again:
+            self.counters["told_again"] += len(again)
+        return [(link, step) for step in again]
 
     def _ready(self) -> bool:
         """Whether the Action and the learner's leave for the next step are there, and the source is active."""

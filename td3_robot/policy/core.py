@@ -15,7 +15,19 @@ from td3_robot.commands import TO_WATCH
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
-from td3_robot.messages import Action, Bye, Command, Hello, InForce, Message, NoiseKind, Reply, StateChange, Step, Weights
+from td3_robot.messages import (
+    Action,
+    Bye,
+    Command,
+    Hello,
+    InForce,
+    Message,
+    NoiseKind,
+    Reply,
+    StateChange,
+    Step,
+    Weights,
+)
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Noise

@@ -14,7 +14,7 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Welcome
+from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Told, Welcome
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
@@ -84,6 +84,7 @@ def make_core(robot: Toy) -> Make:
             learner=learner,
             waits=False,
             holds_off=holds_off,
+            reports=True,
         )
         if not holds_off:
             core.step([("policy", Welcome(1, "policy", 5))], 0.0)
@@ -117,8 +118,11 @@ def test_an_action_is_applied_when_it_comes_and_told_with_the_next_step(make_cor
     """First observation at 0.0. The Action for it comes at 0.003 and holds until the next one."""
     core = make_core()
     assert robot.told == [[0.25, 0.0]]  # before any: the safe action
-    core.step([action(0, 1.5, -0.25)], 0.003)
+    outputs = core.step([action(0, 1.5, -0.25)], 0.003)
     assert robot.told[1:] == [[1.5, -0.25]]
+    [(to, told)] = outputs
+    assert isinstance(told, Told)
+    assert (to, told.step, told.stamp, told.action.tolist()) == (RECORDER, 1, 3_000_000, [1.5, -0.25])
     step = one(core.step([], 0.02))
     assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
     assert step.action.tolist() == [[1.5, -0.25]]
@@ -414,7 +418,7 @@ def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, ro
     outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
     assert core.in_charge
     assert robot.told[0] == [0.25, 0.0]
-    assert [type(message) for _, message in outputs] == [Step, StateChange, StateChange]
+    assert [type(message) for _, message in outputs] == [Step, Told, StateChange, StateChange]
 
 
 def test_a_driver_that_nobody_answers_makes_the_robot_safe(make_core: Make, robot: Toy) -> None:

@@ -78,12 +78,13 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert verbs[0] == "estop"  # as the operator said it: there was one to say
     topics = {message.NAME for message in said}
     assert topics <= {topic.message.NAME for topic in TOPICS if topic.recorded != "no"}
-    assert {"start", "turn", "command", "reply", "lifecycle", "weights", "action", "step", "heard"} <= topics
+    assert {"start", "turn", "command", "reply", "lifecycle", "weights", "action", "step"} <= topics
+    assert {"heard", "told", "latches"} <= topics
     reports = {report.core: report for report in replay.check(session)}
     text = replay.text(session, list(reports.values()))
     for core, wanted in (
-        ("policy", {"action", "lifecycle", "reply", "command"}),
-        ("driver", {"step", "lifecycle", "reply", "heard"}),
+        ("policy", {"action", "lifecycle", "reply", "command", "latches"}),
+        ("driver", {"step", "lifecycle", "reply", "heard", "told"}),
     ):
         assert reports[core].same, text
         assert not reports[core].notes, text

@@ -2,7 +2,7 @@
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two are trainings with real processes, one of which loses its policy server on the way; three are runs in one process,
+Two are trainings with real processes, one of which loses its policy server on the way; four are runs in one process,
 whose clock and links are in our hands, so that a message can be lost, another be late, and a deadline be missed. Make
 them anew when the protocol changes; when only behaviour changes on purpose, `td3-robot replay FILE --update` shows and
 keeps that.
@@ -10,19 +10,26 @@ keeps that.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from td3_robot import config as configuration
-from td3_robot.bundle import sha256
+from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
-from td3_robot.messages import Command, Reply, StateChange
+from td3_robot.messages import Command, Reply, StateChange, Weights
+from td3_robot.policy.latches import Latches
+from td3_robot.policy.node import weights
+from td3_robot.safety import SafetyConfig
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, hello
-from tests.replay.stages import Deployed, Stage, Training, leg_policy, tamper
+from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper
 
 FOLDER = Path(__file__).parent / "sessions"
 SMALL = (
@@ -94,6 +101,32 @@ def faulted(target: Path) -> None:
     stage.close()
 
 
+Act = Callable[[], object]
+
+
+def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[tuple[str, int, int]], end: int) -> None:
+    """Do what is to be done at its time (ms); whoever is paused from when to when stands still."""
+    waiting = sorted(acts, key=lambda act: act[0])
+    while stage.ms < end:
+        while waiting and waiting[0][0] <= stage.ms:
+            waiting.pop(0)[1]()
+        stage.turn([name for name, begin, until in paused if begin <= stage.ms < until])
+    stage.close()
+
+
+def speaker(stage: Deployed) -> Callable[..., Act]:
+    """``say(VERB, TARGET, POLICY)``: what has the operator, or the driver named, say that."""
+    numbers = itertools.count(1)
+
+    def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
+        payload = policy.encode() if policy else b""
+        digest = sha256(payload) if payload else ""
+        said = Command(next(numbers), target, verb, "as make_sessions.py says", version, digest, payload)
+        return lambda: stage.say(said, by)
+
+    return say
+
+
 def deployed(target: Path) -> None:
     """A robot and its policy server: whatever can go wrong with either does, with every safety setting in force."""
     safety = (
@@ -115,43 +148,147 @@ def deployed(target: Path) -> None:
         "fall": (5500, 5520),
         "no motor": (6100, 6120),
     }
-    paused = [("policy", 2300, 2450), ("leg", 3000, 3150), ("policy", 5505, 5560)]
-    said = [
-        (150, "state", ""),
-        *((time, "activate", "leg") for time in (800, 6200)),
-        *((time, "activate", "") for time in (1700, 2600, 3300, 3700, 3900, 4350, 4500, 5000, 5300)),
-        (3600, "estop", ""),
-        (3800, "reset", ""),
-        (4200, "estop", "leg"),
-        (4300, "activate", "leg"),
-        (4400, "reset", "leg"),
-        (4900, "reset", ""),
-        (5200, "deactivate", ""),
-        (5600, "load", "bad"),
-        (5650, "rollback", ""),
-        (5700, "load", ""),
-        (5800, "freeze", ""),
-        (5900, "rollback", ""),
-        (6000, "estop", "nobody"),
-    ]
     config = configuration.load("walker2d", safety)
     stage = Deployed(target, config, configuration.load("walker2d", [*safety, "safety.limits=[-0.5, 0.5]"]), script)
-    waiting = sorted(said)
-    while stage.ms < 6500:
-        while waiting and waiting[0][0] <= stage.ms:
-            number, (_, verb, name) = len(waiting), waiting.pop(0)
-            policy = leg_policy(1, 2, 1e30) if name == "bad" else leg_policy(1, 2)
-            payload = policy.encode() if verb == "load" else b""
-            digest = sha256(payload) if payload else ""
-            stage.say(
-                Command(number, name if name != "bad" else "", verb, "as make_sessions.py says", 0, digest, payload)
-            )
-        still = {name for name, begin, end in paused if begin <= stage.ms < end}
-        stage.turn([core for name, core in (("policy", stage.policy), ("leg", stage.driver)) if name in still])
-    stage.close()
+    stage.serve(leg_policy(0, 1))
+    stage.drive()
+    say = speaker(stage)
+    acts = [
+        (150, say("state")),
+        *((time, say("activate", "leg")) for time in (800, 6200)),
+        *((time, say("activate")) for time in (1700, 2600, 3300, 3700, 3900, 4350, 4500, 5000, 5300)),
+        (3600, say("estop")),
+        (3800, say("reset")),
+        (4200, say("estop", "leg")),
+        (4300, say("activate", "leg")),
+        (4400, say("reset", "leg")),
+        (4900, say("reset")),
+        (5200, say("deactivate")),
+        (5600, say("load", policy=leg_policy(1, 2, 1e30))),
+        (5650, say("rollback")),
+        (5700, say("load", policy=leg_policy(1, 2))),
+        (5800, say("freeze")),
+        (5900, say("rollback")),
+        (6000, say("estop", "nobody")),
+    ]
+    perform(stage, acts, [("policy", 2300, 2450), ("leg", 3000, 3150), ("policy", 5505, 5560)], 6500)
 
 
-SESSIONS = {"walkers": walkers, "pendulum": pendulum, "tampered": tampered, "faulted": faulted, "deployed": deployed}
+def restarted(target: Path) -> None:
+    """A robot, its policy server and a learner come late, leave and come back; who is no operator gives commands."""
+    safety = (
+        "safety.limits=[-0.9, 0.9]",
+        "safety.safe_action={torque: -0.125}",
+        "safety.observation_deadline_ms=100",
+        "safety.action_deadline_ms=100",
+    )
+    config = configuration.load("walker2d", safety)
+    of_driver = configuration.load("walker2d", [*safety, "safety.safe_action={torque: 0.25}"])
+    stage = Deployed(target, config, of_driver, {"stop": (3780, 3800), "fall": (1390, 1410)})
+    say = speaker(stage)
+    kept: list[Latches] = []
+
+    def learn(version: int, **fields: Any) -> Act:
+        return lambda: stage.learn(replace(learnt(version), **fields))
+
+    def kill() -> None:
+        kept.append(stage.policy.latches)
+        stage.end("policy", bye=False)
+
+    def serve(policy: Bundle | None = None) -> Act:
+        return lambda: stage.serve(policy, latches=(kept or [Latches()])[-1] if policy else None, learner=True)
+
+    first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))  # which holds for learners' policies too
+    second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))
+    other_leg = replace(LEG, actions=(replace(LEG.actions[0], high=2.0),))
+    foreign = replace(leg_policy(3, 3), spec=other_leg).encode()
+    acts: list[tuple[int, Act]] = [
+        (0, stage.drive),
+        (600, serve(first)),
+        # Weights: good ones, with another hash, of another robot, not newer; while frozen, after a roll-back.
+        (900, learn(2)),
+        (1000, learn(3, sha256="0" * 64)),
+        (1050, learn(3, payload=foreign, sha256=sha256(foreign))),
+        (1100, learn(2, payload=foreign, sha256=sha256(foreign))),
+        (1150, say("state")),
+        (1200, say("freeze")),
+        (1250, learn(4)),
+        (1300, say("unfreeze")),
+        (1350, learn(5)),
+        (1450, say("load", policy=second)),
+        (1500, say("rollback")),
+        (1550, learn(7)),
+        (1600, say("unfreeze")),
+        (1650, learn(8)),
+        (1700, say("rollback", version=7)),
+        # The newest Step comes over and over again.
+        (1800, lambda: repeat(stage.server, until=lambda: stage.ms >= 1960)),
+        (2100, say("activate", "leg")),
+        # The driver leaves and comes back under a stop, and under a fault.
+        (2200, say("estop", "leg")),
+        (2250, lambda: stage.end("leg")),
+        (2300, say("activate", "leg")),
+        (2350, stage.drive),
+        (2450, say("activate", "leg")),
+        (2500, say("reset", "leg")),
+        (2550, say("activate", "leg")),
+        (2850, lambda: stage.end("leg")),
+        (2900, stage.drive),
+        (3000, say("activate", "leg")),
+        # A driver may stop all, and nothing else.
+        (3050, lambda: stage.join("arm")),
+        (3100, say("deactivate", by="arm")),
+        (3120, say("estop", "leg", by="arm")),
+        (3150, say("estop", by="arm")),
+        (3200, say("reset", by="arm")),
+        (3250, lambda: stage.end("arm")),
+        (3300, say("reset")),
+        (3350, say("activate")),
+        # The server is killed while inactive, with a policy that was taken back; the robot stops itself meanwhile.
+        (3550, say("rollback")),
+        (3600, say("deactivate")),
+        (3650, kill),
+        (3850, serve(learnt_policy(8))),
+        (4000, say("reset")),
+        (4050, say("activate")),
+        # It is killed under stops of its own and of one robot, one that is not there too.
+        (4250, say("estop", "leg")),
+        (4270, say("estop", "nobody")),
+        (4300, say("estop")),
+        (4350, kill),
+        (4400, serve(first)),
+        (4500, say("activate")),
+        (4550, say("reset")),
+        (4600, say("activate")),
+        (4750, say("shutdown", "leg")),
+        (4800, lambda: stage.end("leg")),
+        (4850, say("deactivate")),
+        (4900, say("shutdown")),
+        (4950, kill),
+        # One without a policy of its own: when the first comes, the newest Step is too old to be answered.
+        (5000, stage.drive),
+        (5000, serve()),
+        (5340, learn(9)),
+    ]
+    perform(stage, acts, [("leg", 2680, 2850), ("leg", 5210, 5350)], 5500)
+
+
+def learnt_policy(version: int) -> Bundle:
+    return replace(leg_policy(version, version), exploration=Exploration("gaussian", 0.1))
+
+
+def learnt(version: int) -> Weights:
+    return weights(version, learnt_policy(version))
+
+
+SESSIONS = {
+    "walkers": walkers,
+    "pendulum": pendulum,
+    "tampered": tampered,
+    "faulted": faulted,
+    "deployed": deployed,
+    "restarted": restarted,
+}
 
 
 def main(names: list[str]) -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config import Config
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Message, Phase, Record, Reply, Start, StateChange, Status
+from td3_robot.messages import Bye, Hello, Message, Phase, Record, Reply, Start, StateChange, Status, Weights
 from td3_robot.policy import core as policy_core
+from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
 from td3_robot.session.entries import Entry, facts_of_this_machine
 from td3_robot.session.writer import SessionWriter
@@ -28,7 +31,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Frames, ServerSession, hello
+from td3_robot.transport.session import ClientSession, Frames, Origin, ServerSession, hello
 from td3_robot.transport.tap import Tap
 
 _TIMEOUT = 120.0
@@ -80,19 +83,26 @@ class Tape:
         self.writer = SessionWriter(target, facts_of_this_machine(config), 0.0)
         self._begin = time.time_ns()
 
-    def of(self, publisher: str) -> Tap:
-        """What a node of this name is recorded by."""
+    def of(self, publisher: str, incarnation: int = 0) -> Tap:
+        """What this start of a node of this name is recorded by."""
         session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
-        return Tap(session, lambda name, payload: self._write(publisher, name, payload), wall=self._wall)
+        return Tap(session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall)
 
     def _wall(self) -> int:
         return self._begin + self.now
 
-    def _write(self, publisher: str, name: str, payload: bytes) -> bool:
+    def _write(self, publisher: str, incarnation: int, name: str, payload: bytes) -> bool:
         record = codec.decode(name, payload)
         assert isinstance(record, Record)
         entry = Entry(
-            publisher, 0, record.topic, record.link, record.sequence, record.stamp, self._wall(), record.payload
+            publisher,
+            incarnation,
+            record.topic,
+            record.link,
+            record.sequence,
+            record.stamp,
+            self._wall(),
+            record.payload,
         )
         self.writer.add(entry)
         self.writer.turn(self.now * 1e-9)
@@ -206,64 +216,134 @@ class ScriptedLeg(Robot):
 
 
 class Deployed:
-    """A deployed policy server, a driver and an operator in one process, recorded; a turn is 5 ms.
+    """A deployed policy server, its learner, drivers and an operator in one process, recorded; a turn is 5 ms.
 
     Args:
-        config, of_driver: of the policy server and the recorder; of the driver.
+        config, of_driver: of the policy server and the recorder; of drivers.
+        script: of the leg.
     """
 
     def __init__(self, target: Path, config: Config, of_driver: Config, script: Mapping[str, tuple[int, int]]) -> None:
         self.tape = Tape(target, config)
-        self._begin = self.tape.now
-        bundle, body = leg_policy(0, 1), RobotBody(ScriptedLeg(script, lambda: self.ms))
-        self.policy = policy_core.make(config, "policy", exploring=False)
-        self.policy.load(1, bundle)
-        self.driver = driver_core.make(body, of_driver, "leg", 0, learner=False)
-        policy_bus, driver_bus, self.operator = MemoryBus(), MemoryBus(), MemoryBus()
-        policy_bus.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, {}, 2, LEG))
-        introduction = hello("driver", "leg", client=3, robots=1, spec=LEG)
-        sizes = {"N": 1, "O": 2, "A": 1}
-        driver_bus.connect(ClientSession("policy", introduction, driver_core.ACCEPTS["policy"], sizes), policy_bus)
-        introduction = hello("operator", "operator", client=9)
-        self.operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), policy_bus)
-        self._nodes = []
-        loaded = weights(1, bundle)
-        named = {"version": loaded.version, "sha256": loaded.sha256}
-        for name, core, bus, said in (
-            ("policy", self.policy, policy_bus, {"exploring": False, "frozen": False, **named}),
-            ("leg", self.driver, driver_bus, {"learner": False, "spec": LEG.describe()}),
-        ):
-            tap = self.tape.of(name)
-            bus.tap = tap.offer
-            if name == "policy":
-                bus.send(RECORDER, loaded, 0.0)
-            own = Start("driver", of_driver.to_yaml(), said) if name == "leg" else Start(name, config.to_yaml(), said)
-            bus.send(RECORDER, own, 0.0)
-            self._nodes.append((core, bus, tap))
+        self._began = self.tape.now
+        self._config, self._of_driver, self._script = config, of_driver, script
+        self._starts: Counter[str] = Counter()
+        self._nodes: dict[str, tuple[Any, MemoryBus, Tap]] = {}
+        self._pupil: Origin | None = None
+        self.server, self._learner, self._operator = MemoryBus(), MemoryBus(), MemoryBus()
+        self._learner.serve(ServerSession("learner", "learner", {"policy": ()}, {}, 1))
+        self._learner.tap = self.tape.of("learner").offer
 
     @property
     def ms(self) -> int:
-        return (self.tape.now - self._begin) // 1_000_000
+        return (self.tape.now - self._began) // 1_000_000
 
-    def turn(self, paused: Collection[object]) -> None:
+    @property
+    def policy(self) -> PolicyCore:
+        """The server's core."""
+        core = self._nodes["policy"][0]
+        assert isinstance(core, PolicyCore)
+        return core
+
+    def serve(self, bundle: Bundle | None, *, latches: Latches | None = None, learner: bool = False) -> None:
+        """Start the policy server, with its learner or without: what waits in its queue is there at once."""
+        start, now = self._starts["policy"], self.tape.now * 1e-9
+        core = policy_core.make(self._config, "policy", exploring=learner)
+        settings: dict[str, Any] = {"exploring": learner, "frozen": False}
+        self.server.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
+        introduction = hello("operator", "operator", client=9)
+        self._operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), self.server)
+        if learner:
+            introduction = hello("policy", "policy", client=100 + start, incarnation=start)
+            self.server.connect(ClientSession("learner", introduction, (Weights,)), self._learner)
+        tap = self._tap("policy", self.server)
+        if bundle:
+            loaded = weights(bundle.version, bundle)
+            core.load(loaded.version, bundle)
+            settings |= {"version": loaded.version, "sha256": loaded.sha256}
+            self.server.send(RECORDER, loaded, now)
+        if latches:
+            core.resume(latches, now)
+            settings |= {"resumed": now, "latches": latches.plain()}
+        self._begin("policy", "policy", self._config, settings, (core, self.server, tap))
+
+    def drive(self) -> None:
+        """Start the leg's driver."""
+        body = RobotBody(ScriptedLeg(self._script, lambda: self.ms))
+        core = driver_core.make(body, self._of_driver, "leg", self._starts["leg"], learner=False)
+        bus, tap = self._client("leg", 3 + 100 * self._starts["leg"])
+        self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (core, bus, tap))
+
+    def join(self, name: str) -> None:
+        """A driver that is none of ours comes, of another leg: it says what it is made to."""
+        self._nodes[name] = None, *self._client(name, 7)
+
+    def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
+        bus = MemoryBus()
+        introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
+        sizes = {"N": 1, "O": 2, "A": 1}
+        bus.connect(ClientSession("policy", introduction, driver_core.ACCEPTS["policy"], sizes), self.server)
+        return bus, self._tap(name, bus)
+
+    def end(self, name: str, *, bye: bool = True) -> None:
+        """A node ends: in order, or killed, without a word."""
+        _, bus, _ = self._nodes.pop(name)
+        if bye:
+            bus.send("policy", Bye("stopped"), self.tape.now * 1e-9)
+
+    def learn(self, learnt: Weights) -> None:
+        """The learner sends weights to the policy server."""
+        assert self._pupil
+        self._learner.send(self._pupil, learnt, self.tape.now * 1e-9)
+
+    def _tap(self, name: str, bus: MemoryBus) -> Tap:
+        tap = self.tape.of(name, self._starts[name])
+        bus.tap = tap.offer
+        return tap
+
+    def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:
+        _, bus, _ = self._nodes[name] = node
+        self._starts[name] += 1
+        bus.send(RECORDER, Start(role, config.to_yaml(), settings), 0.0)
+
+    def turn(self, paused: Collection[str] = ()) -> None:
         """Let 5 ms pass, and all but these have their turn."""
         self.tape.now += 5_000_000
         now = self.tape.now * 1e-9
-        self.operator.receive(now)
-        for core, bus, tap in self._nodes:
-            if core not in paused:
+        self._operator.receive(now)
+        for peer, message in self._learner.receive(now):
+            self._pupil = peer if isinstance(message, Hello) else self._pupil
+        for name, (core, bus, tap) in list(self._nodes.items()):
+            if name not in paused:
                 inputs = bus.receive(now)
+                if core is None:
+                    continue
                 tap.took(now, inputs)
                 for to, message in core.step(inputs, now):
                     bus.send(to, message, now)
+
+    def say(self, message: Message, name: str = "") -> None:
+        """The operator, or a driver of this name, says something to the policy server."""
+        bus = self._nodes[name][1] if name else self._operator
+        bus.send("policy", message, self.tape.now * 1e-9)
 
     def close(self) -> None:
         """The end of the recording."""
         self.tape.writer.close()
 
-    def say(self, message: Message) -> None:
-        """The operator says something to the policy server."""
-        self.operator.send("policy", message, self.tape.now * 1e-9)
+
+def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
+    """For a while a server gets the Step that comes next again and again, in place of every further one."""
+    deliver = server.deliver
+    held: list[Frames] = []
+
+    def changed(origin: bytes | str, frames: Frames) -> None:
+        if bytes(frames[0]) == b"step" and not until():
+            held.append(frames)
+            frames = held[0]
+        deliver(origin, frames)
+
+    server.deliver = changed  # type: ignore[method-assign]
 
 
 def tamper(*servers: MemoryBus, lost: int, late: int) -> None:

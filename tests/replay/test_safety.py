@@ -1,7 +1,4 @@
-"""What keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step.
-
-What a robot is told between two Steps is in no recording: that is for the tests of the driver.
-"""
+"""What keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step."""
 
 from __future__ import annotations
 
@@ -14,19 +11,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
 from td3_robot.config import Config
+from td3_robot.driver import core as driver_core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.lifecycle import FAULT, Lifecycle, Watchdog
 from td3_robot.messages import Action
 from td3_robot.policy import core as policy_core
+from td3_robot.policy import store
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.desk import Desk
+from td3_robot.policy.latches import Latches
 from td3_robot.policy.safety import SafetyFilter
+from td3_robot.policy.store import PolicyStore
 from td3_robot.policy.watch import Watch
+from td3_robot.safety import joined
 from td3_robot.session import replay
 from td3_robot.session.lives import Life
 from td3_robot.session.reader import Session
+from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"
 Patch = pytest.MonkeyPatch
@@ -42,11 +47,12 @@ def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
 
 
 @pytest.mark.parametrize("core", ["policy", "driver"])
-def test_as_it_is_nothing_differs(core: str) -> None:
-    (report,) = replay.check(Session([SESSIONS / "deployed.mcap"]), [core])
+@pytest.mark.parametrize("name", ["deployed", "restarted"])
+def test_as_it_is_nothing_differs(name: str, core: str) -> None:
+    (report,) = replay.check(Session([SESSIONS / f"{name}.mcap"]), [core])
     assert report.same
     assert not report.notes
-    assert report.turns > 1000
+    assert report.turns > 900
 
 
 # -- settings: what a configuration that lost one of them would do ---------------------------------------------------
@@ -209,6 +215,157 @@ def robots_troubles_are_ignored(patch: Patch) -> None:
     patch.setattr(Lifecycle, "fault", lambda *_: None)
 
 
+def robots_are_told_nothing(patch: Patch) -> None:
+    patch.setattr(SourceCore, "_tell", lambda *_: None)
+
+
+def robots_are_made_safe_with_the_next_step(patch: Patch) -> None:
+    patch.setattr(SourceCore, "_make_safe", lambda _: None)
+
+
+def safe_action_between_steps_is_another(patch: Patch) -> None:
+    patch.setattr(SourceCore, "make_safe", lambda self: self._tell(self.body.commanded))
+
+
+def robots_are_reset_under_the_last_action(patch: Patch) -> None:
+    patch.setattr(SourceCore, "_told_safe", property(lambda _: True, lambda *_: None), raising=False)
+
+
+def robots_are_moved_at_once(patch: Patch) -> None:
+    patch.setattr(driver_core, "HOLD_OFF", 0.0)
+
+
+def robots_wait_for_the_server(patch: Patch) -> None:
+    patch.setattr(driver_core, "HOLD_OFF", 1.0)
+
+
+def robots_stops_are_not_repeated(patch: Patch) -> None:
+    patch.setattr(SourceCore, "_own_stop", property(lambda _: None, lambda *_: None), raising=False)
+
+
+def waiting_steps_are_not_repeated(patch: Patch) -> None:
+    patch.setattr(SourceCore, "_greet", lambda *_: [])
+
+
+def who_comes_hears_of_no_stop(patch: Patch) -> None:
+    join = Desk.join
+    patch.setattr(Desk, "join", lambda *it, **named: [join(*it, **named), []][1])
+
+
+def leaving_is_a_way_out_of_fault(patch: Patch) -> None:
+    forget = PolicyCore._forget
+    patch.setattr(PolicyCore, "_forget", lambda self, *it: [forget(self, *it), self._watches.pop(it[0].name, None)][0])
+
+
+def leaving_is_a_way_out_of_a_stop(patch: Patch) -> None:
+    patch.setattr(Desk, "leave", lambda self, peer: [self.robots.pop(peer.name, 0), self._stopped.discard(peer.name)])
+
+
+def robots_may_command(patch: Patch) -> None:
+    command = Desk.command
+
+    def obedient(self: Desk, peer: Any, message: Any, now: float) -> Any:
+        return self._to_all(peer, message, now)[0] if peer.role == "driver" else command(self, peer, message, now)
+
+    patch.setattr(Desk, "command", obedient)
+
+
+def robots_may_stop_each_other(patch: Patch) -> None:
+    command = Desk.command
+
+    def obedient(self: Desk, peer: Any, message: Any, now: float) -> Any:
+        one = peer.role == "driver" and message.target
+        return self._to_one(peer, message, now) if one else command(self, peer, message, now)
+
+    patch.setattr(Desk, "command", obedient)
+
+
+def robots_may_not_stop_all(patch: Patch) -> None:
+    command = Desk.command
+    patch.setattr(Desk, "command", lambda *it: [] if it[1].role == "driver" else command(*it))
+
+
+def repeated_steps_are_new(patch: Patch) -> None:
+    take = Watch.take
+
+    def forgetful(self: Watch, *it: Any) -> str | None:
+        self.newest = None
+        return take(self, *it)
+
+    patch.setattr(Watch, "take", forgetful)
+
+
+def old_steps_are_answered(patch: Patch) -> None:
+    answer = PolicyCore._answer
+    patch.setattr(PolicyCore, "_answer", lambda self, peer, step, _, now: answer(self, peer, step, now, now))
+
+
+def hashes_are_not_looked_at(patch: Patch) -> None:
+    patch.setattr(Bundle, "verified", lambda payload, _, source: Bundle.decode(payload, source))
+
+
+def weights_of_another_robot_are_served(patch: Patch) -> None:
+    patch.setattr(RobotSpec, "difference", lambda *_: None)
+
+
+def weights_may_go_back(patch: Patch) -> None:
+    add = PolicyStore.add
+    patch.setattr(PolicyStore, "add", lambda self, *it, **named: [setattr(self, "newest", 0), add(self, *it, **named)])
+
+
+def settings_of_the_deployed_policy_are_dropped(patch: Patch) -> None:
+    patch.setattr(store, "joined", lambda *it, **_: joined(*it))
+
+
+def a_freeze_does_nothing(patch: Patch) -> None:
+    patch.setattr(PolicyCore, "frozen", property(lambda _: False, lambda *_: None), raising=False)
+
+
+def a_roll_back_does_not_freeze(patch: Patch) -> None:
+    back = PolicyCore._roll_back
+    patch.setattr(PolicyCore, "_roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)])
+
+
+def a_roll_back_goes_to_a_learners_policy(patch: Patch) -> None:
+    patch.setattr(PolicyStore, "loaded", property(lambda _: [], lambda *_: None), raising=False)
+
+
+def a_policy_that_was_taken_back_is_not_kept(patch: Patch) -> None:
+    patch.setattr(PolicyCore, "_withdrawn", property(lambda _: (), lambda *_: None), raising=False)
+
+
+def a_policy_that_was_taken_back_serves_again(patch: Patch) -> None:
+    patch.setattr(policy_core, "INACTIVE", "")
+    resume = PolicyCore.resume
+
+    def forgetful(self: PolicyCore, latches: Latches, now: float) -> list[str]:
+        return resume(self, msgspec.structs.replace(latches, withdrawn=(), inactive=False), now)
+
+    patch.setattr(PolicyCore, "resume", forgetful)
+
+
+def a_restart_forgets(patch: Patch) -> None:
+    patch.setattr(PolicyCore, "resume", lambda *_: [])
+
+
+def a_restart_forgets_stops_by_name(patch: Patch) -> None:
+    patch.setattr(Desk, "stop", lambda *_: None)
+
+
+def a_restart_forgets_the_stop_of_all(patch: Patch) -> None:
+    own = PolicyCore._own_latches
+    patch.setattr(PolicyCore, "_own_latches", lambda self: ("", own(self)[1]))
+
+
+def a_restart_forgets_that_it_was_inactive(patch: Patch) -> None:
+    own = PolicyCore._own_latches
+    patch.setattr(PolicyCore, "_own_latches", lambda self: (own(self)[0], False))
+
+
+def a_shutdown_ends_what_was_in_force(patch: Patch) -> None:
+    patch.setattr(PolicyCore, "_left", property(lambda _: None, lambda *_: None), raising=False)
+
+
 @pytest.mark.parametrize(
     ("core", "mistake"),
     [
@@ -238,12 +395,56 @@ def robots_troubles_are_ignored(patch: Patch) -> None:
         ("driver", late_actions_are_applied),
         ("driver", robots_stops_are_kept_to_themselves),
         ("driver", robots_troubles_are_ignored),
+        ("driver", robots_are_told_nothing),
+        ("driver", robots_are_made_safe_with_the_next_step),
+        ("driver", safe_action_between_steps_is_another),
+        ("driver", robots_are_reset_under_the_last_action),
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
 )
 def test_a_mistake(monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]) -> None:
-    mistake(monkeypatch)
-    found = first("deployed", core)
+    is_found(monkeypatch, "deployed", core, mistake)
+
+
+@pytest.mark.parametrize(
+    ("core", "mistake"),
+    [
+        ("policy", who_comes_hears_of_no_stop),
+        ("policy", leaving_is_a_way_out_of_fault),
+        ("policy", leaving_is_a_way_out_of_a_stop),
+        ("policy", robots_may_command),
+        ("policy", robots_may_stop_each_other),
+        ("policy", robots_may_not_stop_all),
+        ("policy", repeated_steps_are_new),
+        ("policy", old_steps_are_answered),
+        ("policy", hashes_are_not_looked_at),
+        ("policy", weights_of_another_robot_are_served),
+        ("policy", weights_may_go_back),
+        ("policy", settings_of_the_deployed_policy_are_dropped),
+        ("policy", a_freeze_does_nothing),
+        ("policy", a_roll_back_does_not_freeze),
+        ("policy", a_roll_back_goes_to_a_learners_policy),
+        ("policy", a_policy_that_was_taken_back_is_not_kept),
+        ("policy", a_policy_that_was_taken_back_serves_again),
+        ("policy", a_restart_forgets),
+        ("policy", a_restart_forgets_stops_by_name),
+        ("policy", a_restart_forgets_the_stop_of_all),
+        ("policy", a_restart_forgets_that_it_was_inactive),
+        ("policy", a_shutdown_ends_what_was_in_force),
+        ("driver", robots_are_moved_at_once),
+        ("driver", robots_wait_for_the_server),
+        ("driver", robots_stops_are_not_repeated),
+        ("driver", waiting_steps_are_not_repeated),
+    ],
+    ids=lambda item: item if isinstance(item, str) else item.__name__,
+)
+def test_a_mistake_when_somebody_comes_or_goes(monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]) -> None:
+    is_found(monkeypatch, "restarted", core, mistake)
+
+
+def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None]) -> None:
+    mistake(patch)
+    found = first(name, core)
     assert found
     for _, message, field, _, _ in found:
         assert re.search(r"Step \d+|leg 0 \d+|the beginning", message), found

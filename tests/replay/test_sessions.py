@@ -24,6 +24,7 @@ from td3_robot.messages import (
     NoiseKind,
     Phase,
     Refused,
+    Reply,
     Start,
     StateChange,
     Step,
@@ -41,8 +42,12 @@ FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
 TRAINING = {"policy", "simulator", "learner"}
-CORES = {**dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)}
-CORES["deployed"] = {"policy", "driver", "learner"}  # there was none, but its Steps make transitions
+DEPLOYED = {"policy", "driver", "learner"}  # no learner's core, but its Steps make transitions
+CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
+CORES |= dict.fromkeys(("deployed", "restarted"), DEPLOYED)
+AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
+AROUND["deployed"] |= {"weights"}  # those that a person chose
+AROUND["restarted"] |= {"weights", "command"}  # and who has no core sends
 
 
 @cache
@@ -57,16 +62,14 @@ def test_session(path: Path) -> None:
     for report in reports:
         assert report.same, f"{report.core} differs; on purpose? td3-robot replay {path} --update"
         assert bool(report.compared) == (report.core in CORES[path.stem]), f"{report.core}: {report.notes}"
-        there = report.core != "learner" or path.stem != "deployed"
+        there = report.core != "learner" or path.stem not in ("deployed", "restarted")
         assert bool(report.turns) == (report.core in CORES[path.stem] and there), f"{report.core} was not driven"
 
 
 def test_nothing_is_left_out_in_silence() -> None:
     """All that cores say is compared; what is not are handshakes, and what the nodes around them say."""
     for path in FILES:
-        left = set(replay.not_compared(Session([path]), checked(path)))
-        around = {"hello", "welcome", "refused", "bye", "status", "evaluation"}
-        assert left <= around | ({"weights"} if path.stem == "deployed" else set()), path.stem
+        assert set(replay.not_compared(Session([path]), checked(path))) <= AROUND[path.stem], path.stem
 
 
 @dataclass
@@ -88,6 +91,9 @@ class Held:
     unseen: int = 0
     commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # verb, of one robot, as an operator said it
     roles: set[str] = field(default_factory=set)
+    drivers: int = 0
+    resumed: int = 0
+    refused: int = 0
 
 
 @cache
@@ -120,10 +126,14 @@ def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: 
         result.servers.add(server)
     elif isinstance(message, Start):
         result.roles.add(message.role)
+        result.drivers += message.role == "driver"
+        result.resumed += bool(message.settings.get("latches", {}).get("stop"))
     elif isinstance(message, StateChange):
         result.states.add((message.previous, message.state))
         result.stops += "emergency stop" in message.reason
         result.unseen += "no observation" in message.reason
+    elif isinstance(message, Reply):
+        result.refused = max(result.refused, message.detail.get("counters", {}).get("weights_refused", 0))
     elif isinstance(message, Command):
         result.commands.add((message.verb, bool(message.target), entry.link == RECORDER))
     elif isinstance(message, Refused):
@@ -149,6 +159,9 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "an emergency stop of a robot": lambda it: (
         it.roles == {"policy", "driver"} and ("estop", False, False) in it.commands
     ),
+    "a stop that outlives a restart of the policy server": lambda it: it.resumed > 0,
+    "a driver that leaves and comes back": lambda it: it.drivers > 1,
+    "weights that are refused": lambda it: it.refused > 0,
     "a policy that a person loaded": lambda it: ("load", False, True) in it.commands,
     "a driver": lambda it: "driver" in it.roles,
     "one robot": lambda it: it.robots == {1},
@@ -169,6 +182,7 @@ def test_the_set_holds_every_topic() -> None:
 def test_every_kind_of_comparison_is_made() -> None:
     made = {comparison.topic for path in FILES for report in checked(path) for comparison, _ in report.comparisons}
     wanted = {"action", "step", "status", "transition", "lifecycle", "reply", "command", "heard", "state"}
+    wanted |= {"told", "latches"}
     here = any("same kind of machine" in note for path in FILES for r in checked(path) for note in r.notes)
     assert wanted | (set() if here else {"weights", "throttle", "loss statistics"}) <= made
 

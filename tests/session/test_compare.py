@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from td3_robot.messages import Action, Message, Step, Weights, wire_fields
+from td3_robot.messages import Action, InForce, Message, Step, Weights, wire_fields
 from td3_robot.session.compare import Comparison, compare, plot
 
 Make = Callable[..., Any]
@@ -131,6 +131,19 @@ def test_flags_texts_maps_and_bytes_are_exact(make_step: Make) -> None:
     for field, value in (("payload", b"y" * 100), ("sha256", "ab")):
         for result in both(weights, changed(weights, 0, **{field: value}), Weights.NAME):
             assert result.counts == {field: 1}
+
+
+def test_of_a_map_the_place_is_named() -> None:
+    """Down to where both have the same keys; which keys there are is a difference of the map."""
+    held = {"stopped": [], "held": {"leg": "a stop", "arm": "nan"}}
+    for other, field, got in (
+        ({"stopped": [], "held": {"leg": "a stop", "arm": "inf"}}, "latches[held][arm]", "'inf'"),
+        ({"stopped": ["leg"], "held": held["held"]}, "latches[stopped]", "['leg']"),
+        ({"stopped": [], "held": {}}, "latches[held]", "{}"),
+    ):
+        for result in both([InForce(held)], [InForce(other)], "latches"):
+            assert result.counts == {"latches": 1}
+            assert (result.first[0].field, result.first[0].got) == (field, got)
 
 
 def test_another_shape_is_found(make_step: Make) -> None:
