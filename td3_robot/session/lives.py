@@ -279,6 +279,8 @@ def relive(
     Raises:
         SessionError: the recording is damaged, or holds what no core can be driven by.
     """
+    if not lives:
+        return
     memory = Memory()
     for entry, message in session.messages({Turn.NAME, "bye", *NAMED, *said}):
         memory.keep(message, len(entry.payload))

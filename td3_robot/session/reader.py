@@ -253,11 +253,15 @@ class Session:
         Raises:
             SessionError: a file is damaged.
         """
-        seen: set[tuple[str, int, str, int]] = set()
+        seen: set[tuple[str, int, str, int]] = set()  # of what every part of a session begins with
         for item in self._items():
-            if isinstance(item, Entry) and (not topics or item.topic in topics) and item.identity not in seen:
+            if not isinstance(item, Entry) or (topics and item.topic not in topics):
+                continue
+            if item.topic in REPEATED:
+                if item.identity in seen:
+                    continue
                 seen.add(item.identity)
-                yield item
+            yield item
 
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
         """As :meth:`entries`, decoded.

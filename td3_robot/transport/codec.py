@@ -82,10 +82,13 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     for key, wire in plan.deep:
         if content[key]:
             _CHECKS[wire.kind](f"{name}.{key}", content[key], wire)
-    if plan.arrays and not _take_arrays(content, plan.layout(dims)):
-        known = dict(dims) if dims else {}
-        for key, wire, dtype in plan.arrays:
-            content[key] = _array(name, key, content[key], wire, dtype, known)
+    if plan.arrays:
+        sizes = plan.key(dims, content)
+        if not _take_arrays(content, plan.layout(sizes, dims)):
+            known = dict(dims) if dims else {}
+            for key, wire, dtype in plan.arrays:
+                content[key] = _array(name, key, content[key], wire, dtype, known)
+            plan.layout(sizes, known)
     result = message.of(content)
     if problem := result.problem():
         raise ProtocolError("value", f"{name}: {problem}")
@@ -144,18 +147,23 @@ class _Plan:
         self.unpack = msgspec.msgpack.Decoder(
             msgspec.defstruct(message.__name__, types, forbid_unknown_fields=True, gc=False)
         ).decode
-        self._layouts: dict[tuple[int | None, ...], Layout | None] = {}
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
 
-    def layout(self, dims: Dims | None) -> Layout | None:
-        """Of the arrays; None where ``dims`` does not say all sizes."""
-        key = tuple(map(dims.get, self._sizes)) if dims else ()
+    def key(self, dims: Dims | None, content: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What the layout follows from: the sizes; where some are not known, the lengths of the arrays as well."""
+        sizes = tuple(map(dims.get, self._sizes)) if dims else (None,)
+        return (*sizes, *(len(content[name]) for name, _, _ in self.arrays)) if None in sizes else sizes
+
+    def layout(self, key: tuple[Any, ...], dims: Dims | None) -> Layout | None:
+        """Of the arrays; None where neither ``dims`` says all sizes, nor an earlier call with this key did."""
         try:
             return self._layouts[key]
         except KeyError:
+            if not dims or any(size not in dims for size in self._sizes):
+                return None
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
-            layout = Layout(self.arrays, dims) if dims and None not in key else None
-            self._layouts[key] = layout
+            layout = self._layouts[key] = Layout(self.arrays, dims)
             return layout
 
 
