@@ -224,7 +224,8 @@ class Session:
                 self.attachments.setdefault(item.name, item)
             elif isinstance(item, Entry):
                 self.decode.learn(item)
-                self.counts[item.stream] += item.identity not in repeated
+                again = item.topic in REPEATED and item.identity in repeated
+                self.counts[item.stream] += not again
                 if item.topic in REPEATED:
                     repeated.add(item.identity)
                 if item.topic == Start.NAME:

@@ -27,6 +27,7 @@ MAX_SIZE = 1 << 16
 MAX_DEPTH = 8
 """How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 
+_LEAVES = frozenset({str, int, float, bool, type(None)})  # what maps and lists hold in the end
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 _EXPLAINED = 1 << 20  # bytes up to which a message that does not pass is unpacked once more, to say why
 
@@ -268,21 +269,22 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
     """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
     if depth == 0 and not isinstance(value, dict if wire.kind == "map" else list):
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
-    deepest = MAX_DEPTH + 3 * (wire.kind == "list")
-    if depth > deepest:
-        raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
-    if isinstance(value, dict | list) and len(value) > MAX_SIZE:
+    if not isinstance(value, dict | list):
+        raise ProtocolError("type", f"{label}: holds {type(value).__name__}, needs text, numbers, maps and lists")
+    if len(value) > MAX_SIZE:
         raise ProtocolError("range", f"{label}: a map or list of {len(value)}, above {MAX_SIZE}")
+    deepest = MAX_DEPTH + 3 * (wire.kind == "list")
+    if value and depth == deepest:
+        raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
+    items = value
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key in value:
             if type(key) is not str:
                 raise ProtocolError("type", f"{label}: key of type {type(key).__name__}, needs text")
+        items = value.values()
+    for item in items:
+        if type(item) not in _LEAVES:
             _tree(label, item, wire, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _tree(label, item, wire, depth + 1)
-    elif value is not None and type(value) not in (str, int, float, bool):
-        raise ProtocolError("type", f"{label}: holds {type(value).__name__}, needs text, numbers, maps and lists")
 
 
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {
