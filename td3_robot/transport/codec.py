@@ -7,7 +7,7 @@ more in Python, to say what is wrong with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -276,7 +276,7 @@ def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
     deepest = MAX_DEPTH + 3 * (wire.kind == "list")
     if value and depth == deepest:
         raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
-    items = value
+    items: Iterable[Any] = value
     if isinstance(value, dict):
         for key in value:
             if type(key) is not str:
