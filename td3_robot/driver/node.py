@@ -20,6 +20,7 @@ from td3_robot import node as nodes
 from td3_robot.claim import claim
 from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
+from td3_robot.errors import HandshakeError
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig, joined
 
@@ -85,6 +86,11 @@ def _drive_alone(node: Node, robot: Robot) -> None:
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+    except HandshakeError as error:
+        if error.code != "name":  # nobody else moves the robot: its name is not taken
+            core.in_charge = True
+            log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
+        raise
     finally:
         if core.in_charge:
             core.make_safe()

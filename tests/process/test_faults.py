@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from td3_robot.bundle import Bundle, layer_shapes, sha256
 from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
+from td3_robot.transport.keys import KeyFolder
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
@@ -435,6 +437,40 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     assert (robot.folder / "impostor").read_text() == ""  # neither has asked its robot anything, or told it
     robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
     assert set(robot.record()[begin:]) == {"observe good", POLICY}
+    # Nor does one touch the robot while the first says so little that the server has to wait for its next word.
+    robot.fault("nan")
+    robot.wait_for(SAFE, begin)
+    impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
+    assert impostor.wait(60) == 2
+    assert robot.log("impostor.log").count("name 'leg' is taken by a driver that is connected") == 2
+    assert (robot.folder / "impostor").read_text() == ""
+
+
+@pytest.mark.parametrize("why", ["robot", "key"])
+def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -> None:
+    """Whoever drove before it may have been killed in the middle of a movement."""
+    robot.configure()
+    if why == "robot":
+        policy = bundle()
+        Bundle(replace(SPEC, name="Crane"), policy.hidden, policy.tensors).save(robot.folder / "policy.safetensors")
+        reason = "robot specification differs: robot is 'Crane' here, 'Pendulum' there"
+    else:
+        ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
+        theirs.allow("server", ours.create("server").public, "server:policy")
+        ours.allow("leg", theirs.create("leg").public, "evaluator")
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        for name in ("robot", "driver"):
+            path = robot.folder / f"{name}.yaml"
+            endpoints = {"policy": f"tcp://127.0.0.1:{port}", "keys": f"{name}-keys"}
+            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+        reason = "the key of 'leg' may not be driver here"
+    robot.serve()
+    driver = robot.drive()
+    assert driver.wait(60) == 2
+    assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
+    assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
+    assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
 def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -> None:
