@@ -59,9 +59,7 @@ def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: p
         stop(driver, server, recorder)
         assert robot.record()[-1] == SAFE
     finally:
-        for process in robot.started:
-            process.kill()
-            process.wait()
+        robot.end()
 
     for name in ("driver.log", "server.log"):
         assert "fault" not in robot.log(name)

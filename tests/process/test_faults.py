@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,17 @@ class Robot:
             text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
             (self.folder / f"{name}.yaml").write_text(text)
 
-    def _start(self, log: str, *words: str) -> subprocess.Popen[str]:
+    def _start(self, log: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, *words]
         with (self.folder / log).open("a") as output:
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True
-            )
+            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True)
         self.started.append(process)
         return process
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def serve(self, *options: str, log: str = "server.log") -> subprocess.Popen[str]:
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
@@ -152,9 +156,7 @@ def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
 def robot(tmp_path: Path) -> Iterator[Robot]:
     it = Robot(tmp_path)
     yield it
-    for process in it.started:
-        process.kill()
-        process.wait()
+    it.end()
 
 
 def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robot) -> None:
@@ -198,13 +200,18 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
 
 
 class Cable:
-    """TCP between driver and server's socket, that can be cut: bytes then stay where they are."""
+    """TCP between driver and server's socket, that can be cut: bytes then stay where they are.
+
+    Attributes:
+        delay: seconds that bytes take.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
         self.whole = threading.Event()
         self.whole.set()
         self.over = False
+        self.delay = 0.0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
@@ -230,6 +237,7 @@ class Cable:
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(65536):
+                time.sleep(self.delay)
                 self.whole.wait()
                 sink.sendall(data)
         except OSError:
@@ -242,18 +250,24 @@ class Cable:
             one.close()
 
 
-def test_a_link_that_is_cut_and_mended(robot: Robot) -> None:
+@pytest.mark.parametrize("how", ["cut", "late"])
+def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
+    """Late is 50 ms each way: every Action answers an observation that is not the newest any more."""
     cable = Cable(robot.folder / "policy")
     try:
         robot.configure(server=cable.endpoint, **AUTOMATIC)
         robot.serve()
         robot.drive()
         begin = robot.running()
-        cable.whole.clear()
+        if how == "cut":
+            cable.whole.clear()
+        else:
+            cable.delay = 0.05
         safe, waited = until_safe(robot, begin)
         assert waited <= PERIODS + 1
-        # The server knows as well: its own watchdog, whose word cannot reach the robot.
-        robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
+        if how == "cut":  # the server knows as well: its own watchdog, whose word cannot reach the robot
+            robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
+        cable.delay = 0.0
         cable.whole.set()
         robot.wait_for(POLICY, safe)
     finally:
