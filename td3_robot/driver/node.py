@@ -23,6 +23,7 @@ from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig, joined
+from td3_robot.transport.endpoints import absolute
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def unset(safety: SafetyConfig) -> str:
 
 
 def _drive(node: Node, robot: Robot) -> None:
-    endpoint = node.endpoint("policy")
+    endpoint = absolute(node.endpoint("policy"))
     where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
     # The policy server keeps apart drivers of one name, but may be away; and whom it refuses must not touch motors.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):

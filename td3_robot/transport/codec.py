@@ -25,7 +25,7 @@ _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map."""
 MAX_PARTS = 1 << 12
-"""The most maps and lists within a field of kind map; one of kind list may have MAX_SIZE. Each costs time to look at."""
+"""The most maps and lists in a field of kind map; one of kind list may have MAX_SIZE. Each costs time to look at."""
 MAX_DEPTH = 8
 """How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 

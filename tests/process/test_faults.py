@@ -443,8 +443,8 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     assert impostor.wait(60) == 2
     assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
     # By another way to the server, as from another machine, it is the server that says so.
-    other = f"ipc://{robot.folder}/./policy"
-    later = str(int(time.time()) + 1000)
+    cable = Cable(robot.folder / "policy")
+    other, later = cable.endpoint, str(int(time.time()) + 1000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(60) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
@@ -458,6 +458,7 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     assert impostor.wait(60) == 2
     assert robot.log("impostor.log").count("name 'leg' is taken by a driver that is connected") == 2
     assert (robot.folder / "impostor").read_text() == ""
+    cable.close()
 
 
 @pytest.mark.parametrize("why", ["robot", "key"])
