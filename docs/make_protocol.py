@@ -48,6 +48,7 @@ def constants() -> str:
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],
         ["MAX_SIZE", str(codec.MAX_SIZE), "the largest of N, O, A, E; the most elements of any msgpack map or array"],
+        ["MAX_PARTS", str(codec.MAX_PARTS), "maps and lists inside a field of kind map, itself among them"],
         ["MAX_DEPTH", str(codec.MAX_DEPTH), "levels of maps and lists inside a field of kind map"],
         ["MAX_ROBOTS", str(MAX_ROBOTS), "robots (N) of one source"],
         ["LONGEST_SOCKET_PATH", f"{LONGEST_SOCKET_PATH} bytes", "of the path in `ipc://PATH`"],

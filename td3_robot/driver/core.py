@@ -8,6 +8,7 @@ while processes start; a robot waits for no learner.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from td3_robot.messages import (
     ActionOrigin,
     Command,
     Heard,
+    Heartbeat,
     Message,
     NoiseKind,
     Phase,
@@ -36,10 +38,12 @@ from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport.session import Input, Output
 
+log = logging.getLogger(__name__)
+
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
 """What a source takes from the server of each link."""
 HOLD_OFF = 0.5
-"""Seconds that a source which holds off gives the policy server to say whether another one has its name."""
+"""Seconds of silence of a policy server that has not welcomed us after which we tell the robots the safe action."""
 _LONGEST = 4096  # characters of what a robot says that are recorded
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
@@ -111,11 +115,12 @@ class SourceCore:
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first word.
         holds_off: leave the robots alone until the policy server has welcomed us, which it does not while another one
-            of our name moves them; or has not said a word, and somebody has to make them safe.
+            of our name moves them. While it says nothing at all, somebody has to make them safe: then they are told
+            the safe action, once every HOLD_OFF, and nothing else.
         reports: tell a recorder what the one robot is told: motors do what they are told between Steps, too.
 
     Attributes:
-        in_charge: whether the robots are ours to move.
+        in_charge: whether the robots are ours to make safe.
     """
 
     def __init__(
@@ -150,8 +155,9 @@ class SourceCore:
         self._throttled = not (learner and waits)
         self._asked = 0.0
         self._greeted = False
+        self._holds_off = holds_off
         self.in_charge = not holds_off
-        self._begun: float | None = None
+        self._silent_since: float | None = None  # the policy server; the safe action begins another silence
         self._is_safe = False
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
@@ -166,8 +172,8 @@ class SourceCore:
     @property
     def due(self) -> float | None:
         """When a turn is needed even if nothing arrives, in seconds."""
-        if not self.in_charge:
-            return None if self._begun is None else self._begun + HOLD_OFF
+        if self._holds_off and not self._greeted:
+            return None if self._silent_since is None else self._silent_since + HOLD_OFF
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
 
     @property
@@ -192,29 +198,49 @@ class SourceCore:
                 if not guard.lifecycle.stopped:
                     self._own_stop = None  # the next stop may be an operator's, of this robot alone
             elif isinstance(message, Welcome):
-                self._greeted = self._greeted or origin == "policy"
-                if origin == "policy" and self._own_stop:
-                    outputs.append(("policy", self._own_stop))  # this server may never have heard of it
+                if origin == "policy":
+                    self._greeted = self.in_charge = True
+                    outputs += [("policy", self._own_stop)] if self._own_stop else []  # it may never have heard of it
                 if self._step:
                     outputs += self._greet(str(origin))
+            elif isinstance(message, Heartbeat) and not self._greeted and origin == "policy":
+                self._silent_since, self.in_charge = now, False  # another one may have our name: the server looks
             else:
                 outputs += self._take(message)
-        self._begun = now if self._begun is None else self._begun
-        self.in_charge = self.in_charge or self._greeted or now >= self._begun + HOLD_OFF
-        if not self.in_charge:
-            return outputs
-        self._make_safe()
-        if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
-            outputs += self._advance(now)
-        elif self.pacing.deadline is None and self._step and not self._action and now - self._asked > _ASK_AGAIN:
-            self._asked = now
-            self.counters["asked_again"] += 1
-            outputs.append(("policy", self._step))
+        if self._holds_off and not self._greeted:
+            self._hold_off(now)
+        else:
+            outputs += self._go_on(now)
         reported, self._reported = self._reported, []
         outputs += reported
         if self._greeted:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
+
+    def _hold_off(self, now: float) -> None:
+        """Nobody has said yet whose the robots are; one who may not answer ever must not leave them moving."""
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if now < self._silent_since + HOLD_OFF:
+            return
+        if not self.in_charge:
+            log.warning(
+                "%s: not a word from the policy server for %g s: the safe action, and nothing else until it is there",
+                self.source,
+                HOLD_OFF,
+            )
+        self._silent_since, self.in_charge = now, True
+        self.make_safe()
+        self._listen_to_body(now)
+
+    def _go_on(self, now: float) -> list[Output]:
+        self._make_safe()
+        if self._throttled and self.pacing.may_go_on(now, ready=self._ready()):
+            return self._advance(now)
+        if self.pacing.deadline is None and self._step and not self._action and now - self._asked > _ASK_AGAIN:
+            self._asked = now
+            self.counters["asked_again"] += 1
+            return [("policy", self._step)]
+        return []
 
     def _throttle(self, throttle: Throttle) -> list[Output]:
         self._throttled = True

@@ -20,8 +20,10 @@ from td3_robot import node as nodes
 from td3_robot.claim import claim
 from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
+from td3_robot.errors import HandshakeError
 from td3_robot.node import Figures, Node
 from td3_robot.safety import SafetyConfig, joined
+from td3_robot.transport.endpoints import absolute
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def unset(safety: SafetyConfig) -> str:
 
 
 def _drive(node: Node, robot: Robot) -> None:
-    endpoint = node.endpoint("policy")
+    endpoint = absolute(node.endpoint("policy"))
     where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
     # The policy server keeps apart drivers of one name, but may be away; and whom it refuses must not touch motors.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
@@ -85,6 +87,11 @@ def _drive_alone(node: Node, robot: Robot) -> None:
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+    except HandshakeError as error:
+        if error.code != "name":  # nobody else moves the robot: its name is not taken
+            core.in_charge = True
+            log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
+        raise
     finally:
         if core.in_charge:
             core.make_safe()

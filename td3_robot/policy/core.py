@@ -46,6 +46,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 }
 """What a policy server takes from clients of each role."""
 _WITHDRAWN = 16  # policies rolled back from that are remembered
+_AWAY = 1024  # robots that are away, and in FAULT or idle until activate, that are remembered
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) -> PolicyCore:
@@ -244,6 +245,7 @@ class PolicyCore:
                 outputs.append((peer, action))
         changes += self._changes()
         if changes or commanded:
+            self._forget_the_longest_away()
             self.latches = self._in_force()
         if self.latches is not self._recorded:
             if self.latches != self._recorded:
@@ -347,8 +349,18 @@ class PolicyCore:
         for known in (fresh, self._parked, self._explorers):
             known.pop(peer, None)
         watch = self._watches.get(peer.name)
-        if watch and watch.lifecycle.active and peer.name not in self.desk.robots:
-            del self._watches[peer.name]  # one in FAULT stays there, or coming back would be a way out of it
+        if watch and peer.name not in self.desk.robots:
+            del self._watches[peer.name]
+            if not watch.lifecycle.active:  # it stays, now as the last to leave: coming back is no way out of FAULT
+                self._watches[peer.name] = watch
+
+    def _forget_the_longest_away(self) -> None:
+        """Memory must not grow with the names there have been; an emergency stop is kept whatever it costs."""
+        here, watches = self.desk.robots, self._watches
+        away = [name for name, it in watches.items() if name not in here and not it.lifecycle.stopped]
+        for name in away[:-_AWAY]:
+            log.warning("%s: forgets %r: %d others are away that no policy may move", self.lifecycle.node, name, _AWAY)
+            del watches[name]
 
     def _missing(self, now: float) -> list[Output]:
         """A safe action for every source whose observations have just been missing for too long."""

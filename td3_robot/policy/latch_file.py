@@ -35,7 +35,7 @@ class LatchFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         refusal = f"state file {str(path)!r} is another policy server's, which runs; name another with --state FILE"
-        self._claim = claim(f"latches {path.absolute()}", refusal)
+        self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
             self.kept = self._read()
             self._write(self.kept)  # so that a folder that cannot be written is known now, and not at the first stop

@@ -7,7 +7,7 @@ more in Python, to say what is wrong with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -24,10 +24,12 @@ MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map."""
+MAX_PARTS = 1 << 12
+"""The most maps and lists in a field of kind map; one of kind list may have MAX_SIZE. Each costs time to look at."""
 MAX_DEPTH = 8
 """How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
 
-_LEAVES = frozenset({str, int, float, bool, type(None)})  # what maps and lists hold in the end
+_SIMPLE = frozenset({str, int, float, bool, type(None)})  # what maps and lists hold in the end
 _LAYOUTS = 256  # combinations of sizes a plan remembers
 _EXPLAINED = 1 << 20  # bytes up to which a message that does not pass is unpacked once more, to say why
 
@@ -265,26 +267,32 @@ def _number(label: str, value: Any, wire: FieldType) -> None:
         raise ProtocolError("range", f"{label}: {value} is not finite")
 
 
-def _tree(label: str, value: Any, wire: FieldType, depth: int = 0) -> None:
-    """A map or list of text, numbers, maps and lists; its size is capped with the whole message's."""
-    if depth == 0 and not isinstance(value, dict if wire.kind == "map" else list):
+def _tree(label: str, value: Any, wire: FieldType) -> None:
+    """A map or list of text, numbers, maps and lists. Level by level: of each, Python looks at the kinds alone."""
+    if type(value) is not (dict if wire.kind == "map" else list):
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
-    if not isinstance(value, dict | list):
-        raise ProtocolError("type", f"{label}: holds {type(value).__name__}, needs text, numbers, maps and lists")
-    if len(value) > MAX_SIZE:
-        raise ProtocolError("range", f"{label}: a map or list of {len(value)}, above {MAX_SIZE}")
-    deepest = MAX_DEPTH + 3 * (wire.kind == "list")
-    if value and depth == deepest:
-        raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
-    items: Iterable[Any] = value
-    if isinstance(value, dict):
-        for key in value:
-            if type(key) is not str:
-                raise ProtocolError("type", f"{label}: key of type {type(key).__name__}, needs text")
-        items = value.values()
-    for item in items:
-        if type(item) not in _LEAVES:
-            _tree(label, item, wire, depth + 1)
+    deepest, most = (MAX_DEPTH, MAX_PARTS) if wire.kind == "map" else (MAX_DEPTH + 3, MAX_SIZE)
+    level: list[Any] = [value]
+    depth, parts = 0, 1
+    while level:
+        within: list[Any] = []
+        for part in level:
+            if len(part) > MAX_SIZE:
+                raise ProtocolError("range", f"{label}: a map or list of {len(part)}, above {MAX_SIZE}")
+            items = part
+            if type(part) is dict:
+                items = part.values()
+                for kind in {*map(type, part)} - {str}:
+                    raise ProtocolError("type", f"{label}: key of type {kind.__name__}, needs text")
+            if others := {*map(type, items)} - _SIMPLE:
+                for kind in others - {dict, list}:
+                    raise ProtocolError("type", f"{label}: holds {kind.__name__}, needs text, numbers, maps and lists")
+                within += [item for item in items if type(item) not in _SIMPLE]
+            if depth == deepest and part:
+                raise ProtocolError("range", f"{label}: nested deeper than {deepest}")
+        depth, parts, level = depth + 1, parts + len(within), within
+        if parts > most:
+            raise ProtocolError("range", f"{label}: {parts} maps and lists or more, above {most}")
 
 
 _CHECKS: dict[str, Callable[[str, Any, FieldType], None]] = {

@@ -64,6 +64,12 @@ def local(endpoint: str) -> bool:
     return match is not None and _loopback(match[1] or match[2])
 
 
+def absolute(endpoint: str) -> str:
+    """An endpoint as every process of this machine can write it, whatever its folder."""
+    scheme, _, rest = endpoint.partition("://")
+    return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
+
+
 def _loopback(host: str) -> bool:
     if host == "localhost":
         return True

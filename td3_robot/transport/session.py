@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
@@ -193,12 +193,16 @@ class ServerSession:
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
-        if not refused and (rival := self._driver(hello)):
-            # The one that has the name says by itself whether it is there. Until then there is no answer: the client
-            # asks again.
+        rival = self._driver(hello)
+        if rival and refused:
+            refused = replace(refused, code="name")  # whatever is wrong with it, another one moves that robot
+        elif rival:
+            # The one that has the name says by itself whether it is there. Until then a Heartbeat tells the client to
+            # wait, and to ask again. To the one that has the name it is sent because a closed connection shows by it.
             asked, heard = self._asked.setdefault(key, now), self._heard[rival]
             if heard <= asked and now - asked <= DRIVER_SILENCE:
-                return [], []
+                wait = Heartbeat(int(now * 1e9), self.session)
+                return [], [(key, wait), (rival, wait)]
             if heard > asked:
                 refused = Refused("name", f"name {hello.name!r} is taken by a driver that is connected")
         self._asked.pop(key, None)
@@ -226,10 +230,11 @@ class ServerSession:
         if hello.protocol != PROTOCOL_VERSION:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
-            return Refused("name", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
+            return Refused("agreement", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
         if self.may and not self.may(owner, hello.role):
             how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
-            return Refused("name", f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}")
+            why = f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}"
+            return Refused("agreement", why)
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
             allowed = f"allowed: 1 to {MAX_ROBOTS}, with a specification"
             return Refused("spec", f"{hello.role} names {hello.robots} robots; {allowed}")
@@ -313,7 +318,8 @@ class ClientSession:
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """What one multipart message from the server means to the core. Never raises on any bytes.
 
-        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again.
+        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again. So is a
+        Heartbeat before it: the server is there, and does not know yet whether to welcome us.
         """
         try:
             message = codec.decode(_topic(frames), frames[1], self.dims)
@@ -333,7 +339,7 @@ class ClientSession:
                     self.tally.note("refusals", f"link {self.link}: {message.reason}", now)
             return []
         if isinstance(message, Heartbeat):
-            return []
+            return [(self.link, message)] if self.state == "connecting" else []
         if not isinstance(message, self.accepts):
             self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
             return []
@@ -355,7 +361,7 @@ class ClientSession:
             HandshakeError: with the link, and what differs.
         """
         if self.refusal and self.essential:
-            raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
+            raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}", self.refusal.code)
 
 
 def hello(

@@ -79,8 +79,12 @@ class Tap:
         self._sequence: Counter[str] = Counter()
         self._once = Once()
         kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
-        self._kept: dict[type[Message], deque[Record]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
-        self._early: list[Record] | None = [] if expected else None
+        # With their place in the order in which all were offered, which the wall clock, that may jump, does not tell.
+        self._kept: dict[type[Message], deque[tuple[int, Record]]] = {
+            kind: deque(maxlen=size) for kind, size in kept.items()
+        }
+        self._early: list[tuple[int, Record]] | None = [] if expected else None
+        self._offered = 0
         self._early_bytes = 0
         self._missed = 0
 
@@ -96,13 +100,14 @@ class Tap:
             self._missed += self._expected
             return
         record = Record(message.NAME, link, sequence, self._wall(), payload)
+        self._offered += 1
         if welcome:
             self._send(record)
         elif self._early is not None and early and kind not in self._kept:
-            self._early.append(record)
+            self._early.append((self._offered, record))
             self._early_bytes += len(payload)
         if kind in self._kept:
-            self._kept[kind].append(record)
+            self._kept[kind].append((self._offered, record))
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Take note of what a core is told in its turn at ``now`` (s), before it says anything.
@@ -132,9 +137,9 @@ class Tap:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
         before = self._session.state
         if self._session.receive(frames, now):
-            told = [*(self._early or ()), *(record for kept in self._kept.values() for record in kept)]
+            told = [*(self._early or ()), *(item for kept in self._kept.values() for item in kept)]
             self._expected, self._early = True, None
-            for record in sorted(told, key=lambda item: item.stamp):
+            for _, record in sorted(told, key=lambda item: item[0]):
                 self._send(record)
         if self._session.refusal and before != "refused":
             log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)

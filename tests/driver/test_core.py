@@ -14,7 +14,18 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, StateChange, Step, Told, Welcome
+from td3_robot.messages import (
+    Action,
+    ActionOrigin,
+    Command,
+    Heartbeat,
+    Phase,
+    Reply,
+    StateChange,
+    Step,
+    Told,
+    Welcome,
+)
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
@@ -421,10 +432,38 @@ def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, ro
     assert [type(message) for _, message in outputs] == [Step, Told, StateChange, StateChange]
 
 
-def test_a_driver_that_nobody_answers_makes_the_robot_safe(make_core: Make, robot: Toy) -> None:
+@pytest.mark.parametrize("deadline", [50, None])
+def test_a_driver_that_nobody_answers_makes_the_robot_safe(
+    make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     """The policy server is gone, and whoever drove before may have been killed in the middle of a movement."""
-    core = make_core(holds_off=True)
+    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), holds_off=True)
     core.step([], 1.0)
-    core.step([], 1.0 + HOLD_OFF)
+    for now in (1.5, 1.7, 2.0, 2.5):  # the safe action every 0.5 s; it neither looks, nor resets, nor publishes
+        assert all(isinstance(message, Told) for _, message in core.step([], now))
     assert core.in_charge
-    assert robot.told[0] == [0.25, 0.0]
+    assert core.due == 3.0
+    assert (robot.told, robot.resets) == ([[0.25, 0.0]] * 3, 0)
+    assert [record.message for record in caplog.records if record.name == "td3_robot.driver.core"] == [
+        "leg: not a word from the policy server for 0.5 s: the safe action, and nothing else until it is there"
+    ]
+    assert one(core.step([("policy", Welcome(1, "policy", 5))], 2.6)).sequence == 0
+    assert robot.resets == 1
+
+
+def test_a_driver_that_is_told_to_wait_leaves_the_robot_alone(make_core: Make, robot: Toy) -> None:
+    """Another one may have its name. The server says every 0.25 s that it does not know yet, for as long as 2 s."""
+    core = make_core(holds_off=True)
+    wait = ("policy", Heartbeat(0, 5))
+    for number in range(9):
+        assert core.step([wait], 1.0 + number * 0.25) == []
+    assert core.due == 3.0 + HOLD_OFF
+    assert (robot.told, robot.resets, core.in_charge) == ([], 0, False)
+    core.step([], 3.5)  # now the server is gone as well
+    assert (robot.told, core.in_charge) == ([[0.25, 0.0]], True)
+    core.step([wait], 3.6)
+    assert not core.in_charge
+    core.step([("policy", Welcome(1, "policy", 5))], 3.7)
+    assert core.in_charge
+    core.step([wait], 3.71)  # one that was late
+    assert core.in_charge

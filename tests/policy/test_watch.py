@@ -191,6 +191,22 @@ def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_s
     assert all(map(is_safe, actions(outputs)))
 
 
+def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """1024 in FAULT are remembered while they are away: as the last is in FAULT but there, those from 5 to 1028."""
+    core = make_core()
+    for number in range(1030):
+        robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=f"r{number}"))
+        core.step([(robot, robot.hello), (robot, make_step(0))], float(number))
+        core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)  # 100 ms are over
+        core.step([(robot, Bye("sold"))], number + 0.6)
+    sources = core.detail()["sources"]
+    assert {each["watch"] for each in sources.values()} == {"fault"}
+    assert [name for name in sources if name != "leg"] == ["r0", *(f"r{number}" for number in range(5, 1030))]
+    assert core.latches.held.keys() == sources.keys()
+
+
 def test_emergency_stop_wins_and_lasts(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:

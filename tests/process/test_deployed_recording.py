@@ -39,10 +39,7 @@ class Recorded(Robot):
 def robot(tmp_path: Path) -> Any:
     made = Recorded(tmp_path)
     yield made
-    for process in made.started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+    made.end()
 
 
 def stop(*processes: Any) -> None:

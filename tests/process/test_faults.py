@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from td3_robot.bundle import Bundle, layer_shapes, sha256
 from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
+from td3_robot.transport.keys import KeyFolder
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
@@ -75,13 +77,17 @@ class Robot:
             text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
             (self.folder / f"{name}.yaml").write_text(text)
 
-    def _start(self, log: str, *words: str) -> subprocess.Popen[str]:
+    def _start(self, log: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, *words]
         with (self.folder / log).open("a") as output:
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True
-            )
+            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True)
         self.started.append(process)
         return process
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def serve(self, *options: str, log: str = "server.log") -> subprocess.Popen[str]:
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
@@ -150,9 +156,7 @@ def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
 def robot(tmp_path: Path) -> Iterator[Robot]:
     it = Robot(tmp_path)
     yield it
-    for process in it.started:
-        process.kill()
-        process.wait()
+    it.end()
 
 
 def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robot) -> None:
@@ -196,13 +200,18 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
 
 
 class Cable:
-    """TCP between driver and server's socket, that can be cut: bytes then stay where they are."""
+    """TCP between driver and server's socket, that can be cut: bytes then stay where they are.
+
+    Attributes:
+        delay: seconds that bytes take.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
         self.whole = threading.Event()
         self.whole.set()
         self.over = False
+        self.delay = 0.0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
@@ -228,6 +237,7 @@ class Cable:
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(65536):
+                time.sleep(self.delay)
                 self.whole.wait()
                 sink.sendall(data)
         except OSError:
@@ -240,18 +250,24 @@ class Cable:
             one.close()
 
 
-def test_a_link_that_is_cut_and_mended(robot: Robot) -> None:
+@pytest.mark.parametrize("how", ["cut", "late"])
+def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
+    """Late is 50 ms each way: every Action answers an observation that is not the newest any more."""
     cable = Cable(robot.folder / "policy")
     try:
         robot.configure(server=cable.endpoint, **AUTOMATIC)
         robot.serve()
         robot.drive()
         begin = robot.running()
-        cable.whole.clear()
+        if how == "cut":
+            cable.whole.clear()
+        else:
+            cable.delay = 0.05
         safe, waited = until_safe(robot, begin)
         assert waited <= PERIODS + 1
-        # The server knows as well: its own watchdog, whose word cannot reach the robot.
-        robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
+        if how == "cut":  # the server knows as well: its own watchdog, whose word cannot reach the robot
+            robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
+        cable.delay = 0.0
         cable.whole.set()
         robot.wait_for(POLICY, safe)
     finally:
@@ -427,14 +443,49 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     assert impostor.wait(60) == 2
     assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
     # By another way to the server, as from another machine, it is the server that says so.
-    other = f"ipc://{robot.folder}/./policy"
-    later = str(int(time.time()) + 1000)
+    cable = Cable(robot.folder / "policy")
+    other, later = cable.endpoint, str(int(time.time()) + 1000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(60) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
     assert (robot.folder / "impostor").read_text() == ""  # neither has asked its robot anything, or told it
     robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
     assert set(robot.record()[begin:]) == {"observe good", POLICY}
+    # Nor does one touch the robot while the first says so little that the server has to wait for its next word.
+    robot.fault("nan")
+    robot.wait_for(SAFE, begin)
+    impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
+    assert impostor.wait(60) == 2
+    assert robot.log("impostor.log").count("name 'leg' is taken by a driver that is connected") == 2
+    assert (robot.folder / "impostor").read_text() == ""
+    cable.close()
+
+
+@pytest.mark.parametrize("why", ["robot", "key"])
+def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -> None:
+    """Whoever drove before it may have been killed in the middle of a movement."""
+    robot.configure()
+    if why == "robot":
+        policy = bundle()
+        Bundle(replace(SPEC, name="Crane"), policy.hidden, policy.tensors).save(robot.folder / "policy.safetensors")
+        reason = "robot specification differs: robot is 'Crane' here, 'Pendulum' there"
+    else:
+        ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
+        theirs.allow("server", ours.create("server").public, "server:policy")
+        ours.allow("leg", theirs.create("leg").public, "evaluator")
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        for name in ("robot", "driver"):
+            path = robot.folder / f"{name}.yaml"
+            endpoints = {"policy": f"tcp://127.0.0.1:{port}", "keys": f"{name}-keys"}
+            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+        reason = "the key of 'leg' may not be driver here"
+    robot.serve()
+    driver = robot.drive()
+    assert driver.wait(60) == 2
+    assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
+    assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
+    assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
 def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -> None:

@@ -1,21 +1,32 @@
-"""Keys over a network: two network namespaces, a cable between them, and on it loss and delay."""
+"""Over a network: two network namespaces, a cable between them, and on it keys, loss and delay."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import select
 import shutil
+import struct
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from td3_robot.transport.keys import KeyFolder
+from tests.process.test_faults import AUTOMATIC, PERIODS, POLICY, SAFE, Robot, periods, until_safe
 
 ROOT = Path(__file__).parent.parent.parent
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
+_TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # linux/if_tun.h
 
 # Both ends of a link by hand: a server that answers every Step, and a robot that sends 50 and says how many came back.
 _ENDS = """
@@ -62,42 +73,81 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
-@pytest.fixture(scope="module")
-def cable() -> Iterator[tuple[str, str]]:
-    """The names of two namespaces with a virtual cable between them."""
-    if not shutil.which("ip"):
-        pytest.skip("network namespaces need the ip command of iproute2")
-    server, robot = (f"td3-{os.getpid()}-{end}" for end in "sr")
-    near, far = f"t{os.getpid()}s", f"t{os.getpid()}r"
-    try:
-        _ip("netns", "add", server)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"this user may not make network namespaces: {error.stderr.strip()}")
-    try:
-        _ip("netns", "add", robot)
-        _ip("link", "add", near, "netns", server, "type", "veth", "peer", "name", far, "netns", robot)
-        for space, device, address in ((server, near, _SERVER), (robot, far, _ROBOT)):
-            _ip("-n", space, "address", "add", f"{address}/30", "dev", device)
-            _ip("-n", space, "link", "set", device, "up")
-        yield server, robot
-    finally:
-        for space in (server, robot):
+class Cable:
+    """Two network namespaces, and a thread that carries each packet from one to the other, or loses it.
+
+    It does in user space what netem does in kernels that have it.
+
+    Attributes:
+        server, robot: names of the namespaces.
+        delay: seconds that a packet takes.
+        loss: how large a part of the packets is lost; lost: how many have been.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.server, self.robot = self._spaces = [f"td3-{os.getpid()}-{end}" for end in "sr"]
+        self.delay = self.loss = 0.0
+        self.lost = 0
+        self._rng = rng
+        self._plugs: list[int] = []
+        self._ends, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._carry)
+
+    def lay(self) -> None:
+        for space, (here, there) in zip(self._spaces, ((_SERVER, _ROBOT), (_ROBOT, _SERVER)), strict=True):
+            _ip("netns", "add", space)
+            self._plugs.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
+            fcntl.ioctl(self._plugs[-1], _TUNSETIFF, struct.pack("16sH22x", space.encode(), _TUN_WITHOUT_HEADER))
+            _ip("link", "set", space, "netns", space)
+            _ip("-n", space, "address", "add", here, "peer", there, "dev", space)
+            _ip("-n", space, "link", "set", space, "up")
+        self._thread.start()
+
+    def remove(self) -> None:
+        os.close(self._end)
+        if self._thread.ident:
+            self._thread.join()
+        for descriptor in (*self._plugs, self._ends):
+            os.close(descriptor)
+        for space in self._spaces:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+    def _carry(self) -> None:
+        under_way: deque[tuple[float, int, bytes]] = deque()
+        other = dict(zip(self._plugs, self._plugs[::-1], strict=True))
+        while True:
+            now = time.monotonic()
+            while under_way and under_way[0][0] <= now:
+                _, plug, packet = under_way.popleft()
+                with contextlib.suppress(OSError):  # a full queue loses it, as on any way
+                    os.write(plug, packet)
+            ready = select.select([*self._plugs, self._ends], [], [], under_way[0][0] - now if under_way else None)[0]
+            if self._ends in ready:
+                return
+            for plug in ready:
+                packet = os.read(plug, 65536)
+                if self._rng.random() < self.loss:
+                    self.lost += 1
+                else:
+                    under_way.append((time.monotonic() + self.delay, other[plug], packet))
 
 
 @pytest.fixture
-def lossy(cable: tuple[str, str]) -> Iterator[None]:
-    """5 ms of delay and 2 % of loss on the robot's end of the cable."""
-    qdisc = ["qdisc", "%s", "dev", f"t{os.getpid()}r", "root"]
-    netem = ["netem", "delay", "5ms", "loss", "2%"]
-    enter = ["ip", "netns", "exec", cable[1], "tc"]
-    if not shutil.which("tc"):
-        pytest.skip("loss and delay need the tc command of iproute2")
-    made = subprocess.run([*enter, qdisc[0], "add", *qdisc[2:], *netem], check=False, capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"this kernel has no netem: {made.stderr.strip()}")
-    yield
-    subprocess.run([*enter, qdisc[0], "del", *qdisc[2:]], check=True, capture_output=True)
+def cable(rng: np.random.Generator) -> Iterator[Cable]:
+    """A good one; its two ends."""
+    if not shutil.which("ip"):
+        pytest.skip("network namespaces need the ip command of iproute2")
+    made = Cable(rng)
+    try:
+        made.lay()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this user may not make network namespaces: {error.stderr.strip()}")
+    except OSError as error:
+        pytest.skip(f"a cable needs /dev/net/tun: {error}")
+    else:
+        yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture
@@ -137,32 +187,76 @@ def _answered(start: Callable[..., Any], space: str, folder: str, seconds: float
 
 
 def test_keys_between_hosts(
-    cable: tuple[str, str], start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
+    cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
 ) -> None:
     """Right key in, another key out, a revoked one out."""
-    server = _serve(start, cable[0], keys[0])
-    assert _answered(start, cable[1], str(keys[1].path), 30) == 50
+    server = _serve(start, cable.server, keys[0])
+    assert _answered(start, cable.robot, str(keys[1].path), 30) == 50
     other = KeyFolder(tmp_path / "other")
     other.create("other")
     other.allow("server", keys[0].identity().public, "server:policy")
-    assert _answered(start, cable[1], str(other.path), 1.5) == 0
+    assert _answered(start, cable.robot, str(other.path), 1.5) == 0
     while (line := server.stdout.readline()).split()[1] == "0":
         assert line.startswith("denied")
     keys[0].revoke("robot")
-    assert _answered(start, cable[1], str(keys[1].path), 1.5) == 0
+    assert _answered(start, cable.robot, str(keys[1].path), 1.5) == 0
 
 
-def test_over_a_bad_cable(
-    cable: tuple[str, str], lossy: None, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]
-) -> None:
+def test_over_a_bad_cable(cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]) -> None:
     """TCP sends lost segments again: everything arrives, later."""
-    del lossy
-    _serve(start, cable[0], keys[0])
-    assert _answered(start, cable[1], str(keys[1].path), 60) == 50
+    cable.delay, cable.loss = 0.005, 0.05
+    _serve(start, cable.server, keys[0])
+    assert _answered(start, cable.robot, str(keys[1].path), 60) == 50
+    assert cable.lost > 0
 
 
-def test_without_keys_no_host_serves(cable: tuple[str, str]) -> None:
-    command = ["ip", "netns", "exec", cable[0], sys.executable, "-c", _ENDS, "server", f"tcp://{_SERVER}:7000", ""]
+class RemoteRobot(Robot):
+    """A driver and its policy server, on two hosts."""
+
+    def __init__(self, folder: Path, cable: Cable) -> None:
+        super().__init__(folder)
+        self._cable = cable
+
+    def configure(self, **safety: Any) -> None:  # type: ignore[override]
+        super().configure(server=f"tcp://{_SERVER}:7000", **safety)
+        for name, folder in (("robot", "server"), ("driver", "robot")):
+            path = self.folder / f"{name}.yaml"
+            endpoints = {"policy": f"tcp://{_SERVER}:7000", "keys": folder}
+            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+
+    def _start(self, log: str, *words: str) -> subprocess.Popen[str]:
+        space = self._cable.server if log == "server.log" else self._cable.robot
+        return super()._start(log, *words, before=("ip", "netns", "exec", space))
+
+
+def test_a_robot_over_a_bad_cable(cable: Cable, keys: tuple[KeyFolder, KeyFolder], tmp_path: Path) -> None:
+    """Lost packets are sent again in time. Answers that are late, or no answers, are a fault, and then over.
+
+    An Action counts if it answers the newest observation: there and back must take less than the 20 ms between two.
+    """
+    del keys
+    robot = RemoteRobot(tmp_path, cable)
+    try:
+        robot.configure(**AUTOMATIC)
+        cable.delay, cable.loss = 0.003, 0.02
+        robot.serve()
+        robot.drive()
+        begin = robot.running()
+        robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
+        assert SAFE not in robot.record()[begin:]
+        for delay, loss in ((0.05, 0.0), (0.003, 1.0)):
+            begin = len(robot.record())
+            cable.delay, cable.loss = delay, loss
+            safe, waited = until_safe(robot, begin)
+            assert waited <= PERIODS + 1
+            cable.delay, cable.loss = 0.003, 0.02
+            robot.wait_for(POLICY, safe)
+    finally:
+        robot.end()
+
+
+def test_without_keys_no_host_serves(cable: Cable) -> None:
+    command = ["ip", "netns", "exec", cable.server, sys.executable, "-c", _ENDS, "server", f"tcp://{_SERVER}:7000", ""]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "is beyond loopback, and there are no keys" in done.stderr

@@ -276,6 +276,8 @@ def action(**change: Any) -> bytes:
         ("range", "bye.reason: 2049 characters, above 2048", "bye", msgpack.packb({"reason": "é" * 2049})),
         ("range", "hello.spec: nested deeper than 8", "hello", hello(spec=nested(9))),
         ("range", "hello.spec: a map or list of 65537, above 65536", "hello", hello(spec={"a": [1] * 65537})),
+        ("range", "hello.spec: 4097 maps and lists or more, above 4096", "hello", hello(spec={"a": [[]] * 4095})),
+        ("range", "hello.agreement: 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
         ("shape", "action.action: 15 bytes is not <f4", "action", action(action=bytes(15))),
         ("shape", "action.action: 0 bytes is not <f4", "action", action(action=b"")),
         ("shape", "action.action: 24 bytes is not <f4 of N=2 × A=2", "action", action(action=bytes(24))),
@@ -298,6 +300,7 @@ def test_each_kind_of_error_says_what_is_wrong(kind: str, text: str, name: str, 
 def test_limits_are_inclusive() -> None:
     assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
+    assert codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None  # with the list of them and the map
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit

@@ -135,3 +135,11 @@ def test_what_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     with pytest.raises(EndpointError, match="the path is taken by something that is not a socket"):
         endpoints.check(f"ipc://{path}", bind=True)
     assert path.exists()
+
+
+def test_the_same_socket_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = {endpoints.absolute(f"ipc://{path}") for path in ("policy", "./policy", "link/policy", tmp_path / "policy")}
+    assert names == {f"ipc://{tmp_path.resolve()}/policy"}
+    assert endpoints.absolute("tcp://127.0.0.1:5555") == "tcp://127.0.0.1:5555"

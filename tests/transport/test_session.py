@@ -93,7 +93,7 @@ def test_protocol_version(make_server: MakeServer, make_hello: MakeHello) -> Non
 
 def test_unknown_role(make_server: MakeServer, make_hello: MakeHello) -> None:
     refused = refusal(make_server(), make_hello("joystick"))
-    assert refused.code == "name"
+    assert refused.code == "agreement"
     assert refused.reason == "role 'joystick' is not served here; allowed: simulator, driver, policy, evaluator"
 
 
@@ -209,11 +209,11 @@ def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_he
 
 
 def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
-    """Two drivers would move the same motors. Until it is known whether the first is there, nobody is answered."""
+    """Two drivers would move the same motors. Until it is known whether the first is there, the second has to wait."""
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
-    assert ask(server, second, b"2", now=10.0) == ([], [])  # nothing was heard for 10 s: perhaps we stood still
+    assert is_told_to_wait(server, second, b"2", now=10.0)  # nothing was heard for 10 s: perhaps we stood still
     ask(server, make_step(1), now=10.1)
     inputs, (refused,) = ask(server, second, b"2", now=10.25)
     assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
@@ -221,6 +221,25 @@ def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_he
     assert ask(server, make_step(2), now=10.3)[0]
     again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # its own new connection
     assert [message.NAME for _, message in again] == ["bye", "hello"]
+
+
+def is_told_to_wait(server: ServerSession, message: Hello, key: bytes, now: float) -> bool:
+    """Whether a Heartbeat answers, and another one goes to the first client, to find out whether it is there."""
+    inputs, replies = server.receive(key, frames(message), now)
+    return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
+
+
+def test_a_driver_that_is_refused_is_told_whether_another_one_has_its_name(
+    make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
+) -> None:
+    """With another code it makes the robot safe before it ends, and that is not its to do here."""
+    server = make_server()
+    other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
+    ask(server, make_hello("driver"))
+    refused = refusal(server, other, b"2")
+    assert (refused.code, refused.reason[:28]) == ("name", "robot specification differs:")
+    ask(server, Bye("done"))
+    assert refusal(server, other, b"2").code == "spec"
 
 
 @pytest.mark.parametrize("incarnation", [99, 0])
@@ -232,13 +251,14 @@ def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello
         refusal(server, make_hello("driver", client=8, incarnation=5), b"2").code == "name"
     )  # Steps could be mixed up
     second = make_hello("driver", client=8, incarnation=incarnation)
-    assert ask(server, second, b"2", now=1.0) == ([], [])
-    assert ask(server, second, b"2", now=1.0 + DRIVER_SILENCE) == ([], [])
+    assert is_told_to_wait(server, second, b"2", now=1.0)
+    assert is_told_to_wait(server, second, b"2", now=1.0 + DRIVER_SILENCE)
     inputs, (welcome,) = ask(server, second, b"2", now=1.01 + DRIVER_SILENCE)
     assert [(peer is first, message.NAME) for peer, message in inputs] == [(True, "bye"), (False, "hello")]
     assert isinstance(welcome, Welcome)
     third = make_hello("driver", client=9, incarnation=100)
-    assert ask(server, third, b"3", now=4.0) == ([], [])
+    [(told, _), (probed, _)] = server.receive(b"3", frames(third), 4.0)[1]
+    assert (told, probed) == (b"3", b"2")
     assert ask(server, Bye("done"), b"2", now=4.1)[0]
     assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # it has left: no need to wait
 
@@ -399,6 +419,17 @@ def test_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> None
     assert client.due(0.9) == []
 
 
+def test_a_heartbeat_before_the_welcome_is_passed_on(make_client: MakeClient) -> None:
+    """The server is there, and says neither yes nor no: we go on asking."""
+    client = make_client()
+    client.due(0.0)
+    ((origin, message),) = client.receive(frames(Heartbeat(5, 4)), 0.1)
+    assert (origin, message.NAME) == ("policy", "heartbeat")
+    assert client.due(HELLO_PERIOD) == [client.hello]
+    welcomed(client)
+    assert client.receive(frames(Heartbeat(5, 4)), 0.4) == []
+
+
 def test_heartbeat_after_silence(make_client: MakeClient) -> None:
     client = make_client()
     client.due(0.0)
@@ -448,8 +479,9 @@ def test_refusal_is_raised(make_client: MakeClient, code: str) -> None:
     client.check()
     assert client.receive(frames(Refused(code, "robot is 'A' here, 'B' there")), 0.0) == []
     assert client.due(10.0) == []  # it stays away
-    with pytest.raises(HandshakeError, match="link policy: refused by the server: robot is 'A' here, 'B' there"):
+    with pytest.raises(HandshakeError, match="link policy: refused by the server: robot is 'A' here, 'B' there") as it:
         client.check()
+    assert it.value.code == code
 
 
 def test_refusal_by_a_server_that_is_not_essential_is_counted_and_it_is_asked_again(make_client: MakeClient) -> None:

@@ -23,12 +23,12 @@ STATUS = Status("sim-0", "ready", "", {}, {})
 class Recorder:
     """The other end of a tap, in memory: a session, and what came through it."""
 
-    def __init__(self, client: ClientSession, **options: Any) -> None:
+    def __init__(self, client: ClientSession, wall: Callable[[], int] = lambda: 17, **options: Any) -> None:
         self.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
         self.got: list[Record] = []
         self.room = True
         self.there = True
-        self.tap = Tap(client, self._take, wall=lambda: 17, **options)
+        self.tap = Tap(client, self._take, wall=wall, **options)
 
     def _take(self, name: str, payload: bytes) -> bool:
         if not (self.room and self.there):
@@ -180,6 +180,17 @@ def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make,
     many.tap.turn(1.0)
     assert [number for _, number in many.topics()] == list(range(1024))  # those after are lost, and counted
     assert many.tap.counts() == {"not_recorded": 76}
+
+
+def test_a_clock_that_is_set_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
+    """As on a computer that learns late what time it is: the second Step must not come before the first."""
+    late = Recorder(make_client(link="recorder"), wall=iter([9, 8, 2, 1]).__next__, expected=True)
+    late.there = False
+    late.offer(make_step(0), Weights(1, 0, 0, "0" * 64, b"x"), make_step(1), Weights(2, 0, 0, "0" * 64, b"y"))
+    late.there = True
+    late.tap.turn(1.0)
+    assert late.topics() == [("step", 0), ("weights", 0), ("step", 1), ("weights", 1)]
+    assert [record.stamp for record in late.got] == [9, 8, 2, 1]
 
 
 def test_what_is_held_back_for_a_recorder_is_bounded_in_bytes(make_client: Make) -> None:

@@ -1,0 +1,81 @@
+"""The wall clock is set while a robot is driven and recorded: nobody who keeps a deadline notices.
+
+No process may set the machine's clock here. What each of these reads is off by what a file says, see ``wall_clock``:
+the same to all of Python in it. libzmq and the kernel's timeouts count by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from td3_robot.session import info, replay
+from td3_robot.session.reader import Session
+from tests.process.test_deployed_recording import Recorded, stop
+from tests.process.test_faults import POLICY, SAFE, periods
+
+HOUR = 3600
+
+
+def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute without an observation or an action is a fault, by whatever clock is looked at."""
+    offset, folder = tmp_path / "offset", Path(__file__).parent / "wall_clock"
+    monkeypatch.setenv("WALL_CLOCK", str(offset))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    robot = Recorded(tmp_path)
+
+    def jump(to: int) -> None:
+        new = tmp_path / "offset.new"
+        new.write_text(str(to))
+        new.rename(offset)
+
+    def go_on() -> None:
+        begin = len(robot.record())
+        robot.wait("half a second more", lambda: periods(robot.record()[begin:]) > 25)
+
+    try:
+        jump(0)
+        robot.configure(observation_deadline_ms=60_000, action_deadline_ms=60_000, frozen_ms=60_000)
+        recorder, server, driver = robot.recorder(), robot.serve(), robot.drive()
+        begin = robot.running()
+        for to in (5 * HOUR, -10 * HOUR):
+            jump(to)
+            go_on()
+        assert robot.operator("state").returncode == 0
+        assert set(robot.record()[begin:]) == {"observe good", POLICY}
+        # A driver that is killed now, and starts anew: by its clock it was started before the first.
+        driver.kill()
+        driver.wait()
+        (tmp_path / "record").unlink()
+        driver = robot.drive()
+        begin = robot.running()
+        jump(0)
+        go_on()
+        assert set(robot.record()[begin:]) == {"observe good", POLICY}
+        stop(driver, server, recorder)
+        assert robot.record()[-1] == SAFE
+    finally:
+        robot.end()
+
+    for name in ("driver.log", "server.log"):
+        assert "fault" not in robot.log(name)
+        assert "dropped" not in robot.log(name)
+    said = [datetime.fromisoformat(text) for text in re.findall(r"^(\S+ \S+),\d+ leg ", robot.log("driver.log"), re.M)]
+    assert max(said) - min(said) > timedelta(hours=9)  # the two drivers' starts, as their log has them
+
+    session = Session([tmp_path / "leg.mcap"])
+    entries = [entry for entry, _ in session.messages()]
+    received, published = [entry.received for entry in entries], [entry.published for entry in entries]
+    assert received == sorted(received)
+    assert (received[-1] - received[0]) * 1e-9 < HOUR  # the recorder counts on from where it began
+    assert (max(published) - min(published)) * 1e-9 > 14 * HOUR  # what each said of its own clock is written down
+    report = info.examine(tmp_path / "leg.mcap")
+    assert (report["damages"], report["faults"]) == ([], [])
+    assert {stream["missing"] for stream in report["topics"].values()} == {0}
+    reports = replay.check(session)
+    assert all(core.same for core in reports), replay.text(session, reports)
+    assert {core.core for core in reports if core.turns} == {"policy", "driver"}
