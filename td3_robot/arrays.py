@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+FEW = 32
+"""Numbers up to which Python adds them up sooner than numpy does."""
+
 
 def finite(array: NDArray[Any]) -> bool:
     """Whether all numbers of a float array are finite.
 
-    The sum of squares is not finite if one number is not, and one call computes it; only where it overflows are the
+    A sum is not finite if one number is not, and one call computes that of squares; only where it overflows are the
     numbers looked at one by one.
     """
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+    total = sum(array.ravel().tolist()) if array.size <= FEW else np.vdot(array, array)
+    return math.isfinite(total) or bool(np.isfinite(array).all())

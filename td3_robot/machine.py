@@ -39,6 +39,15 @@ def resident_bytes(process: int | None = None) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_seconds(process: int) -> float | None:
+    """Processor time that a process has taken, in user and system mode; None where there is no Linux to ask."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc(5)
+
+
 def available_memory() -> int | None:
     """Bytes that this process could still take without swapping; None where there is no Linux to ask.
 

@@ -146,8 +146,8 @@ def memory(actions: int) -> dict[str, int | None]:
 
 
 def start(times: int) -> dict[str, Any]:
-    """Seconds from starting a process to its first action, and the memory that it has then."""
-    seconds, resident = [], []
+    """Seconds from starting a process to its first action; the processor time it took and the memory it has then."""
+    seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:
         bundle = Path(folder) / "policy.safetensors"
         example.bundle().save(bundle)
@@ -158,9 +158,15 @@ def start(times: int) -> dict[str, Any]:
                 with contextlib.closing(Robot(endpoint, 1)) as robot:
                     robot.round_trip()
                     seconds.append(time.perf_counter() - begin)
+                if (spent := machine.processor_seconds(process)) is not None:
+                    processor.append(spent)
                 if (size := machine.resident_bytes(process)) is not None:
                     resident.append(size)
-    return {"to_first_action_s": [round(value, 3) for value in seconds], "resident_bytes": max(resident, default=None)}
+    return {
+        "to_first_action_s": [round(value, 3) for value in seconds],
+        "processor_s": processor,
+        "resident_bytes": max(resident, default=None),
+    }
 
 
 def _text(report: dict[str, Any]) -> str:

@@ -87,11 +87,16 @@ class Tally:
             log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], line)
 
 
-def _topic(frames: Frames) -> str:
+def _kind(frames: Frames) -> type[Message]:
+    """What a multipart message says it is.
+
+    Raises:
+        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
+    """
     if len(frames) != 2:
         number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
         raise ProtocolError("frames", f"{number} frames, needs topic and payload")
-    return bytes(frames[0][:64]).decode("ascii", "replace")
+    return codec.kind_of(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
 
 
 def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
@@ -137,15 +142,14 @@ class ServerSession:
         if peer and peer.owner != owner:  # a routing identity that was somebody else's
             return [], []
         try:
-            topic = _topic(frames)
-            kind = codec.kind_of(topic, len(frames[1]))
+            kind = _kind(frames)
             if peer is None and kind is not Hello:  # to unpack it would let anybody take our time
-                return self._refuse_stranger(key, topic, len(frames[1]), now)
+                return self._refuse_stranger(key, kind.NAME, len(frames[1]), now)
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
-                self.tally.note("unexpected", f"{topic} from {peer.role} {peer.name} on link {self.link}", now)
+                self.tally.note("unexpected", f"{kind.NAME} from {peer.role} {peer.name} on link {self.link}", now)
                 self._heard[key] = now
                 return [], []
-            message = codec.decode(topic, frames[1], peer.dims if peer else None)
+            message = codec.decode_as(kind, frames[1], peer.dims if peer else None)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
             return [], []
@@ -322,11 +326,13 @@ class ClientSession:
         Heartbeat before it: the server is there, and does not know yet whether to welcome us.
         """
         try:
-            message = codec.decode(_topic(frames), frames[1], self.dims)
+            message = codec.decode_as(_kind(frames), frames[1], self.dims)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
             return []
         self._heard = now
+        if isinstance(message, self.accepts):
+            return [(self.link, message)]
         if isinstance(message, Welcome):
             return self._welcomed(message)
         if isinstance(message, Refused):
@@ -340,10 +346,8 @@ class ClientSession:
             return []
         if isinstance(message, Heartbeat):
             return [(self.link, message)] if self.state == "connecting" else []
-        if not isinstance(message, self.accepts):
-            self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
-            return []
-        return [(self.link, message)]
+        self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
+        return []
 
     def _welcomed(self, message: Welcome) -> list[Input]:
         if message.protocol != PROTOCOL_VERSION:

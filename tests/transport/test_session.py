@@ -284,8 +284,8 @@ def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
 ) -> None:
     """Whatever it sends costs us its name and its size; one that we know is asked for its role's messages alone."""
     server, unpacked = make_server(), []
-    decode = codec.decode
-    monkeypatch.setattr(codec, "decode", lambda *message: unpacked.append(message) or decode(*message))
+    decode = codec.decode_as
+    monkeypatch.setattr(codec, "decode_as", lambda *message: unpacked.append(message) or decode(*message))
     ((_, refused),) = server.receive(b"1", [b"step", bytes(1 << 22)], 0.0)[1]
     assert (refused.code, server.tally.counts) == ("hello", {"stranger": 1})
     assert server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0) == ([], [])
