@@ -139,7 +139,7 @@ class Saver:
             path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
         except OSError as error:
             node.counters["checkpoints_failed"] += 1
-            log.error("checkpoint at %d steps failed: %s", core.env_steps, error.strerror)
+            log.error("checkpoint at %d steps failed: %s: %s", core.env_steps, error.filename, error.strerror)
             return False
         log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
         return True

@@ -365,7 +365,7 @@ def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, comm
     again = command("train", "--resume", "run")
     assert again.finish() == 1, again.output()
     assert "learner ended with exit code 1, more than 3 times in 300 s" in again.lines[-1]
-    assert "No space left on device" in again.lines[-1]
+    assert "run/metrics.jsonl: No space left on device; make room on that disk, then " in again.lines[-1]
     assert "Traceback" not in again.output()
 
 
