@@ -139,8 +139,8 @@ def vanishing_is_zero() -> Iterator[None]:
     """Within, numbers below 1.2e-38 count as zero in the calling thread, and in threads that are made within.
 
     Those that torch has inside operators (with four ``learner.threads`` or more) are, see :func:`use_threads`, and stay
-    like this outside, too. Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow. Only
-    within: where a simulator shares the thread, its numbers are its own.
+    like this outside, too. Where a gradient has vanished, its moments in Adam decay into such numbers, with which a
+    processor is slow. Only within: where a simulator shares the thread, its numbers are its own.
     """
     torch.set_flush_denormal(True)
     try:
