@@ -34,8 +34,9 @@ def from_files(core: LearnerCore, recordings: Sequence[str]) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions that the Steps of recordings make, as if they had come from sources of now.
 
-    They count as no environment steps, and no gap between them and what comes later is one. Nothing is stored where
-    rows outlived a process: theirs are among them.
+    They count as no environment steps, and no gap between them and what comes later is one. The last steps of each
+    recording make n-step returns of the rewards there are. Nothing is stored where rows outlived a process: theirs are
+    among them.
 
     Returns:
         How many were stored of each.
@@ -59,6 +60,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
             transitions = assemblers.setdefault(step.source, Assembler()).add(step)
             if transitions is not None and len(transitions):
                 core.training.store(transitions, step)
+        core.training.end()
         counts.append(replay.total_added - before)
     if counts and not outlived:
         core.note("", {})

@@ -49,7 +49,7 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
 
 
 def parted(run: Path, alone: InProcess) -> list[str]:
-    """Where a run in lock-step is not as the one in this process; the replay buffer's rows, oldest first, come first."""
+    """Where a run in lock-step is not as the one in this process: rows of the replay buffer first, oldest first."""
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
     ours, _ = state.save(alone.learner, 0.0)
