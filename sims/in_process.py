@@ -7,7 +7,7 @@ import itertools
 from sims import core as sims_core
 from sims.core import SimulatorCore
 from td3_robot.config import Config
-from td3_robot.learner import compute
+from td3_robot.learner import compute, prefill
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
@@ -26,6 +26,7 @@ class InProcess:
         agreement = config.agreement()
         learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = LearnerCore(config)
+        prefill.begin(self.learner)
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus()

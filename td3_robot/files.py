@@ -10,6 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the operating system inside the block name this file if they name none: those of a write do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write beside the target (readable by nobody else until it is there), flush to the disk, rename over it.
 
@@ -30,12 +40,13 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     os.close(descriptor)
     try:
-        yield Path(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
+        with naming(path):
+            yield Path(temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+            _flush_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -334,6 +335,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {arguments.name} %(levelname)s %(message)s"
     )
     bus = Bus()
+    folder: RunFolder | None = None
     try:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
@@ -365,7 +367,9 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         bus.close(str(error)[:200])
         return error.exit_code
     except OSError as error:
-        print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"; make room on that disk, then td3-robot train --resume {folder.path}" if folder and full else ""
+        print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}{remedy}", file=sys.stderr)
         bus.close("failed")
         return 1
 

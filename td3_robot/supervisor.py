@@ -177,7 +177,8 @@ class Supervisor:
             if code == 0 and child.status and child.status.state == "finished":
                 child.over = True
             elif code == EXIT_USAGE and child.process.row.essential:  # it would say the same again
-                raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}", EXIT_USAGE)
+                code = 1 if child.died_at else EXIT_USAGE  # what has run before was called rightly
+                raise NodeError(f"{child.name} cannot run: {self._last_words(child.name)}", code)
             elif not self._interrupts:
                 self._restart(child, code)
 
@@ -195,7 +196,8 @@ class Supervisor:
             )
         child.died_at.append(now)
         child.incarnation += 1
-        self._say(f"{child.name} {what}; starting it again")
+        words = "" if code in _STOPPED or code < 0 else f" ({self._last_words(child.name)})"
+        self._say(f"{child.name} {what}{words}; starting it again")
         self._start(child)
 
     def _stop_all(self) -> None:

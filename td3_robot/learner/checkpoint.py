@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,12 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     header = {"format": FORMAT, "sha256": _hash(arrays), "scalars": dict(scalars)}
     path = folder / f"checkpoint-{env_steps:012d}.safetensors"
     with files.replacing(path) as temporary:
-        safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
+        try:
+            safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
+        except SafetensorError as error:  # a full disk is one of these, and says so in words alone
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from None
     others = [other for other in sorted(folder.glob("checkpoint-*.safetensors")) if other != path]
     for old in others[: len(others) - (keep - 1)]:
         old.unlink()

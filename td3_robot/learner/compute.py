@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 
 CPU = torch.device("cpu")
+_LARGE = 1 << 20  # elements, of an operator that torch shares out among its threads
 
 
 def device(wanted: str) -> torch.device:
@@ -124,16 +125,22 @@ def use_threads(threads: int) -> None:
     Side by side are the two critics, and the two halves of a batch where there is one network. Threads inside a matrix
     product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
     these two meet seven times in two updates.
+
+    Call it before torch has worked in this process: its threads inside operators are made for the first one that is
+    large enough, and treat vanishing numbers for good as the thread that makes them does then.
     """
     torch.set_num_threads(max(1, threads // 2))
+    with vanishing_is_zero():
+        torch.zeros(_LARGE).add_(1.0)
 
 
 @contextmanager
 def vanishing_is_zero() -> Iterator[None]:
-    """Within, numbers below 1.2e-38 count as zero in the calling thread.
+    """Within, numbers below 1.2e-38 count as zero in the calling thread, and in threads that are made within.
 
-    Where a gradient has vanished, its moments in Adam decay into such numbers, with which a processor is slow. Only
-    within: where a simulator shares the thread, its numbers are its own.
+    Those that torch has inside operators (with four ``learner.threads`` or more) are, see :func:`use_threads`, and stay
+    like this outside, too. Where a gradient has vanished, its moments in Adam decay into such numbers, with which a
+    processor is slow. Only within: where a simulator shares the thread, its numbers are its own.
     """
     torch.set_flush_denormal(True)
     try:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from td3_robot import files
+
 
 class MetricsWriter:
     """Appends records as they come; a crash loses at most the one being written.
@@ -19,19 +21,22 @@ class MetricsWriter:
     """
 
     def __init__(self, lines: Path, events: Path) -> None:
+        self._lines = lines
         self._file = lines.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with files.naming(self._lines):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
         for key, value in record.items():
             if isinstance(value, (int, float)) and key != "env_steps":
                 self._events.add_scalar(f"{record['kind']}/{key}", value, record["env_steps"])
 
     def close(self) -> None:
-        self._file.close()
+        with files.naming(self._lines):
+            self._file.close()  # which writes what a full disk has not taken before
         self._events.close()
 
     def __enter__(self) -> MetricsWriter:

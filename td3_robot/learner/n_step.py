@@ -110,6 +110,14 @@ class NStep:
         window.count[full] -= 1
         return Rows(*map(np.concatenate, zip(*rows, strict=True)))
 
+    def end(self) -> Rows:
+        """The rows of all that waits, of every source: nothing of it will go on, as after a gap."""
+        rows = [self._rows(self._empty(0), np.arange(0), False)]
+        for window in self._windows.values():
+            rows += self._take(window, np.arange(len(window.count)))
+        self._windows, self._incarnations = {}, {}
+        return Rows(*map(np.concatenate, zip(*rows, strict=True)))
+
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of all transitions that wait for further ones: arrays, and scalars fit for JSON."""
         arrays = {

@@ -1,11 +1,12 @@
-"""What a learner begins with, besides itself: the transitions of recordings, ``learner.recordings``."""
+"""What a new learner begins with: a policy, ``learner.start_from``, and the transitions of ``learner.recordings``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
+from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
@@ -15,13 +16,17 @@ from td3_robot.specs import RobotSpec
 log = logging.getLogger(__name__)
 
 
-def from_files(core: LearnerCore, recordings: Sequence[str]) -> None:
-    """Store what recordings hold.
+def begin(core: LearnerCore) -> None:
+    """Take over the actor of the policy, and store what the recordings hold, that the configuration names.
 
     Raises:
-        BundleError: one is of another robot.
-        SessionError: one cannot be read.
+        BundleError: the policy or a recording does not fit.
+        SessionError: a recording cannot be read.
     """
+    file, recordings = core.config.learner.start_from, core.config.learner.recordings
+    if file:
+        core.begin_with(Bundle.load(Path(file)))
+        log.info("begins with the actor of %s", file)
     if not recordings:
         return
     from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
@@ -34,8 +39,9 @@ def from_files(core: LearnerCore, recordings: Sequence[str]) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions that the Steps of recordings make, as if they had come from sources of now.
 
-    They count as no environment steps, and no gap between them and what comes later is one. Nothing is stored where
-    rows outlived a process: theirs are among them.
+    They count as no environment steps, and no gap between them and what comes later is one. The last steps of each
+    recording make n-step returns of the rewards there are. Nothing is stored where rows outlived a process: theirs are
+    among them.
 
     Returns:
         How many were stored of each.
@@ -59,6 +65,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
             transitions = assemblers.setdefault(step.source, Assembler()).add(step)
             if transitions is not None and len(transitions):
                 core.training.store(transitions, step)
+        core.training.end()
         counts.append(replay.total_added - before)
     if counts and not outlived:
         core.note("", {})

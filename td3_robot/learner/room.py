@@ -110,7 +110,7 @@ def announce(
         need = needed(held)[index]
         if free is not None and need > free:
             most = _largest(held, lambda capacity, index=index, free=free: needed(capacity)[index] <= free)  # type: ignore[misc]
-            fit = f"at most {most} would fit" if most else "not even a buffer of one transition would fit"
+            fit = f"at most {most} would fit" if most else "not one transition would fit: make room there"
             raise ConfigError(
                 f"learner.buffer_size is {held}: the learner needs {need:,} bytes of {place}, "
                 f"and {free:,} are free; {fit}"

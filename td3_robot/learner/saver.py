@@ -7,10 +7,8 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, compute, prefill, state
 from td3_robot.learner.core import LearnerCore
@@ -51,10 +49,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     if saved is None:
         core = LearnerCore(node.config, provenance=provenance, storage=room, admit=admit)
-        if file := node.config.learner.start_from:
-            core.begin_with(Bundle.load(Path(file)))
-            log.info("begins with the actor of %s", file)
-        prefill.from_files(core, node.config.learner.recordings)
+        prefill.begin(core)
         return core
     path, arrays, scalars = saved
     core = state.restored(node.config, arrays, scalars, provenance, room, admit)
@@ -139,7 +134,7 @@ class Saver:
             path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
         except OSError as error:
             node.counters["checkpoints_failed"] += 1
-            log.error("checkpoint at %d steps failed: %s", core.env_steps, error.strerror)
+            log.error("checkpoint at %d steps failed: %s: %s", core.env_steps, error.filename, error.strerror)
             return False
         log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
         return True

@@ -106,11 +106,12 @@ class File:
         self.durable = recovers
         self.notes: dict[str, Note] = {}
         self._shape = capacity, width
-        self._journal_file = folder / JOURNAL
+        self._rows_file, self._journal_file = folder / ROWS, folder / JOURNAL
         folder.mkdir(parents=True, exist_ok=True)
-        self._rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.posix_fallocate(self._rows, 0, 4 * capacity * width)  # a disk that fills up later must not be found out then
-        self.rows: Float32 = np.asarray(np.memmap(folder / ROWS, np.float32, "r", shape=(capacity, width)))
+        self._rows = os.open(self._rows_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with files.naming(self._rows_file):
+            os.posix_fallocate(self._rows, 0, 4 * capacity * width)  # so that a disk that fills up later has room
+        self.rows: Float32 = np.asarray(np.memmap(self._rows_file, np.float32, "r", shape=(capacity, width)))
         if recovers and self._journal_file.exists():
             self._recover()
         if recovers:
@@ -126,9 +127,10 @@ class File:
             return
         content = np.ascontiguousarray(rows).data.cast("B")
         at = 4 * first * self._shape[1]
-        while content:
-            written = os.pwrite(self._rows, content, at)
-            content, at = content[written:], at + written
+        with files.naming(self._rows_file):
+            while content:
+                written = os.pwrite(self._rows, content, at)
+                content, at = content[written:], at + written
 
     def commit(self, note: Note) -> None:
         if not self.durable:
@@ -136,8 +138,9 @@ class File:
         self.notes[note.source] = note
         record = _record(msgspec.msgpack.encode(note))
         self._size += len(record)
-        while record:  # a disk that is almost full takes a part, and says so with the next call only
-            record = record[os.write(self._journal, record) :]
+        with files.naming(self._journal_file):
+            while record:  # a disk that is almost full takes a part, and says so with the next call only
+                record = record[os.write(self._journal, record) :]
         if self._size > _COMPACT:
             os.close(self._journal)
             self._compact()

@@ -105,6 +105,10 @@ class Training:
             self.normaliser.add(transitions.observation)
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
+    def end(self) -> None:
+        """Store what n-step returns still wait with: no source goes on from here."""
+        self.replay.add(*self.n_step.end())
+
     def seen(self) -> dict[str, Any]:
         """What :meth:`store` has gathered of all transitions besides the rows, as plain values, exact to the bit."""
         return {name: _plain(*part.state()) for name, part in self._gatherers().items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,20 @@ def test_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:
     assert all(
         np.array_equal(arrays[name], ARRAYS[name]) and arrays[name].dtype == ARRAYS[name].dtype for name in ARRAYS
     )
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_the_one_before(tmp_path: Path) -> None:
+    """A process may write 1,000 bytes of a file, and this checkpoint is longer than that."""
+    before = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*checkpoint-000000000002\.safetensors") as raised:
+            checkpoint.save(tmp_path, 2, {"a": np.zeros(1000)}, {}, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == [before]
 
 
 def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

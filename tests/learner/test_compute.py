@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,27 @@ def test_numbers_that_vanish_are_zero_in_an_update_and_nowhere_else() -> None:
         assert normal_tenth == pytest.approx(2e-38)
         assert vanishing_tenth == 0
     assert tenths()[1] == pytest.approx(2e-39)
+
+
+FOUR_THREADS = """
+import torch
+from td3_robot.learner import compute
+
+compute.use_threads(4)
+second = compute.second_thread(4)
+vanishing = torch.full((1 << 20,), 2e-38)
+
+def tenths():
+    bits = (vanishing / 10).view(torch.int32)  # compared as numbers, they would be zero again
+    return [int((half != 0).sum()) for half in bits.chunk(2)]
+
+with compute.vanishing_is_zero():
+    print(torch.get_num_threads(), tenths(), second.submit(tenths).result())
+print(tenths())
+"""
+
+
+def test_numbers_that_vanish_are_zero_in_the_threads_inside_operators_too() -> None:
+    """With four threads each of the two has one more. It stays like this for what the caller computes outside."""
+    done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["2 [0, 0] [0, 0]", f"[{1 << 19}, 0]"]

@@ -279,6 +279,15 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
     assert again.training.replay.rows.tobytes() == straight.training.replay.rows.tobytes()
 
 
+def test_each_recording_ends_where_it_ends(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Three-step returns of rewards 0 … 5, 0.99 their discount: none goes on in the next recording, all are stored."""
+    recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
+    core = LearnerCore(config(n_step=3))
+    assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
+    rewards = core.training.replay.rows[:4, 3 + 2]  # after observation and action
+    assert rewards == pytest.approx([1 + 2 * 0.99 + 3 * 0.99**2, 2 + 3 * 0.99, 3, 5])
+
+
 def test_recordings_that_outlive_a_learner_are_not_read_twice(
     spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:

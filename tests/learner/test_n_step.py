@@ -70,6 +70,16 @@ def test_a_gap_ends_what_was_seen_without_a_termination() -> None:
     assert found[6] == [(0, 0, 0, 4, 7, 5 + 6 / 2 + 7 / 4, 0.125)]
 
 
+def test_what_waits_at_an_end_is_stored_with_the_rewards_there_are() -> None:
+    """As before a gap: of steps 0 to 2 of a long episode 1 + 2/2 and 2, whose values count by 1/4 and 1/2."""
+    assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
+    for step in history([[(100, True)]], 3, 0):
+        if transitions := assembler.add(step):
+            assert rows_of(returns.add("s", transitions, step)) == []
+    assert rows_of(returns.end()) == [(0, 0, 0, 0, 2, 2.0, 0.25), (0, 0, 0, 1, 2, 2.0, 0.5)]
+    assert rows_of(returns.end()) == []
+
+
 @given(
     data=st.data(),
     robots=ends,

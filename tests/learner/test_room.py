@@ -188,7 +188,7 @@ def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
     for memory, disk, words in (
         (8_004_159, None, "needs 8,004,160 bytes of memory, and 8,004,159 are free; at most 99999 would fit"),
         (4_004_160, None, "needs 8,004,160 bytes of memory, and 4,004,160 are free; at most 50000 would fit"),
-        (4_000, None, "needs 8,004,160 bytes of memory, and 4,000 are free; not even a buffer of one transition"),
+        (4_000, None, "needs 8,004,160 bytes of memory, and 4,000 are free; not one transition would fit"),
         (
             None,
             12_004_991,

@@ -86,7 +86,7 @@ def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "write", write)
     file.commit(note(1))
     room[0] = 7
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'journal'}'"):
         file.commit(note(2))
     file.close()
     monkeypatch.undo()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,46 @@ def test_a_killed_learner_loses_no_transition_of_a_source_far_ahead(train: Any) 
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
     assert run.finish() == 0, run.output()
     assert "0 Steps lost" in run.output()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small file system cannot be mounted here: {error}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills_up_costs_no_transition(train: Any, command: Any, disk: Path) -> None:
+    """The journal of a buffer in a file finds it full first; once there is room again, the run goes on from there."""
+    overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
+    run = train(2400, *overrides, "checkpoint.every=1000", out="disk/run")
+    run.wait_for_steps(1200)
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    assert run.finish() == 1, run.output()
+    found, refused = [line for line in run.lines if "learner " in line and "steps/s" not in line][-2:]
+    assert re.search(r"\(.*disk/run/replay/journal: No space left on device; make room on that disk, then ", found)
+    assert "then td3-robot train --resume" in found
+    assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: make room there$", refused)
+    assert newest(disk / "run")[1]["env_steps"] >= 1000  # whole, and older than the journal
+    kept = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32)
+    (disk / "filler").unlink()
+    again = command("train", "--resume", "disk/run", "--log-every", "0.2")
+    assert int(again.wait_for(r"^[\d,]+/2,400 steps").split("/")[0].replace(",", "")) >= 1200
+    assert again.finish() == 0, again.output()
+    _, scalars = newest(disk / "run")
+    rows = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32).reshape(8000, -1)
+    assert scalars["parts"]["replay"]["total_added"] == scalars["env_steps"] >= 2400
+    whole = rows[: scalars["env_steps"]]
+    assert len(np.unique(whole, axis=0)) == len(whole)
+    assert rows.ravel()[: 52 * 1200].tobytes() == kept[: 52 * 1200].tobytes()  # 2 · 22 + 6 + 2 numbers each
 
 
 def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:

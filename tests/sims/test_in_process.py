@@ -1,0 +1,30 @@
+"""A run in one process begins with what a run of processes begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sims import tasks
+from sims.in_process import InProcess
+from td3_robot import config as configuration
+from td3_robot.bundle import Bundle, Exploration, layer_shapes
+
+TASK = "gymnasium:Pendulum-v1"
+
+
+def test_begins_with_the_policy_that_is_named(tmp_path: Path, rng: np.random.Generator) -> None:
+    spec = tasks.spec(TASK)
+    tensors = {name: rng.normal(size=shape).astype("f4") for name, shape in layer_shapes(spec, (8, 4)).items()}
+    file = tmp_path / "policy.safetensors"
+    Bundle(spec, (8, 4), tensors, Exploration("none", 0.0), {"version": 1}).save(file)
+    learner = {"start_from": str(file), "critics_first": 100, "learning_starts": 10, "batch_size": 4}
+    content = {"task": TASK, "total_steps": 20, "timing": "lockstep", "network": {"hidden": [8, 4]}}
+    run = InProcess(configuration.parse({**content, "learner": learner, "evaluation": {"every": 0}}))
+    run.run()
+    run.close()
+    assert run.learner.updates > 0
+    assert run.policy.store.serving is not None
+    served = run.policy.store.serving.bundle.tensors
+    assert all(np.array_equal(served[name], tensor) for name, tensor in tensors.items())
