@@ -25,6 +25,7 @@ from td3_robot.topics import RECORDER
 
 log = logging.getLogger(__name__)
 
+_PAUSE = 0.1  # seconds between two looks at what has come: to be woken by each message costs more than to write it
 _LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
@@ -84,10 +85,16 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     triggered: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
 
+    taken = 0
+
     def after() -> bool:
+        nonlocal taken
         if triggered:
             triggered.clear()
             recorder.trigger("SIGUSR1")
+        if taken == recorder.counters["messages"]:
+            time.sleep(_PAUSE)
+        taken = recorder.counters["messages"]
         return False
 
     def report() -> Figures:
@@ -95,7 +102,7 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
 
     known_now: list[Attachment] = []
     try:
-        node.spin(recorder, busy=lambda: False, report=report, after=after)
+        node.spin(recorder, busy=lambda: True, report=report, after=after)
         if node.supervised:
             _hear_last_words(node, recorder)
             with contextlib.suppress(OSError):  # a run that ends before there is any
