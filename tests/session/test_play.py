@@ -48,8 +48,8 @@ def test_schedule(acted: Make) -> None:
 def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: Make) -> None:
     """Steps and Actions in turn, 10 ms apart, and received in handfuls each 100 ms.
 
-    The last Step of a handful, published at 80, is received at 100, so 20 ms is the quickest; the last Action, at 90, is
-    received at 105: 15 ms. The policy server's clock is an hour ahead.
+    The last Step of a handful, published at 80, is received at 100, so 20 ms is the quickest; the last Action, at 90,
+    is received at 105: 15 ms. The policy server's clock is an hour ahead.
     """
     ms, said = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     handfuls, expected = [], []
