@@ -182,8 +182,9 @@ def _offers(said: Said, *, welcome: bool, rounds: int) -> float:
         session.state = "welcome" if welcome else "connecting"
         tap = Tap(session, _swallow)
         begin = time.perf_counter()
-        for (_, message), payload in zip(said, payloads, strict=True):
+        for number, ((_, message), payload) in enumerate(zip(said, payloads, strict=True)):
             tap.offer("learner", message, payload)
+            tap.flush(number / 2 / RATE)
         taken.append((time.perf_counter() - begin) / len(said))
     return statistics.median(taken)
 

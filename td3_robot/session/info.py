@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -180,8 +180,7 @@ def text(report: dict[str, Any]) -> str:
     about, versions, robot = report["metadata"], report["policy_versions"], report["robot_steps"]
     lines = [
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
-        f"recorded {report['begin']} by td3-robot {about.get('td3-robot', '?')}, "
-        f"protocol {about.get('protocol', '?')}, task {about.get('task', '?')}",
+        f"recorded {report['begin']} {by(about)}",
         "",
         f"{'topic':<28}{'count':>8}{'Hz':>10}{'MB':>9}{'begins':>8}{'gaps':>6}{'missing':>9}{'longest s':>11}",
     ]
@@ -202,6 +201,12 @@ def text(report: dict[str, Any]) -> str:
         *(f"DAMAGED at {damage}" for damage in report["damages"]),
     ]
     return printable("\n".join(lines))
+
+
+def by(metadata: Mapping[str, str]) -> str:
+    """What recorded a session, and what of."""
+    said = {key: metadata.get(key, "?") for key in ("td3-robot", "protocol", "task")}
+    return f"by td3-robot {said['td3-robot']}, protocol {said['protocol']}, task {said['task']}"
 
 
 def _range(ends: list[int]) -> str:

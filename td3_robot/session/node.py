@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import signal
 import sys
@@ -25,6 +26,8 @@ from td3_robot.topics import RECORDER
 
 log = logging.getLogger(__name__)
 
+_PAUSE = 0.1  # seconds between two looks at what has come: to be woken by each message costs more than to write it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
@@ -75,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attachment]) -> None:
+    _keep_memory()
     path = options.out or node.run.path / "session.mcap"
     facts = facts_of_this_machine(node.config, attachments)
     epoch = time.time_ns() - time.monotonic_ns()
@@ -84,10 +88,16 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     triggered: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
 
+    taken = 0
+
     def after() -> bool:
+        nonlocal taken
         if triggered:
             triggered.clear()
             recorder.trigger("SIGUSR1")
+        if taken == recorder.counters["messages"]:
+            time.sleep(_PAUSE)
+        taken = recorder.counters["messages"]
         return False
 
     def report() -> Figures:
@@ -95,13 +105,22 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
 
     known_now: list[Attachment] = []
     try:
-        node.spin(recorder, busy=lambda: False, report=report, after=after)
+        node.spin(recorder, busy=lambda: True, report=report, after=after)
         if node.supervised:
             _hear_last_words(node, recorder)
             with contextlib.suppress(OSError):  # a run that ends before there is any
                 known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     finally:
         recorder.close(time.monotonic(), known_now)
+
+
+def _keep_memory() -> None:
+    """Let glibc keep what it was given back: else the kernel clears new pages for every copy of a policy, which takes
+    as long as to write it down."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
 
 
 def _hear_last_words(node: Node, recorder: Recorder) -> None:

@@ -137,7 +137,7 @@ def _play(options: argparse.Namespace) -> int:
                     return EXIT_CHECK_FAILED
                 player.introduce()
                 schedule = Schedule(options.rate, options.start, options.duration)
-                _run(player, schedule.of(session.entries(topics)), pause, stopped)
+                _run(player, schedule.of(session.timed(topics)), pause, stopped)
             finally:
                 played += player.counts()
                 player.close()

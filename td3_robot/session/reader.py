@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +30,7 @@ from td3_robot.session.writer import PROFILE
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, and bytes of its body
 _MESSAGE = struct.Struct("<HIQQ")  # what its body begins with: channel, sequence, log time, publish time
+_GATHERED = 500_000_000  # ns, more than a message is on its way to the recorder: nodes gather them, and so does it
 _MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
 
 
@@ -215,6 +217,7 @@ class Session:
         self.starts: dict[tuple[str, int], Entry] = {}
         self.turns: dict[tuple[str, int], int] = {}
         self.decode = Decoder(repr(str(self.paths[0])))
+        self._ahead: dict[tuple[str, int], int] = {}  # ns by which the recorder's clock is ahead of a node's, at most
         repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
@@ -226,6 +229,8 @@ class Session:
                 self.decode.learn(item)
                 again = item.topic in REPEATED and item.identity in repeated
                 self.counts[item.stream] += not again
+                node, later = (item.publisher, item.incarnation), item.received - item.published
+                self._ahead[node] = min(later, self._ahead.get(node, later))
                 if item.topic in REPEATED:
                     repeated.add(item.identity)
                 if item.topic == Start.NAME:
@@ -263,6 +268,26 @@ class Session:
                     continue
                 seen.add(item.identity)
             yield item
+
+    def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
+        """As :meth:`entries`, in the order they were published, with the time that each would have been received at
+        had it been on its way no longer than the quickest message of its node.
+
+        Raises:
+            SessionError: a file is damaged.
+        """
+        waiting: list[tuple[int, int, Entry]] = []
+        newest: dict[tuple[str, int], int] = {}
+        for number, entry in enumerate(self.entries(topics)):
+            node, earliest = (entry.publisher, entry.incarnation), entry.received - _GATHERED
+            # A clock may have been set: what one node said stays in its order, and near where it was received.
+            time = max(entry.published + self._ahead[node], earliest, newest.get(node, earliest))
+            newest[node] = time = min(time, entry.received)
+            heapq.heappush(waiting, (time, number, replace(entry, received=time)))
+            while waiting[0][0] < earliest:
+                yield heapq.heappop(waiting)[2]
+        while waiting:
+            yield heapq.heappop(waiting)[2]
 
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
         """As :meth:`entries`, decoded.

@@ -11,7 +11,7 @@ from typing import Any
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.node import Parser
 from td3_robot.session.entries import METADATA, Attachment, Entry, Facts, printable
-from td3_robot.session.info import Contents
+from td3_robot.session.info import Contents, by
 from td3_robot.session.reader import Metadata, SessionFile
 from td3_robot.session.writer import SessionWriter
 
@@ -32,10 +32,14 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         OSError: the target exists or cannot be written.
     """
     file, contents = SessionFile(source), Contents()
+    metadata: dict[str, str] = {}
     for item in file.items():
         if isinstance(item, Entry):
             contents.add(item)
+        elif isinstance(item, Metadata) and item.name == METADATA:
+            metadata = item.values
     lost = {
+        "metadata": {key: value for key, value in metadata.items() if key != "host"},
         "whole": not file.damages,
         "damages": [{"byte": damage.offset, "why": damage.why} for damage in file.damages],
         "bytes_not_read": file.size - file.read,
@@ -94,7 +98,7 @@ def text(lost: dict[str, Any], source: Path, target: Path) -> str:
     """The report for a person."""
     if lost["whole"]:
         return f"{source} is whole: nothing to recover, nothing written"
-    lines = [f"{target}: {lost['messages_kept']} messages"]
+    lines = [f"{target}: {lost['messages_kept']} messages, recorded {by(lost['metadata'])}"]
     lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in lost["damages"]]
     if lost["bytes_not_read"]:
         lines.append(f"lost: {lost['bytes_not_read']} bytes at the end, and whatever came after them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 import time
 from collections import Counter
@@ -132,8 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", action="store_true", help="the files are parts of one session, in this order")
     parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
     parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
+    parser.add_argument("--verbose", action="store_true", help="show what the replayed cores warn of, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
+    logging.captureWarnings(True)
     if options.parts and options.update:
         raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
     sessions = [options.files] if options.parts else [[file] for file in options.files]

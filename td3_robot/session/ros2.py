@@ -170,7 +170,8 @@ def export(session: Session, path: Path) -> Counter[str]:
             writer.add_message(channels[topic], entry.received, data, entry.published, counts[topic])
             counts[topic] += 1
 
-        for entry, message in session.messages((Step.NAME, Status.NAME)):
+        for entry in session.timed((Step.NAME, Status.NAME)):
+            message = session.decode(entry)
             if isinstance(message, Status):
                 write("/diagnostics", Status, entry, diagnostics(message, entry.published))
             elif isinstance(message, Step) and message.source in joints:

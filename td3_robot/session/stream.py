@@ -14,13 +14,16 @@ class Stream:
 
     Attributes:
         begins: sequence of its first message; above 0 where the recorder came later.
+        first, last: when the first and the newest message were received, in ns since 1970.
+        published: when the newest was published, by its publisher's clock.
         gaps, missing: places where the sequence jumps, and messages missing there.
-        longest: the longest time between two messages, in seconds.
+        longest: the longest time between the publishing of two messages, in seconds.
     """
 
     begins: int
     first: int
     last: int
+    published: int
     sequence: int
     count: int = 0
     size: int = 0
@@ -31,13 +34,14 @@ class Stream:
     @classmethod
     def beginning(cls, entry: Entry) -> Stream:
         """That whose first message this is; it is still to be added."""
-        return cls(entry.sequence, entry.received, entry.received, entry.sequence)
+        return cls(entry.sequence, entry.received, entry.received, entry.published, entry.sequence)
 
     def add(self, entry: Entry) -> None:
         if self.count and entry.sequence > self.sequence + 1:
             self.gaps += 1
             self.missing += entry.sequence - self.sequence - 1
-        self.longest = max(self.longest, (entry.received - self.last) * 1e-9)
+        self.longest = max(self.longest, (entry.published - self.published) * 1e-9)
+        self.published = entry.published
         self.sequence, self.last = max(self.sequence, entry.sequence), max(self.last, entry.received)
         self.count += 1
         self.size += len(entry.payload)

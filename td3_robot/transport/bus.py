@@ -167,6 +167,8 @@ class Bus:
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
+            for _, tap in self._taps:  # here, where what the core had to say has gone out
+                tap.flush(now)
             wait = 0.0 if inputs else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._poller.poll(math.ceil(wait * 1e3)):
                 inputs += self._drain(socket)

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from td3_robot.arrays import FEW, finite
 from td3_robot.errors import ProtocolError
-from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
+from td3_robot.messages import MESSAGES, FieldType, Message, Record, wire_fields
 
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """The largest payload any message may have: what sockets are told to cut off at."""
@@ -29,6 +29,9 @@ MAX_PARTS = 1 << 12
 """The most maps and lists in a field of kind map; one of kind list may have MAX_SIZE. Each costs time to look at."""
 MAX_DEPTH = 8
 """How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
+
+MOST_RECORDS = 256
+"""Records in one payload."""
 
 _SIMPLE = frozenset({str, int, float, bool, type(None)})  # what maps and lists hold in the end
 _LAYOUTS = 256  # combinations of sizes a plan remembers
@@ -101,6 +104,25 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
     if problem := result.problem():
         raise ProtocolError("value", f"{name}: {problem}")
     return result
+
+
+def encode_records(records: Sequence[Record]) -> bytes:
+    """The payload frame of MOST_RECORDS Records at most: an array of them."""
+    return _pack([record.__dict__ for record in records])
+
+
+def decode_records(payload: Buffer) -> list[Message]:
+    """The Records of a payload frame, which is one, or an array of them.
+
+    Raises:
+        ProtocolError: as :func:`decode`; of several, none is taken then.
+    """
+    parts: Sequence[Any]
+    try:
+        parts = _split(payload)
+    except msgspec.MsgspecError:  # one alone, or what decode says
+        parts = [payload]
+    return [decode(Record.NAME, memoryview(part)) for part in parts]
 
 
 def _type(wire: FieldType) -> Any:
@@ -324,5 +346,6 @@ def _plain(value: Any) -> Any:
 
 
 _pack = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MOST_RECORDS)]).decode
 
 _PLANS: dict[type[Message], _Plan] = {message: _Plan(message) for message in MESSAGES.values()}

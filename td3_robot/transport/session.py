@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
-from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Refused, Welcome
+from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Welcome
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 
@@ -149,6 +149,9 @@ class ServerSession:
                 self.tally.note("unexpected", f"{kind.NAME} from {peer.role} {peer.name} on link {self.link}", now)
                 self._heard[key] = now
                 return [], []
+            if peer and kind is Record:
+                self._heard[key] = now
+                return [(peer, record) for record in codec.decode_records(frames[1])], []
             message = codec.decode_as(kind, frames[1], peer.dims if peer else None)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)

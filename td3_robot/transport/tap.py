@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
@@ -19,8 +19,11 @@ _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
 """The same for one link: who begins to watch wants to know what state everybody is in."""
-_EARLY = 1024  # messages held back for a recorder that is expected and not there yet
-_EARLY_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
+_MOST = 1024  # messages held back, in one turn or for a recorder that is expected and not there yet
+_MOST_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
+GATHERED_S = 0.1
+"""Seconds that messages are gathered for: to wake up the recorder costs as much as ten messages."""
+_GATHERED_BYTES = 1 << 16  # and how large they may be in all, but for those of one turn
 _AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
 
@@ -83,9 +86,12 @@ class Tap:
         self._kept: dict[type[Message], deque[tuple[int, Record]]] = {
             kind: deque(maxlen=size) for kind, size in kept.items()
         }
-        self._early: list[tuple[int, Record]] | None = [] if expected else None
+        self._gathered: list[tuple[int, Record]] = []
+        self._gathered_bytes = 0
         self._offered = 0
-        self._early_bytes = 0
+        self._early = expected
+        self._pause = GATHERED_S if session.link == RECORDER else 0.0  # who watches wants to see it now
+        self._due = float("-inf")
         self._missed = 0
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
@@ -95,19 +101,17 @@ class Tap:
         kind = type(message)
         sequence = self._sequence[message.NAME]
         self._sequence[message.NAME] = sequence + 1
-        welcome, early = self._welcome, self._is_early
-        if not (welcome or early or kind in self._kept):
+        listens, kept = self._listens, self._kept.get(kind)
+        if not listens and kept is None:
             self._missed += self._expected
             return
         record = Record(message.NAME, link, sequence, self._wall(), payload)
         self._offered += 1
-        if welcome:
-            self._send(record)
-        elif self._early is not None and early and kind not in self._kept:
-            self._early.append((self._offered, record))
-            self._early_bytes += len(payload)
-        if kind in self._kept:
-            self._kept[kind].append((self._offered, record))
+        if listens:
+            self._gathered.append((self._offered, record))
+            self._gathered_bytes += len(payload)
+        if kept is not None:
+            kept.append((self._offered, record))
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Take note of what a core is told in its turn at ``now`` (s), before it says anything.
@@ -115,7 +119,7 @@ class Tap:
         Turns are for a recorder. Whoever watches is told only what nobody else would offer.
         """
         turned = self._session.link == RECORDER
-        if turned and not (self._welcome or self._is_early):
+        if turned and not self._listens:
             self._sequence[Turn.NAME] += 1
             self._missed += self._expected
             return
@@ -126,23 +130,28 @@ class Tap:
             self.offer(RECORDER, message, codec.encode(message))
 
     @property
-    def _welcome(self) -> bool:
-        return self._session.state == "welcome"
-
-    @property
-    def _is_early(self) -> bool:
-        return self._early is not None and len(self._early) < _EARLY and self._early_bytes < _EARLY_BYTES
+    def _listens(self) -> bool:
+        """Whether there is a recorder, or the first one is expected, and room for what waits for it."""
+        room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
+        return room and (self._early or self._session.state == "welcome")
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
         before = self._session.state
         if self._session.receive(frames, now):
-            told = [*(self._early or ()), *(item for kept in self._kept.values() for item in kept)]
-            self._expected, self._early = True, None
-            for _, record in sorted(told, key=lambda item: item[0]):
-                self._send(record)
+            kept = (item for kept in self._kept.values() for item in kept)
+            self._gathered = sorted({**dict(kept), **dict(self._gathered)}.items())
+            self._expected, self._early = True, False
+            self._send()
         if self._session.refusal and before != "refused":
             log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
+
+    def flush(self, now: float) -> None:
+        """Send what was gathered, if it is time (s): to be called when nobody waits for this process."""
+        if self._gathered and (now >= self._due or self._gathered_bytes > _GATHERED_BYTES):
+            self._due = now + self._pause
+            if self._session.state == "welcome":
+                self._send()
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
@@ -152,6 +161,7 @@ class Tap:
     def leave(self, reason: str) -> None:
         """Say Bye, if there is anybody to say it to."""
         if self._session.state == "welcome":
+            self._send()
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def counts(self) -> Counter[str]:
@@ -159,9 +169,24 @@ class Tap:
 
         What a monitor missed is its own affair: it sees the gaps, and comes and goes.
         """
-        missed = self._missed + len(self._early or ()) if self._session.link == RECORDER else 0
+        waiting = len(self._gathered) if self._early else 0
+        missed = self._missed + waiting if self._session.link == RECORDER else 0
         return Counter({"not_recorded": missed}) + self._session.tally.counts
 
-    def _send(self, record: Record) -> None:
-        if not self._post(record.NAME, codec.encode(record)):
-            self._missed += 1
+    def _send(self) -> None:
+        for records in _handfuls([record for _, record in self._gathered]):
+            if not self._post(Record.NAME, codec.encode_records(records)):
+                self._missed += len(records)
+        self._gathered, self._gathered_bytes = [], 0
+
+
+def _handfuls(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """In their order, as many at a time as one message may hold."""
+    begin = size = 0
+    for number, record in enumerate(records):
+        size += len(record.payload)
+        if number > begin and (size > _GATHERED_BYTES or number - begin == codec.MOST_RECORDS):
+            yield records[begin:number]
+            begin, size = number, len(record.payload)
+    if begin < len(records):
+        yield records[begin:]

@@ -258,7 +258,9 @@ def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[
     attached = Facts(facts_of_this_machine(Config()).metadata, [Attachment("x", "text/plain", b"y")])
     cut = save("b.mcap", entries_of(acted(40)), attached, close=False)
     assert main(["recover", str(cut)]) == 3
-    assert "damaged at byte" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "damaged at byte" in said
+    assert f"recorded by td3-robot {attached.metadata['td3-robot']}, protocol {PROTOCOL_VERSION}, task" in said
     assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
     assert main(["recover", str(cut)]) == 2  # never over an existing file
     assert "exists already" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from td3_robot.topics import TOPICS
 from td3_robot.transport import session as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import ROBOT_ROLES, ClientSession, Peer, ServerSession
-from tests.session.sessions import SECOND, entries_of
+from tests.session.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
 
@@ -42,6 +43,34 @@ def test_schedule(acted: Make) -> None:
     part = list(Schedule(rate=2, start=0.25, duration=0.5).of(iter(entries)))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
+
+
+def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: Make) -> None:
+    """Steps and Actions in turn, 10 ms apart, and received in handfuls each 100 ms.
+
+    The last Step of a handful, published at 80, is received at 100, so 20 ms is the quickest; the last Action, at 90,
+    is received at 105: 15 ms. The policy server's clock is an hour ahead.
+    """
+    ms, said = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
+    handfuls, expected = [], []
+    for n, entry in enumerate(entries_of(said)):
+        late, ahead = (0, 0) if entry.topic == "step" else (5, 3600 * SECOND)
+        time, arrives = BEGIN + 10 * n * ms, BEGIN + (100 * (n // 10 + 1) + late) * ms
+        handfuls.append(replace(entry, published=time + ahead, received=arrives))
+        expected.append((time + (15 if late else 20) * ms, entry.topic, entry.sequence))
+    handfuls.sort(key=lambda entry: entry.received)
+    assert [entry.topic for entry in handfuls[:6]] == ["step"] * 5 + ["action"]
+    played = Session([save("gathered.mcap", handfuls)]).timed(["step", "action"])
+    assert [(entry.received, entry.topic, entry.sequence) for entry in played] == expected
+
+
+def test_a_clock_that_is_set_reorders_nothing_one_node_said(acted: Make, save: Make) -> None:
+    """Back by an hour after ten Steps: from there on a Step is played 0.5 s before it was received at the earliest."""
+    steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
+    jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
+    played = list(Session([save("jump.mcap", jumped)]).timed())
+    assert [entry.sequence for entry in played] == list(range(20))
+    assert all(0 <= was.received - now.received <= SECOND // 2 for was, now in zip(jumped, played, strict=True))
 
 
 def test_pause_stops_the_clock() -> None:

@@ -22,6 +22,7 @@ from td3_robot.messages import (
     Heartbeat,
     Hello,
     Message,
+    Record,
     Step,
     Weights,
     wire_fields,
@@ -409,3 +410,27 @@ def test_only_the_topics_own_fields_fit(reason: str, session: int) -> None:
     assert caught.value.kind == "fields"
     with pytest.raises(ProtocolError):
         codec.decode("heartbeat", codec.encode(Bye(reason)))
+
+
+def test_several_records_travel_in_one_payload() -> None:
+    records = [Record("step", "policy", n, 17, bytes(n)) for n in range(3)]
+    several = codec.decode_records(codec.encode_records(records))
+    assert [vars(record) for record in several] == [vars(record) for record in records]
+    (one,) = codec.decode_records(memoryview(codec.encode(records[2])))
+    assert vars(one) == vars(records[2])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        codec.encode_records([Record("bye", "policy", n, 17, b"") for n in range(257)]),
+        codec.encode_records([Record("bye", "policy", 0, 17, b""), Record("none", "policy", 1, 17, b"")]),
+        codec.encode_records([Record("bye", "policy", 0, 17, b"")])[:-1],
+        msgpack.packb([1, 2]),
+    ],
+    ids=["nothing", "too many", "one of no topic", "cut", "no records"],
+)
+def test_of_records_that_are_none_nothing_is_taken(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode_records(payload)

@@ -40,8 +40,10 @@ class Recorder:
         return True
 
     def offer(self, *messages: Any, link: str = "learner") -> None:
+        """Said in one turn of a node, and gathered for long enough."""
         for message in messages:
             self.tap.offer(link, message, codec.encode(message))
+        self.tap.flush(float("inf"))
 
     def topics(self) -> list[tuple[str, int]]:
         return [(record.topic, record.sequence) for record in self.got]
@@ -141,7 +143,48 @@ def test_what_operators_say_is_heard_from_who_takes_it(make_client: Make, link: 
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
     listener.tap.took(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    listener.tap.flush(0.0)
     assert [record.topic for record in listener.got] == told
+
+
+def test_messages_are_gathered_and_sent_together(recorder: Recorder, make_step: Make) -> None:
+    posted = []
+    recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
+    for number, now in enumerate((5.0, 5.04, 5.08, 5.12)):  # the first of all at once, then each 0.1 s
+        recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
+        recorder.tap.flush(now)
+    handfuls = [codec.decode_records(payload) for _, payload in posted]
+    assert [[record.sequence for record in records] for records in handfuls] == [[0], [1, 2, 3]]
+    assert {name for name, _ in posted} == {"record"}
+
+
+def test_a_message_holds_so_many_records_and_one_that_is_long_alone(recorder: Recorder, make_step: Make) -> None:
+    """300 short ones are 256 and 44; 70,000 bytes are above the 65,536 at which more would be gathered."""
+    sizes = []
+    recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
+    recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
+    assert sizes == [256, 44, 1, 1]
+    recorder.tap.flush(0.0)
+    recorder.tap.offer("learner", weights := Weights(2, 0, 0, "", bytes(70_000)), codec.encode(weights))
+    recorder.tap.flush(0.0)  # not yet time, but too much to be kept
+    assert sizes == [256, 44, 1, 1, 1]
+
+
+def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> None:
+    monitor = Recorder(make_client(link="monitor"))
+    monitor.tap.turn(0.0)
+    for number in range(3):
+        monitor.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
+        monitor.tap.flush(1.0)
+        assert len(monitor.got) == number + 1
+
+
+def test_what_was_gathered_is_said_before_the_bye(recorder: Recorder, make_step: Make) -> None:
+    recorder.offer(make_step(0))
+    recorder.tap.offer("policy", make_step(1), codec.encode(make_step(1)))
+    recorder.tap.leave("stopped")
+    assert recorder.topics() == [("step", 0), ("step", 1)]
+    assert not recorder.server.peers
 
 
 def test_the_bus_offers_the_same_to_recorder_and_monitor(
