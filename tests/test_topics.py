@@ -40,10 +40,14 @@ class Records:
         self.tap = Tap(ClientSession("recorder", hello, (), state="welcome"), self._take)
 
     def _take(self, name: str, payload: bytes) -> bool:
-        record = codec.decode(name, payload)
-        assert isinstance(record, Record)
-        self.topics.append(record.topic)
+        assert name == Record.NAME
+        self.topics += [record.topic for record in codec.decode_records(payload) if isinstance(record, Record)]
         return True
+
+    def said(self) -> list[str]:
+        """The topics of what it was offered."""
+        self.tap.flush(0.0)
+        return self.topics
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{topic.message.NAME}-{topic.publisher}-{topic.link}")
@@ -53,13 +57,13 @@ def test_what_the_table_says_is_recorded_is_offered_and_nothing_else(topic: Topi
     publisher, subscriber = Records(), Records()
     if topic.publisher != "operator":
         publisher.tap.offer(topic.link, sample, codec.encode(sample))
-    assert publisher.topics == ([sample.NAME] if topic.recorded == "sent" else [])
+    assert publisher.said() == ([sample.NAME] if topic.recorded == "sent" else [])
     if topic.link in LISTENERS:  # whose cores are not recorded themselves
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
     subscriber.tap.took(0.0, [(peer, sample)])
-    assert subscriber.topics == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
+    assert subscriber.said() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 
 def test_what_is_not_recorded_says_nothing_about_robots() -> None:

@@ -75,6 +75,14 @@ class Training:
             raise RuntimeError(output)
 
 
+class _AtOnce(Tap):
+    """Gathers nothing: what a node says is recorded when it says it, even if that is its last word."""
+
+    def offer(self, link: str, message: Message, payload: bytes) -> None:
+        super().offer(link, message, payload)
+        self.flush(float("inf"))
+
+
 class Tape:
     """Records the buses of one process, with a clock of our own (``now``, in ns)."""
 
@@ -86,25 +94,19 @@ class Tape:
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
         """What this start of a node of this name is recorded by."""
         session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
-        return Tap(session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall)
+        return _AtOnce(
+            session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
+        )
 
     def _wall(self) -> int:
         return self._begin + self.now
 
     def _write(self, publisher: str, incarnation: int, name: str, payload: bytes) -> bool:
-        record = codec.decode(name, payload)
-        assert isinstance(record, Record)
-        entry = Entry(
-            publisher,
-            incarnation,
-            record.topic,
-            record.link,
-            record.sequence,
-            record.stamp,
-            self._wall(),
-            record.payload,
-        )
-        self.writer.add(entry)
+        assert name == Record.NAME
+        for record in codec.decode_records(payload):
+            assert isinstance(record, Record)
+            wire = record.topic, record.link, record.sequence, record.stamp, self._wall(), record.payload
+            self.writer.add(Entry(publisher, incarnation, *wire))
         self.writer.turn(self.now * 1e-9)
         return True
 
