@@ -56,8 +56,9 @@ def main() -> int:
                 if (folder / "metrics.jsonl").is_file():
                     collect(known[name], seed, folder, result)
             elif not done(result):
-                if code := train(known[name], seed, folder):
-                    return code
+                while not finished(known[name], folder):
+                    if code := train(known[name], seed, folder):
+                        return code
                 collect(known[name], seed, folder, result)
     return 0
 
@@ -69,11 +70,11 @@ def done(result: Path) -> bool:
 
 def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     """Begin a training, or go on with it; its exit code."""
-    if finished(RunFolder(folder)):
-        return 0
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]
+        if ended(folder):
+            command += ["--steps", str(row["goes_on_to"])]
     else:
         command += [row["config"], "--seed", str(seed), "--out", str(folder)]
         command += [word for override in row.get("set", []) for word in ("--set", override)]
@@ -81,9 +82,17 @@ def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def finished(run: RunFolder) -> bool:
-    """Whether the training's final policy has been evaluated: the last thing that it does."""
-    return run.metrics_file.is_file() and any(item.get("final") for item in curve.read(run.metrics_file, "evaluation"))
+def finished(row: dict[str, Any], folder: Path) -> bool:
+    """Whether nothing is left to train."""
+    steps = ended(folder)
+    return bool(steps) and steps >= row.get("goes_on_to", 0)
+
+
+def ended(folder: Path) -> int:
+    """The steps of the newest final policy that was evaluated, the last thing a training does; 0 if there is none."""
+    metrics = RunFolder(folder).metrics_file
+    evaluations = curve.read(metrics, "evaluation") if metrics.is_file() else []
+    return max((item["env_steps"] for item in evaluations if item.get("final")), default=0)
 
 
 def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
@@ -95,8 +104,9 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
     policies = {"final": run.policy_file, "best": run.best_file}
     content = {
         "command": f"td3-robot train {row['config']} --seed {seed}"
-        + "".join(f" --set {override}" for override in row.get("set", [])),
-        "partial": not finished(run),
+        + "".join(f" --set {override}" for override in row.get("set", []))
+        + (f" && td3-robot train --resume DIR --steps {row['goes_on_to']}" if "goes_on_to" in row else ""),
+        "partial": not finished(row, folder),
         "seed": seed,
         "differs_from_defaults": {key: new for key, (_, new) in changes.differences(Config(), config).items()},
         "wall_s": round((train_records or evaluations)[-1]["wall_s"], 1),
