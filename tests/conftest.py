@@ -139,9 +139,10 @@ class Command:
                 return line
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
-    def wait_for_steps(self, steps: int, timeout: float = 90) -> None:
-        """Wait until the training has made so many environment steps."""
-        self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
+    def wait_for_steps(self, steps: int, timeout: float = 90) -> int:
+        """Wait until the training has made so many environment steps; how many it has made then."""
+        line = self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
+        return int(line.split("/")[0].replace(",", ""))
 
     def finish(self, timeout: float = 120) -> int:
         """Wait for the end; the exit code."""

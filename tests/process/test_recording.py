@@ -72,7 +72,8 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     run.wait_for_steps(300)
     recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "run/config.yaml")
     recorder.wait_for("recording")
-    run.wait_for_steps(15_000)  # a node that says Hello twice a second has met the recorder long before
+    made = run.wait_for_steps(0)
+    run.wait_for_steps(made + 5000)  # seconds, and a node that says Hello twice a second has met the recorder before
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     run.interrupt()
