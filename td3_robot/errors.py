@@ -54,12 +54,7 @@ class ProtocolError(Td3RobotError):
 
 
 class HandshakeError(Td3RobotError):
-    """The other side of a link refused us, or we it; the text says what differs, ``code`` what kind of thing that is
-    (``code`` of Refused)."""
-
-    def __init__(self, text: str, code: str) -> None:
-        super().__init__(text)
-        self.code = code
+    """The other side of a link refused us, or we it; the text says what differs."""
 
 
 class EndpointError(Td3RobotError):

@@ -203,8 +203,10 @@ class SourceCore:
                     outputs += [("policy", self._own_stop)] if self._own_stop else []  # it may never have heard of it
                 if self._step:
                     outputs += self._greet(str(origin))
-            elif isinstance(message, Heartbeat) and not self._greeted and origin == "policy":
-                self._silent_since, self.in_charge = now, False  # another one may have our name: the server looks
+            elif isinstance(message, Heartbeat) and self._holds_off and origin == "policy":
+                # Another one has our name, and the server looks whether it is there. Even if the robot was ours before:
+                # while the server did not hear us it welcomed that one.
+                self._silent_since, self.in_charge, self._greeted, self._is_safe = now, False, False, False
             else:
                 outputs += self._take(message)
         if self._holds_off and not self._greeted:

@@ -77,7 +77,7 @@ def _drive_alone(node: Node, robot: Robot) -> None:
     guard = core.guard
     node.patient = False
     node.begin({"learner": learner, "spec": robot.spec.describe()})
-    node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
+    policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
 
@@ -87,9 +87,10 @@ def _drive_alone(node: Node, robot: Robot) -> None:
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
-    except HandshakeError as error:
-        if error.code != "name":  # nobody else moves the robot: its name is not taken
-            core.in_charge = True
+    except HandshakeError:
+        # Whoever has our name moves the robot now, even if it was ours before.
+        core.in_charge = not (policy.refusal and policy.refusal.code == "name")
+        if core.in_charge:
             log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
         raise
     finally:

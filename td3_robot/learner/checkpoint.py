@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -41,8 +40,9 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
             safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
         except SafetensorError as error:  # a full disk is one of these, and says so in words alone
             found = re.search(r"os error (\d+)", str(error))
-            number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number), str(path)) from None
+            if not found:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
     others = [other for other in sorted(folder.glob("checkpoint-*.safetensors")) if other != path]
     for old in others[: len(others) - (keep - 1)]:
         old.unlink()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
@@ -201,17 +201,16 @@ class ServerSession:
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
         rival = self._driver(hello)
-        if rival and refused:
-            refused = replace(refused, code="name")  # whatever is wrong with it, another one moves that robot
-        elif rival:
+        if rival and not (refused and refused.code == "name"):
             # The one that has the name says by itself whether it is there. Until then a Heartbeat tells the client to
             # wait, and to ask again. To the one that has the name it is sent because a closed connection shows by it.
             asked, heard = self._asked.setdefault(key, now), self._heard[rival]
             if heard <= asked and now - asked <= DRIVER_SILENCE:
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival, wait)]
-            if heard > asked:
-                refused = Refused("name", f"name {hello.name!r} is taken by a driver that is connected")
+            if heard > asked:  # whatever else is wrong with it, another one moves that robot
+                taken = f"name {hello.name!r} is taken by a driver that is connected"
+                refused = Refused("name", refused.reason if refused else taken)
         self._asked.pop(key, None)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
@@ -325,8 +324,8 @@ class ClientSession:
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """What one multipart message from the server means to the core. Never raises on any bytes.
 
-        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again. So is a
-        Heartbeat before it: the server is there, and does not know yet whether to welcome us.
+        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again. So is,
+        to a driver, a Heartbeat before it: the server does not know yet whether another one moves the robot.
         """
         try:
             message = codec.decode_as(_kind(frames), frames[1], self.dims)
@@ -348,7 +347,7 @@ class ClientSession:
                     self.tally.note("refusals", f"link {self.link}: {message.reason}", now)
             return []
         if isinstance(message, Heartbeat):
-            return [(self.link, message)] if self.state == "connecting" else []
+            return [(self.link, message)] if self.state == "connecting" and self.hello.role == "driver" else []
         self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
         return []
 
@@ -368,7 +367,7 @@ class ClientSession:
             HandshakeError: with the link, and what differs.
         """
         if self.refusal and self.essential:
-            raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}", self.refusal.code)
+            raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
 
 
 def hello(

@@ -465,5 +465,20 @@ def test_a_driver_that_is_told_to_wait_leaves_the_robot_alone(make_core: Make, r
     assert not core.in_charge
     core.step([("policy", Welcome(1, "policy", 5))], 3.7)
     assert core.in_charge
-    core.step([wait], 3.71)  # one that was late
+    assert robot.resets == 1
+
+
+def test_a_driver_that_was_welcome_before_waits_as_well(make_core: Make, robot: Toy) -> None:
+    """The server, started anew or after a silence, knows another one of its name: that one moves the robot now."""
+    core = make_core(SAFE, holds_off=True)
+    core.step([("policy", Welcome(1, "policy", 5))], 1.0)
+    core.step([action(0, 1.5, -0.25)], 1.003)
+    assert robot.told[-1] == [1.5, -0.25]
+    told = len(robot.told)
+    for now in (1.01, 1.26, 1.51):
+        assert core.step([("policy", Heartbeat(0, 6))], now) == []
+        assert core.step([], now + 0.2) == []
+    assert (len(robot.told), core.in_charge) == (told, False)
+    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other one is gone
     assert core.in_charge
+    assert robot.told[told:][0] == [0.25, 0.0]  # 50 ms without an Action were over meanwhile

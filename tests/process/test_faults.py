@@ -93,8 +93,8 @@ class Robot:
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
         return self._start(log, "-m", "td3_robot.cli.main", *words)
 
-    def drive(self) -> subprocess.Popen[str]:
-        words = [str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml"]
+    def drive(self, example: Path = EXAMPLE) -> subprocess.Popen[str]:
+        words = [str(DRIVER), "record", "fault", str(example), "--config", "driver.yaml"]
         return self._start("driver.log", *words)
 
     def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -486,6 +486,22 @@ def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -
     assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
     assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
+
+
+def test_a_driver_that_is_refused_after_another_was_killed_makes_its_robot_safe(robot: Robot) -> None:
+    """The server still knows the one that was killed when an update of it comes, which is another robot."""
+    update = robot.folder / "update.py"
+    update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))
+    robot.configure(observation_deadline_ms=None)  # or the server would have found out when it tells of that
+    robot.serve()
+    first = robot.drive()
+    robot.running()
+    first.kill()
+    first.wait()
+    (robot.folder / "record").unlink()
+    assert robot.drive(update).wait(60) == 2
+    assert set(robot.record()) == {SAFE}
+    assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")
 
 
 def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -> None:
