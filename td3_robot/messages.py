@@ -407,7 +407,7 @@ class Start(Message):
 
     role: str = _wire("text", "policy, simulator, driver or learner")
     config: str = _wire("text", "the node's own resolved configuration, as YAML", limit=1 << 17)
-    settings: dict[str, Any] = _wire("map", "what its command line said beyond that")
+    settings: dict[str, Any] = _wire("map", "what its command line said beyond that; offers: topics that it may offer")
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, Input, Origin, Output, Peer, ServerSession
+from td3_robot.transport.tap import RECORDED
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,8 @@ class Node:
         Args:
             settings: what was said on the command line beyond the configuration, as plain JSON values.
         """
-        self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), dict(settings)))
+        offers = sorted(kind.NAME for kind in RECORDED)  # a later version may say more, and is not to be blamed for it
+        self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))
         self._begun = True
 
     def spin(
@@ -372,6 +374,9 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}{remedy}", file=sys.stderr)
         bus.close("failed")
         return 1
+    except BaseException:  # a mistake: what was said until then, a recorder is told, so that replay makes it again
+        bus.close("crashed", in_order=False)
+        raise
 
 
 def _ask_for_realtime(config: Config) -> None:

@@ -31,7 +31,7 @@ ALLOWED = {
     "td3_robot/bundle.py": {"errors", "files", "safety", "specs"},
     "td3_robot/policy/core.py": {
         *("arrays", "bundle", "commands", "config", "errors", "lifecycle", "messages", "policy", "safety", "specs"),
-        "transport",
+        *("topics", "transport"),
     },
     "td3_robot/driver/core.py": {"commands", "config", "driver", "messages", "specs", "topics", "transport"},
     "td3_robot/learner/td3.py": {"errors", "learner", "learner_config"},

@@ -31,6 +31,8 @@ _OVERHEAD = 2000  # bytes that a message takes beside its payload
 
 NAMED = ("step", "action", "weights", "state", "evaluation", "command")
 """Topics whose messages are named by Turns."""
+_LATER = ("told", "latches")
+"""Topics that the first recordings of this protocol version lack: since then a Start says what its node offers."""
 
 
 class Core(Protocol):
@@ -175,8 +177,10 @@ class Life:
             # The recording, or a part of it, may end within a turn, whose last words are not in it then.
             if number in recorded or (number > last and (turn < self.told or whole)):
                 got.append(message)
-        said = self._said(topic)
-        return Replayed(topic, packages, said, got, stream=f"{self.name}/{self.incarnation}", where=self.where)
+        said, stream = self._said(topic), f"{self.name}/{self.incarnation}"
+        offers = self.start.settings.get("offers")
+        offered = topic not in _LATER or topic in self.said or (isinstance(offers, list) and topic in offers)
+        return Replayed(topic, packages, said, got, stream=stream, where=self.where, older=not offered)
 
     def last(self, topic: str) -> int:
         """The sequence of the last message of a topic that is compared; -1 where none is."""

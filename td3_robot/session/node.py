@@ -20,7 +20,7 @@ from td3_robot.config import RecordConfig
 from td3_robot.errors import UsageError
 from td3_robot.messages import Record
 from td3_robot.node import Figures, Node
-from td3_robot.session.entries import METRICS, Attachment, facts_of_this_machine
+from td3_robot.session.entries import METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
 from td3_robot.session.recorder import Recorder
 from td3_robot.topics import RECORDER
 
@@ -106,8 +106,8 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     known_now: list[Attachment] = []
     try:
         node.spin(recorder, busy=lambda: True, report=report, after=after)
+        _hear_last_words(node, recorder, _LAST_WORDS if node.supervised else ON_THE_WAY_NS * 1e-9)
         if node.supervised:
-            _hear_last_words(node, recorder)
             with contextlib.suppress(OSError):  # a run that ends before there is any
                 known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     finally:
@@ -123,9 +123,12 @@ def _keep_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
 
 
-def _hear_last_words(node: Node, recorder: Recorder) -> None:
-    """The others are stopped together with us: stay until the last of them has said Bye, or the time is over."""
-    deadline = time.monotonic() + _LAST_WORDS
+def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
+    """Stay until the last of the others has said Bye, or the time is over.
+
+    Those that are stopped together with us have more to say; of those that go on, this is what they have gathered.
+    """
+    deadline = time.monotonic() + seconds
     while (now := time.monotonic()) < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), now)
 

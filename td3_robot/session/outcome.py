@@ -21,6 +21,7 @@ class Replayed:
         reference: the attachment that would hold ``got``, for what is not a message of the recording.
         stream: whose messages they are, for the name of such an attachment.
         where: the Step at which a message (by ``id``) was said, in words.
+        older: recorded of a node that did not offer this topic yet; there is nothing to compare with but a reference.
     """
 
     topic: str
@@ -30,6 +31,7 @@ class Replayed:
     reference: Attachment | None = None
     stream: str = "all"
     where: Mapping[int, str] = field(default_factory=dict)
+    older: bool = False
 
 
 @dataclass

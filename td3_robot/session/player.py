@@ -149,7 +149,8 @@ class Player:
         """Send a recorded message to whom it was sent."""
         message = self._renamed(self._session.decode(entry))
         bus = self._buses.get(entry.publisher)
-        if bus and MONITOR in bus.links() and entry != self._hellos.get(entry.publisher):
+        hello = self._hellos.get(entry.publisher)
+        if bus and MONITOR in bus.links() and (hello is None or entry.identity != hello.identity):
             self._count(MONITOR, bus.send(MONITOR, self._record(entry, message)))
         for link, serves in playable().get(entry.topic, ()):
             if serves and link in self._served:

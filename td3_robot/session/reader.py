@@ -24,13 +24,12 @@ from td3_robot.config import Config
 from td3_robot.errors import SessionError
 from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import CONFIG, METADATA, REPEATED, Attachment, Entry
+from td3_robot.session.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, and bytes of its body
 _MESSAGE = struct.Struct("<HIQQ")  # what its body begins with: channel, sequence, log time, publish time
-_GATHERED = 500_000_000  # ns, more than a message is on its way to the recorder: nodes gather them, and so does it
 _MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
 
 
@@ -279,7 +278,7 @@ class Session:
         waiting: list[tuple[int, int, Entry]] = []
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
-            node, earliest = (entry.publisher, entry.incarnation), entry.received - _GATHERED
+            node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
             # A clock may have been set: what one node said stays in its order, and near where it was received.
             time = max(entry.published + self._ahead[node], earliest, newest.get(node, earliest))
             newest[node] = time = min(time, entry.received)

@@ -10,7 +10,7 @@ from pathlib import Path
 from td3_robot.config import RecordConfig
 from td3_robot.messages import Record
 from td3_robot.session import triggers
-from td3_robot.session.entries import REPEATED, Attachment, Entry, Facts
+from td3_robot.session.entries import ON_THE_WAY_NS, REPEATED, Attachment, Entry, Facts
 from td3_robot.session.writer import SessionWriter
 from td3_robot.transport.session import Input, Output, Peer
 
@@ -43,13 +43,14 @@ class Recorder:
         self._ring_bytes = 0
         self._pending: str | None = None
         self._not_before = float("-inf")
+        self._now = float("-inf")
         self._writer: SessionWriter | None = None
         if not config.ring_s:
             self._begin(float("-inf"))
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
-        received = self._epoch + int(now * 1e9)
+        self._now, received = now, self._epoch + int(now * 1e9)
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
@@ -65,9 +66,11 @@ class Recorder:
         return []
 
     def trigger(self, reason: str) -> None:
-        """Write down the last seconds, if only those are kept: at once, or when those of the time before are over."""
+        """Write down the last seconds, if only those are kept: when what was said until now has come, and those of the
+        time before are over."""
         if self._config.ring_s and not self._pending:
             self._pending = reason
+            self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
@@ -105,7 +108,7 @@ class Recorder:
             self._repeated.setdefault(key, deque(maxlen=REPEATED[entry.topic])).append(entry)
 
     def _forget_old(self, received: int) -> None:
-        oldest = received - int(self._config.ring_s * 1e9)
+        oldest = received - int(self._config.ring_s * 1e9) - ON_THE_WAY_NS
         while self._ring and (self._ring[0].received < oldest or self._ring_bytes > self._config.ring_mb * 1e6):
             entry = self._ring.popleft()
             self._ring_bytes -= len(entry.payload)

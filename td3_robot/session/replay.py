@@ -108,7 +108,9 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         report.parts = [rewrite.expected(session, part) for part in outcome.parts]
         report.turns = outcome.turns
         for part in report.parts:
-            if not part.expected and not part.got:
+            if not part.expected and (part.older or not part.got):
+                if part.got:
+                    report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
                 continue
             other = None if exact is not None else machines.difference(session.metadata, part.packages)
             to_the_bit = exact if exact is not None else other is None

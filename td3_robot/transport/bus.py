@@ -221,10 +221,13 @@ class Bus:
             total += tap.counts()
         return total
 
-    def close(self, reason: str = "") -> None:
-        """Say Bye on every link that was welcomed, close all sockets and remove their files."""
+    def close(self, reason: str = "", *, in_order: bool = True) -> None:
+        """Say Bye on every link that was welcomed, close all sockets and remove their files.
+
+        Not ``in_order``, nobody but who listens is told anything: others must not take it for a decision.
+        """
         for link, (socket, session) in self._clients.items():
-            if session.state == "welcome":
+            if session.state == "welcome" and in_order:
                 self._say(socket, link, Bye(reason))
         for watcher in self._watchers:
             watcher.socket.close(linger=0)

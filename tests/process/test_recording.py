@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from td3_robot import node as nodes
 from td3_robot.cli.main import main
-from td3_robot.messages import Step
+from td3_robot.messages import Status, Step
 from td3_robot.session.info import examine
 from td3_robot.session.reader import Session
 from td3_robot.session.recover import EXIT_LOST
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ClientSession, hello
 
 
 def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
@@ -91,3 +97,60 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     ):
         assert main(["record", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_loses_nothing_of_what_was_said_before(command: Callable[..., Any], tmp_path: Path) -> None:
+    """A node gathers for 0.1 s, and the recorder looks ten times a second: Ctrl-C comes with the last on their way."""
+    endpoint = f"ipc://{tmp_path}/recorder"
+    (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")
+    recorder = command("record", "leg.mcap", "--config", "robot.yaml")
+    recorder.wait_for("recording into")
+    bus = Bus()
+    try:
+        client = ClientSession("recorder", hello("node", "leg", client=1), ())
+        bus.record(endpoint, client)
+        deadline = time.monotonic() + 30
+        while client.state != "welcome" and time.monotonic() < deadline:
+            bus.receive(0.01)
+        for number in range(300):
+            bus.send("recorder", Status("leg", "ready", str(number), {}, {}))
+            bus.receive(0.001)
+        recorder.interrupt()
+        for _ in range(20):
+            bus.receive(0.05)
+        assert recorder.finish() == 130, recorder.output()
+    finally:
+        bus.close()
+    entries = list(Session([tmp_path / "leg.mcap"]).entries(("status",)))
+    assert [entry.sequence for entry in entries] == list(range(300))
+
+
+def test_what_a_node_said_before_it_crashed_is_recorded(
+    tmp_path: Path, command: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """A mistake in a core, not an error that the node expects: what it had gathered by then is in the file."""
+    endpoint = f"ipc://{tmp_path}/recorder"
+    (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")
+    recorder = command("record", "leg.mcap", "--config", "robot.yaml")
+    recorder.wait_for("recording into")
+    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)
+
+    def body(node: nodes.Node) -> None:
+        ((_, tap),) = node.bus._taps
+        deadline = time.monotonic() + 30
+        while tap._session.state != "welcome" and time.monotonic() < deadline:
+            node.bus.receive(0.01)
+        for number in range(5):
+            node.bus.send("recorder", Status("leg", "ready", str(number), {}, {}))
+            node.bus.receive(0.0)
+        raise ZeroDivisionError("a mistake")
+
+    arguments = nodes.parser("policy", "leg", "", deployable=True).parse_args(
+        ["--config", str(tmp_path / "robot.yaml")]
+    )
+    with pytest.raises(ZeroDivisionError):
+        nodes.main("policy", arguments, body)
+    recorder.interrupt()
+    assert recorder.finish() == 130, recorder.output()
+    entries = list(Session([tmp_path / "leg.mcap"]).entries(("status",)))
+    assert [entry.sequence for entry in entries] == list(range(5))

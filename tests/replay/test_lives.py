@@ -188,3 +188,32 @@ def test_a_start_that_makes_no_sense_is_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_what_an_older_node_did_not_offer_is_not_checked_unless_there_is_a_reference(
+    changed: Callable[[Change], Session],
+) -> None:
+    """A recording from before `told` and `latches`: its Starts do not say that these are offered."""
+
+    def older(it: Entry) -> Entry | None:
+        return None if it.topic in ("told", "latches") else it
+
+    def silent(it: Entry) -> Entry | None:
+        if it.topic != "start":
+            return older(it)
+        content = msgpack.unpackb(it.payload)
+        content["settings"]["offers"] = ["latches", "told"]
+        return replace(it, payload=msgpack.packb(content))
+
+    session = changed(older)
+    reports = replay.check(session, ["policy", "driver"])
+    assert all(report.same for report in reports)
+    assert [note.partition(" of ")[0] for report in reports for note in report.notes] == ["20 latches", "331 told"]
+    assert {c.topic for report in reports for c, _ in report.comparisons}.isdisjoint({"told", "latches"})
+    assert main(["replay", str(session.paths[0]), "--update"]) == 0
+    reports = replay.check(Session(session.paths), ["policy", "driver"])
+    assert {c.topic: c.compared for r in reports for c, _ in r.comparisons}["told"] == 331
+    assert all(report.same and not report.notes for report in reports)
+    # Of a node that might have said it, and did not, it is a difference.
+    reports = replay.check(changed(silent), ["policy", "driver"])
+    assert [c.counts["not expected"] for r in reports for c, _ in r.comparisons if not c.same] == [20, 331]

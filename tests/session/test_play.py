@@ -64,6 +64,28 @@ def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: 
     assert [(entry.received, entry.topic, entry.sequence) for entry in played] == expected
 
 
+def test_a_monitor_is_introduced_to_a_robot_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
+    """However long its Hello, which comes first whatever is played, was on its way to the recorder."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    first, *others = entries_of([("sim-0", hello), *acted(5)])
+    session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
+    told: list[tuple[str, int]] = []
+
+    def send(*said: Any) -> bool:
+        record = said[-1]
+        told.append((record.topic, record.sequence))
+        return True
+
+    monkeypatch.setattr(Bus, "send", send)
+    player = Player(session, (), {"monitor": "ipc:///nobody"}, {})
+    player.introduce()
+    for entry in session.timed():
+        player.say(entry)
+    player.close()
+    assert len(told) == 1 + len(others)
+    assert told.count(("hello", 0)) == 1
+
+
 def test_a_clock_that_is_set_reorders_nothing_one_node_said(acted: Make, save: Make) -> None:
     """Back by an hour after ten Steps: from there on a Step is played 0.5 s before it was received at the earliest."""
     steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
