@@ -414,9 +414,10 @@ class Start(Message):
 class Turn(Message):
     """A core was told the time and what had arrived: with Start, all that its outputs follow from.
 
-    An input is a list of origin, topic and fields: all fields, or those that say which recorded message it is, where a
-    message holds arrays or a policy. The origin is the link of a server, or ``#`` and the key of a client's connection,
-    which its Hello has begun.
+    An input is a list of origin, topic and fields: all fields, or, where a message holds arrays or a policy, ``named``,
+    which says which recorded message it is. With ``wire``, its payload as base64, too, where who sent it may not have
+    lived to have it recorded: a driver's Step and one robot's Action. The origin is the link of a server, or ``#`` and
+    the key of a client's connection, which its Hello has begun.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -434,6 +435,8 @@ class Turn(Message):
             named = item[2].get("named", [])
             if not (isinstance(named, list) and all(type(part) in (str, int) for part in named)):
                 return f"{item[1]} is named {repr(named)[:80]}; needed is a list of text and integers"
+            if type(item[2].get("wire", "")) is not str:
+                return f"wire of {item[1]} is {repr(item[2]['wire'])[:80]}; needed is text"
         return None
 
 

@@ -207,7 +207,7 @@ class Life:
     def _missing(self, memory: Memory) -> str:
         for _, topic, fields in self._turns[0].inputs:
             name = turns.named_in(topic, fields)
-            if name and name not in memory:
+            if name and name not in memory and "wire" not in fields:
                 return f"{topic} {' '.join(str(part)[:40] for part in name[1:])}"
         return ""
 
@@ -225,7 +225,10 @@ class Life:
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
         name = turns.named_in(topic, fields)
         try:
-            message = memory[name] if name else codec.decode(topic, msgspec.msgpack.encode(fields))
+            if name:
+                message = memory[name] if name in memory else turns.repeated_in(topic, fields) or memory[name]
+            else:
+                message = codec.decode(topic, msgspec.msgpack.encode(fields))
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})
             return self._peers[origin] if turns.is_peer(origin) else origin, message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from td3_robot.messages import (
     Weights,
     wire_fields,
 )
+from td3_robot.transport import codec
 from td3_robot.transport.session import Input, Origin, Peer
 
 _OF_A_PEER = "#"
@@ -38,7 +40,7 @@ Name = tuple[Any, ...]
 
 def turn(now: float, inputs: Sequence[Input]) -> Turn:
     """What a core is told at this time (s)."""
-    return Turn(now, [[_origin(origin), message.NAME, _described(message)] for origin, message in inputs])
+    return Turn(now, [[_origin(origin), message.NAME, _described(origin, message)] for origin, message in inputs])
 
 
 def name_of(message: Message) -> Name | None:
@@ -51,6 +53,17 @@ def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
     """The name that an input of a Turn stands for; None where its fields are the message."""
     names = fields.get("named")
     return (topic, *names) if isinstance(names, list) else None
+
+
+def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
+    """A message that is named and repeated as well, since who said it may not have lived to have it recorded.
+
+    Raises:
+        ProtocolError: its bytes are no message of this topic.
+        ValueError: they are no base64.
+    """
+    wire = fields.get("wire")
+    return codec.decode(topic, base64.b64decode(wire, validate=True)) if wire is not None else None
 
 
 def is_peer(origin: str) -> bool:
@@ -69,6 +82,17 @@ def _origin(origin: Origin) -> str:
     return f"{_OF_A_PEER}{origin.key.hex()}" if isinstance(origin, Peer) else origin
 
 
-def _described(message: Message) -> dict[str, Any]:
+def _described(origin: Origin, message: Message) -> dict[str, Any]:
     named = _NAMED.get(type(message))
-    return {"named": named(message)} if named else {name: getattr(message, name) for name in _FIELDS[type(message)]}
+    if named is None:
+        return {name: getattr(message, name) for name in _FIELDS[type(message)]}
+    lost = {"wire": base64.b64encode(codec.encode(message)).decode()} if _may_be_lost(origin, message) else {}
+    return {"named": named(message), **lost}
+
+
+def _may_be_lost(origin: Origin, message: Message) -> bool:
+    """Whether this is something short between a robot and its policy server: one of the two may be killed before it has
+    told the recorder, and what the other one then did is what the recording is wanted for."""
+    if isinstance(message, Step):
+        return isinstance(origin, Peer) and origin.role == "driver"
+    return isinstance(message, Action) and len(message.action) == 1

@@ -90,6 +90,28 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert "driver: " in capsys.readouterr().out
 
 
+def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
+    """What the server, and then the driver, said last was gathered and went with it; the other one had taken it."""
+    robot.configure(action_deadline_ms=300)
+    server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
+    at = robot.wait_for(POLICY)
+    server.kill()
+    server.wait()
+    at = robot.wait_for(SAFE, at)
+    server = robot.serve()
+    robot.wait("activated", lambda: robot.operator("activate", "--target", "leg").returncode == 0)
+    robot.wait_for(POLICY, at)
+    driver.kill()
+    driver.wait()
+    robot.wait("the server's notice", lambda: "no observation for" in robot.log("server.log"))
+    stop(server, recorder)
+
+    reports = {report.core: report for report in replay.check(Session([robot.folder / "leg.mcap"]))}
+    for core in ("policy", "driver"):
+        assert reports[core].same
+        assert not [note for note in reports[core].notes if "is not recorded" in note], reports[core].notes
+
+
 def test_a_recorder_that_comes_late_gets_the_policy_and_checks_actions_alone(robot: Recorded) -> None:
     robot.configure()
     for name in ("robot", "driver"):

@@ -32,7 +32,7 @@ from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, Frames, Origin, ServerSession, hello
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.tap import RECORDED, Tap
 
 _TIMEOUT = 120.0
 
@@ -73,6 +73,9 @@ class Training:
         output, _ = self.process.communicate(timeout=_TIMEOUT)
         if self.process.returncode:
             raise RuntimeError(output)
+
+
+OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # as every node says
 
 
 class _AtOnce(Tap):
@@ -126,7 +129,7 @@ class Stage:
             ("policy", "policy", {"exploring": True, "frozen": False}),
             ("sim-0", "simulator", {}),
         ):
-            start = Start(role, config.to_yaml(), settings)
+            start = Start(role, config.to_yaml(), {**settings, **OFFERS})
             self._taps[name].offer(RECORDER, start, codec.encode(start))
 
     @property
@@ -306,7 +309,7 @@ class Deployed:
     def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:
         _, bus, _ = self._nodes[name] = node
         self._starts[name] += 1
-        bus.send(RECORDER, Start(role, config.to_yaml(), settings), 0.0)
+        bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}), 0.0)
 
     def turn(self, paused: Collection[str] = ()) -> None:
         """Let 5 ms pass, and all but these have their turn."""
