@@ -415,9 +415,9 @@ class Turn(Message):
     """A core was told the time and what had arrived: with Start, all that its outputs follow from.
 
     An input is a list of origin, topic and fields: all fields, or, where a message holds arrays or a policy, ``named``,
-    which says which recorded message it is. With ``wire``, its payload as base64, too, where who sent it may not have
-    lived to have it recorded: a driver's Step and one robot's Action. The origin is the link of a server, or ``#`` and
-    the key of a client's connection, which its Hello has begun.
+    which says which recorded message it is. A Step or Action, whose sender may not have lived to have it recorded, is
+    repeated as well: ``wire``, its payload as base64, and ``robots``, its N. The origin is the link of a server, or
+    ``#`` and the key of a client's connection, which its Hello has begun.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -435,8 +435,8 @@ class Turn(Message):
             named = item[2].get("named", [])
             if not (isinstance(named, list) and all(type(part) in (str, int) for part in named)):
                 return f"{item[1]} is named {repr(named)[:80]}; needed is a list of text and integers"
-            if type(item[2].get("wire", "")) is not str:
-                return f"wire of {item[1]} is {repr(item[2]['wire'])[:80]}; needed is text"
+            if "wire" in item[2] and (type(item[2]["wire"]) is not str or type(item[2].get("robots")) is not int):
+                return f"{item[1]} is repeated as {repr(item[2])[:80]}; needed are wire, a text, and robots, a number"
         return None
 
 

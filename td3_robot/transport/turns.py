@@ -40,7 +40,7 @@ Name = tuple[Any, ...]
 
 def turn(now: float, inputs: Sequence[Input]) -> Turn:
     """What a core is told at this time (s)."""
-    return Turn(now, [[_origin(origin), message.NAME, _described(origin, message)] for origin, message in inputs])
+    return Turn(now, [[_origin(origin), message.NAME, _described(message)] for origin, message in inputs])
 
 
 def name_of(message: Message) -> Name | None:
@@ -61,9 +61,11 @@ def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
     Raises:
         ProtocolError: its bytes are no message of this topic.
         ValueError: they are no base64.
+        KeyError: of how many robots it is is not said.
     """
-    wire = fields.get("wire")
-    return codec.decode(topic, base64.b64decode(wire, validate=True)) if wire is not None else None
+    if "wire" not in fields:
+        return None
+    return codec.decode(topic, base64.b64decode(fields["wire"], validate=True), {"N": fields["robots"]})
 
 
 def is_peer(origin: str) -> bool:
@@ -82,17 +84,11 @@ def _origin(origin: Origin) -> str:
     return f"{_OF_A_PEER}{origin.key.hex()}" if isinstance(origin, Peer) else origin
 
 
-def _described(origin: Origin, message: Message) -> dict[str, Any]:
+def _described(message: Message) -> dict[str, Any]:
     named = _NAMED.get(type(message))
     if named is None:
         return {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    lost = {"wire": base64.b64encode(codec.encode(message)).decode()} if _may_be_lost(origin, message) else {}
-    return {"named": named(message), **lost}
-
-
-def _may_be_lost(origin: Origin, message: Message) -> bool:
-    """Whether this is something short between a robot and its policy server: one of the two may be killed before it has
-    told the recorder, and what the other one then did is what the recording is wanted for."""
-    if isinstance(message, Step):
-        return isinstance(origin, Peer) and origin.role == "driver"
-    return isinstance(message, Action) and len(message.action) == 1
+    if isinstance(message, Step | Action):
+        wire = base64.b64encode(codec.encode(message)).decode()
+        return {"named": named(message), "robots": len(message.action), "wire": wire}
+    return {"named": named(message)}
