@@ -298,9 +298,9 @@ def parser(
     result.add_argument(
         "--incarnation",
         type=int,
-        default=int(time.time()),
+        default=time.time_ns() // 1_000_000,
         metavar="N",
-        help="tells the starts of one name apart; must grow (default: the time in seconds)",
+        help="tells the starts of one name apart; must grow (default: the time in ms)",
     )
     return result
 

@@ -92,7 +92,7 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
     monitor = command(
         "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
     )
-    player = command("play", str(SESSION), "--monitor", "ipc://m", "--rate", "20", "--loop", "--json")
+    player = command("play", str(SESSION), "--monitor", "ipc://m", "--rate", "2", "--loop", "--json")
     recorded = [m for _, m in Session([SESSION]).messages((Step.NAME,)) if isinstance(m, Step)]
 
     def loops(got: dict[str, list[Any]]) -> dict[int, list[Any]]:
@@ -108,10 +108,10 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
         assert list(step["action"].values()) == original.action[0].tolist()
         assert step["sequence"] == original.sequence
     assert {"learner/weights", "policy/action/sim-0", "sim-0/status"} <= got.keys()
+    report = next_report(monitor, lambda it: "policy/bye" in it["topics"])
     player.interrupt()
     assert player.finish() == 130
     assert "lost" not in json.loads(player.lines[-1])
-    report = next_report(monitor, lambda it: "policy/bye" in it["topics"])
     monitor.interrupt()
     assert monitor.finish() == 130
     assert report["unreadable"] == 0
