@@ -298,7 +298,7 @@ def parser(
     result.add_argument(
         "--incarnation",
         type=int,
-        default=time.time_ns() // 1_000_000,
+        default=int(time.time() * 1000),
         metavar="N",
         help="tells the starts of one name apart; must grow (default: the time in ms)",
     )
