@@ -23,7 +23,7 @@ train: $(READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 check: $(READY)
 	$(BIN)/ruff check .

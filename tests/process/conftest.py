@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,18 +15,39 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, those that share something costly meet in one of them."""
-    for item in items:
-        for shared in {"wheel", "straight"}.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(shared))
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes a folder for all tests, and with several workers for all of them: the first to ask, the others wait.
+
+    Not by pytest-xdist's groups: pytest 9.2 and pytest-xdist 3.8 ignore them together.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, made = root / name, root / f"{name}.made"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # left by one who failed
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def wheel(made_once: MadeOnce) -> Path:
     """The package as pip would get it, built once for all tests."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    return next(made_once("wheel", build).glob("*.whl"))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from td3_robot.bundle import Bundle
+from tests.process.conftest import MadeOnce
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest; with ALL_PYTHONS=1 those between as well, at some 20 s each."""
@@ -58,20 +59,23 @@ class Environment:
 
     def size(self, *, numpy: bool, compiled: bool) -> int:
         """Bytes of numpy's files or of all others, with or without what was compiled from them."""
-        files = (path for path in self.site.rglob("*") if path.is_file() and (compiled or path.suffix != ".pyc"))
+        files = (path for path in self.site.rglob("*") if compiled or path.parent.name != "__pycache__")
+        files = (path for path in files if path.is_file())
         tops = ((path, path.relative_to(self.site).parts[0]) for path in files)
         return sum(path.stat().st_size for path, top in tops if top.startswith("numpy") == numpy)
 
 
-@pytest.fixture(scope="module", params=PYTHONS)
-def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+@pytest.fixture(scope="session", params=PYTHONS)
+def installed(request: pytest.FixtureRequest, wheel: Path, made_once: MadeOnce) -> Environment:
     python = interpreter(request.param)
     if python is None:
         pytest.skip(f"this machine has no Python {request.param}")
-    path = tmp_path_factory.mktemp("robot") / "venv"
-    subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
-    _install(path, ["--no-compile", str(wheel)])  # to compile numpy takes longer than all tests of it here
-    return Environment(path)
+
+    def install(path: Path) -> None:
+        subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
+        _install(path, ["--no-compile", str(wheel)])  # to compile numpy takes longer than all tests of it here
+
+    return Environment(made_once(f"robot-{request.param}", install))
 
 
 def _install(path: Path, what: Sequence[str]) -> None:

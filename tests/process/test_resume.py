@@ -20,6 +20,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.learner import checkpoint
 from td3_robot.transport import codec
 from tests.conftest import SMALL, Command
+from tests.process.conftest import MadeOnce
 
 STEPS = 1600
 LOCKSTEP = (
@@ -83,17 +84,19 @@ def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[st
     return found
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def straight(made_once: MadeOnce) -> Path:
     """A run that was never stopped."""
-    folder = tmp_path_factory.mktemp("straight")
-    sets = [word for item in (*SMALL, *LOCKSTEP) for word in ("--set", item)]
-    run = Command("train", "walker2d_fast", "--steps", str(STEPS), "--out", "run", "--lockstep", *sets, cwd=folder)
-    try:
-        assert run.finish() == 0, run.output()
-    finally:
-        run.kill_all()
-    return folder / "run"
+
+    def train(folder: Path) -> None:
+        sets = [word for item in (*SMALL, *LOCKSTEP) for word in ("--set", item)]
+        run = Command("train", "walker2d_fast", "--steps", str(STEPS), "--out", "run", "--lockstep", *sets, cwd=folder)
+        try:
+            assert run.finish() == 0, run.output()
+        finally:
+            run.kill_all()
+
+    return made_once("straight", train) / "run"
 
 
 def test_interrupted_and_resumed_is_never_stopped(straight: Path, train: Any, command: Any, tmp_path: Path) -> None:
