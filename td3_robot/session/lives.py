@@ -18,7 +18,7 @@ import yaml
 from td3_robot import config as configuration
 from td3_robot.config import Config
 from td3_robot.errors import ConfigError, ProtocolError, SessionError, Td3RobotError
-from td3_robot.messages import MESSAGES, Hello, Message, Start, Step, Turn
+from td3_robot.messages import Hello, Message, Start, Step, Turn
 from td3_robot.session.entries import Entry
 from td3_robot.session.outcome import Outcome, Replayed
 from td3_robot.session.reader import Session
@@ -29,8 +29,6 @@ from td3_robot.transport.tap import Once
 _MEMORY = 256_000_000  # bytes of messages that a Turn may still name
 _OVERHEAD = 2000  # bytes that a message takes beside its payload
 
-NAMED = ("step", "action", "weights", "state", "evaluation", "command")
-"""Topics whose messages are named by Turns."""
 _LATER = ("told", "latches")
 """Topics that the first recordings of this protocol version lack: since then a Start says what its node offers."""
 
@@ -223,17 +221,26 @@ class Life:
                 self.got.setdefault(message.NAME, []).append((message, self.told))
 
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
-        name = turns.named_in(topic, fields)
         try:
-            if name:
-                message = memory[name] if name in memory else turns.repeated_in(topic, fields) or memory[name]
-            else:
-                message = codec.decode(topic, msgspec.msgpack.encode(fields))
+            message = _meant(topic, fields, memory)
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})
             return self._peers[origin] if turns.is_peer(origin) else origin, message
         except (ProtocolError, KeyError, ValueError) as error:
             raise SessionError(f"turn {self.told} of {self}: {topic} from {origin}: {error}") from None
+
+
+def _meant(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
+    """The message that a Turn names or repeats."""
+    name = turns.named_in(topic, fields)
+    if name is None:
+        return codec.decode(topic, msgspec.msgpack.encode(fields))
+    if name in memory:
+        return memory[name]
+    repeated = turns.repeated_in(topic, fields)
+    if repeated is None:
+        raise ValueError(f"{name} is named, and recorded nowhere")
+    return repeated
 
 
 def _failed(what: str, error: Exception) -> SessionError:
@@ -289,7 +296,7 @@ def relive(
     if not lives:
         return
     memory = Memory()
-    for entry, message in session.messages({Turn.NAME, "bye", *NAMED, *said}):
+    for entry, message in session.messages({Turn.NAME, "bye", *turns.NAMED, *said}):
         memory.keep(message, len(entry.payload))
         life = lives.get((entry.publisher, entry.incarnation))
         if life and entry.topic == "bye":
@@ -309,6 +316,3 @@ def outcome(lives: Collection[Life], said: Sequence[str], packages: tuple[str, .
     result.turns = sum(life.told for life in lives)
     result.notes = [note for life in lives for note in life.notes()]
     return result
-
-
-assert set(NAMED) <= set(MESSAGES)

@@ -33,6 +33,8 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
 """Messages with arrays or policies in them: what tells one from all others of its topic."""
+NAMED = tuple(kind.NAME for kind in _NAMED)
+"""The topics whose messages are named by Turns."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
 
 Name = tuple[Any, ...]
