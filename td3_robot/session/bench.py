@@ -22,18 +22,18 @@ from td3_robot import machine
 from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
 from td3_robot.config import Config, RecordConfig
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import Message, NoiseKind, Phase, Record, Step, Weights
+from td3_robot.messages import MESSAGES, Action, Message, NoiseKind, Phase, Record, Start, Step, Weights
 from td3_robot.node import Parser
-from td3_robot.policy.core import PolicyCore
+from td3_robot.policy import core as policy_core
 from td3_robot.session import bench_training, replay
 from td3_robot.session.entries import facts_of_this_machine
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import Recorder
 from td3_robot.specs import Channel, RobotSpec
-from td3_robot.transport import codec
+from td3_robot.transport import codec, turns
 from td3_robot.transport import session as handshake
 from td3_robot.transport.session import ClientSession, Input, Peer
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.tap import Once, Tap
 
 RATE = 60.0
 _OBSERVATIONS, _ACTIONS, _HIDDEN = 22, 6, (400, 300)
@@ -94,7 +94,7 @@ def replay_policy(arguments: Sequence[str] | None = None) -> int:
             begin, begin_processor = time.perf_counter(), time.process_time()
             (report,) = replay.check(Session([path]), ["policy"], exact=True)
             rounds.append((time.perf_counter() - begin, time.process_time() - begin_processor))
-            if not report.same or report.compared != options.steps:
+            if not report.same or report.turns != options.steps + 1:
                 raise UsageError("the recording made for this benchmark does not replay; run td3-robot replay on yours")
     seconds, processor = (statistics.median(column) for column in zip(*rounds, strict=True))
     figures = {
@@ -129,7 +129,7 @@ def _options(parser: Parser, arguments: Sequence[str] | None, *counts: str) -> a
 
 
 def _session(steps: int) -> Said:
-    """What a robot, its policy server and a learner say that sends one set of weights."""
+    """What a robot, its policy server and a learner say that sends one set of weights, and the turns of the server."""
     rng = np.random.default_rng(0)
     spec = RobotSpec(
         "Bench",
@@ -142,9 +142,19 @@ def _session(steps: int) -> Said:
     payload = Bundle(spec, _HIDDEN, tensors, Exploration("gaussian", 0.1), {"version": 1}).encode()
     weights = Weights(1, 0, 0, sha256(payload), payload)
     hello = handshake.hello("simulator", "robot", client=0, robots=1, spec=spec)
-    core, peer = PolicyCore(Config().seed), Peer("policy", b"robot", hello, {})
-    core.step([("learner", weights)], 0.0)
-    said: Said = [("robot", hello), ("learner", weights)]
+    core, peer = policy_core.make(Config(), "policy", exploring=True), Peer("policy", b"robot", hello, {})
+    start = Start("policy", Config().to_yaml(), {"exploring": True, "frozen": False, "offers": sorted(MESSAGES)})
+    said: Said = [("robot", hello), ("learner", weights), ("policy", start)]
+    once = Once()
+
+    def told(now: float, *inputs: Input) -> list[Message]:
+        """A turn of the server, and what it says then for the first time."""
+        said.append(("policy", turns.turn(now, inputs)))
+        answers = [message for _, message in core.step(inputs, now) if once.first(message)]
+        said.extend(("policy", message) for message in answers)
+        return answers
+
+    told(0.0, (peer, hello), ("learner", weights))
     action = np.zeros((1, _ACTIONS), np.float32)
     for number in range(steps):
         step = Step(
@@ -167,9 +177,8 @@ def _session(steps: int) -> Said:
             needs_version=0,
             world={},
         )
-        answers = core.step([(peer, step)], number / RATE)
-        action = np.array(answers[0][1].action)  # type: ignore[attr-defined]
-        said += [("robot", step), *(("policy", answer) for _, answer in answers)]
+        said.append(("robot", step))
+        (action,) = (answer.action for answer in told(number / RATE, (peer, step)) if isinstance(answer, Action))
     return said
 
 
@@ -184,7 +193,7 @@ def _offers(said: Said, *, welcome: bool, rounds: int) -> float:
         begin = time.perf_counter()
         for number, ((_, message), payload) in enumerate(zip(said, payloads, strict=True)):
             tap.offer("learner", message, payload)
-            tap.flush(number / 2 / RATE)
+            tap.flush(number / 3 / RATE)
         taken.append((time.perf_counter() - begin) / len(said))
     return statistics.median(taken)
 
@@ -204,7 +213,7 @@ def _written(said: Said, path: Path) -> dict[str, float]:
         inputs.append((peers[name], Record(message.NAME, "policy", number, 0, codec.encode(message))))
     begin = time.perf_counter()
     for number, item in enumerate(inputs):
-        recorder.step([item], 1.0 + number / 2 / RATE)  # a Step and an Action each 1/60 s
+        recorder.step([item], 1.0 + number / 3 / RATE)  # a Step, a Turn and an Action each 1/60 s
     recorder.close(0.0)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "payload": float(recorder.counters["bytes"]), "file": float(path.stat().st_size)}

@@ -16,7 +16,8 @@ def test_the_report(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        assert report["messages"] == 82  # Hello, Weights, 40 Steps and their Actions
+        # Hello, Weights, Start, Turn, the server's state and what it would keep; then 40 Steps, Turns and Actions
+        assert report["messages"] == 6 + 3 * 40
         # Of a Step: 22 + 6 + 1 float32 and 13 bytes of phase, episode and episode_step, and names; of an Action 6.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
