@@ -26,7 +26,6 @@ from td3_robot.errors import (
     EXIT_GOOD,
     EXIT_USAGE,
     ConfigError,
-    HandshakeError,
     RunFolderError,
     Td3RobotError,
     UsageError,
@@ -338,6 +337,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     )
     bus = Bus()
     folder: RunFolder | None = None
+    node: Node | None = None
     try:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
             raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
@@ -357,26 +357,34 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
                 expected = link == RECORDER and node.config.record.enabled
                 bus.record(node.endpoint(link), ClientSession(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
-        try:
-            body(node)
-        except HandshakeError as error:
-            node.status(Figures("failed", str(error)), now=True)
-            raise
+        body(node)
         bus.close("stopped")
         return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
+        _tell_failure(node, str(error))
         bus.close(str(error)[:200])
         return error.exit_code
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = f"; make room on that disk, then td3-robot train --resume {folder.path}" if folder and full else ""
-        print(f"{arguments.name}: {error.filename or 'system'}: {error.strerror or error}{remedy}", file=sys.stderr)
+        what = f"{error.filename or 'system'}: {error.strerror or error}"
+        print(f"{arguments.name}: {what}{remedy}", file=sys.stderr)
+        _tell_failure(node, what)
         bus.close("failed")
         return 1
-    except BaseException:  # a mistake: what was said until then, a recorder is told, so that replay makes it again
+    except BaseException as error:  # a mistake: what was said until then, a recorder is told, so that it is made again
+        with contextlib.suppress(Exception):
+            _tell_failure(node, f"{type(error).__name__}: {error}")
         bus.close("crashed", in_order=False)
         raise
+
+
+def _tell_failure(node: Node | None, reason: str) -> None:
+    """Tell who supervises us, and who records or watches, why this process ends."""
+    if node:
+        status = Status(node.name, "failed", " ".join(reason.split())[:500], {}, dict(node.counters))
+        node.bus.send("supervisor" if node.supervised else RECORDER, status)
 
 
 def _ask_for_realtime(config: Config) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from td3_robot.config import RecordConfig
-from td3_robot.messages import Record
+from td3_robot.messages import Bye, Record
 from td3_robot.session import triggers
 from td3_robot.session.entries import ON_THE_WAY_NS, REPEATED, Attachment, Entry, Facts
 from td3_robot.session.writer import SessionWriter
@@ -54,6 +54,8 @@ class Recorder:
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
+            elif isinstance(origin, Peer) and isinstance(message, Bye) and (why := triggers.lost(origin.name, message)):
+                self.trigger(why)
         if self._writer:
             if self._writer.begun == float("-inf"):
                 self._writer.begun = now

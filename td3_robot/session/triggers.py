@@ -7,7 +7,7 @@ from typing import Any
 
 from td3_robot.errors import ProtocolError
 from td3_robot.lifecycle import FAULT
-from td3_robot.messages import MESSAGES, Message, StateChange, Status
+from td3_robot.messages import MESSAGES, Bye, Message, StateChange, Status
 from td3_robot.session.entries import Entry
 from td3_robot.transport import codec
 
@@ -37,3 +37,12 @@ def reason(entry: Entry) -> str | None:
         return look(codec.decode(MESSAGES[entry.topic].NAME, entry.payload))
     except ProtocolError:
         return None
+
+
+_IN_ORDER = ("stopped", "connected anew")
+"""Why a node that is well takes its leave."""
+
+
+def lost(name: str, bye: Bye) -> str | None:
+    """What has happened to a node that the recorder hears no more from; None if it ended as it should."""
+    return None if bye.reason in _IN_ORDER else f"{name} is gone: {bye.reason}"

@@ -72,6 +72,25 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
     assert main(["replay", str(second), "--core", "policy"]) == 0
 
 
+def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path) -> None:
+    run = train(200_000, "record.enabled=true", "record.ring_s=60", "learner.replay_ratio=0.05")
+    made = run.wait_for_steps(300)
+    run.children()["sim-0"].send_signal(signal.SIGKILL)
+    run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
+    file = tmp_path / "run" / "session.mcap"
+    log = tmp_path / "run" / "logs" / "recorder.log"
+    while "wrote the last 60 s" not in log.read_text():
+        made = run.wait_for_steps(made + 1)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    assert "sim-0 is gone: " in log.read_text()
+    assert examine(file)["damages"] == []
+    steps = [m for _, m in Session([file]).messages((Step.NAME,)) if isinstance(m, Step)]
+    assert {step.incarnation for step in steps} >= {0}  # of the one that was killed, to the end of its life
+    assert max(step.sequence for step in steps if step.incarnation == 0) > 200
+    assert list(file.parent.glob("session*.mcap")) == [file]  # stopping a run is no failure
+
+
 def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
     """Started and stopped by hand, beside a training that does not know of it."""
     run = train(200_000, "learner.replay_ratio=0.05")
@@ -125,13 +144,15 @@ def test_ctrl_c_loses_nothing_of_what_was_said_before(command: Callable[..., Any
     assert [entry.sequence for entry in entries] == list(range(300))
 
 
+@pytest.mark.parametrize("ring", [(), ("--ring-s", "30")], ids=["all", "ring"])
 def test_what_a_node_said_before_it_crashed_is_recorded(
-    tmp_path: Path, command: Callable[..., Any], monkeypatch: Any
+    ring: tuple[str, ...], tmp_path: Path, command: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    """A mistake in a core, not an error that the node expects: what it had gathered by then is in the file."""
+    """A mistake in a core, not an error that the node expects: what it had gathered by then is in the file, and why it
+    ended; a ring is written without being asked."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")
-    recorder = command("record", "leg.mcap", "--config", "robot.yaml")
+    recorder = command("record", "leg.mcap", "--config", "robot.yaml", *ring)
     recorder.wait_for("recording into")
     monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)
 
@@ -150,7 +171,10 @@ def test_what_a_node_said_before_it_crashed_is_recorded(
     )
     with pytest.raises(ZeroDivisionError):
         nodes.main("policy", arguments, body)
+    if ring:
+        recorder.wait_for(r"wrote the last 30 s to .*leg\.mcap: leg failed: ZeroDivisionError: a mistake$")
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
-    entries = list(Session([tmp_path / "leg.mcap"]).entries(("status",)))
-    assert [entry.sequence for entry in entries] == list(range(5))
+    messages = [message for _, message in Session([tmp_path / "leg.mcap"]).messages(("status",))]
+    assert [message.detail for message in messages] == ["0", "1", "2", "3", "4", "ZeroDivisionError: a mistake"]
+    assert messages[-1].state == "failed"

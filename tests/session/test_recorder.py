@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from td3_robot.config import Config, RecordConfig
-from td3_robot.messages import Record, Status, Weights
+from td3_robot.messages import Bye, Record, Status, Weights
 from td3_robot.session.entries import facts_of_this_machine
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import Recorder, free_name
@@ -95,6 +95,18 @@ def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) ->
     assert it.sequences("weights") == [[0]]
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "files"),
+    [("stopped", 0), ("connected anew", 0), ("silent for 2.0 s", 1), ("replaced by a later incarnation", 1)],
+)
+def test_ring_writes_when_a_node_is_gone_without_a_word(make: Make, make_step: Make, reason: str, files: int) -> None:
+    it = make(ring_s=1.0)
+    it.say(*(make_step(n) for n in range(20)))
+    it.recorder.step([(it.peer, Bye(reason))], it.now)
+    it.say(*(make_step(n) for n in range(20, 30)))
+    assert len(it.recorder.files) == files
 
 
 def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:
