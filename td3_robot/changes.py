@@ -26,6 +26,7 @@ _MADE_OF = {
     "learner.learning_starts": "its updates are counted from there",
     "learner.replay_ratio": "its updates are counted at that ratio from the start",
     "learner.recordings": "they were read when it began",
+    "learner.offline_updates": "its updates are counted from there",
     "launch": "other processes are another run",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",

@@ -178,7 +178,7 @@ class Config(Section, frozen=True):
 
     def __post_init__(self) -> None:
         learner = self.learner
-        if learner.learning_starts >= self.total_steps:
+        if learner.learning_starts >= self.total_steps and not learner.offline_updates:
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
                 "nothing would be learned"

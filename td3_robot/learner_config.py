@@ -42,7 +42,8 @@ class LearnerConfig(Section, frozen=True):
     ``precision`` auto is bf16 on a processor that is faster with it, and fp32 elsewhere; a run keeps what both were
     when it began. Random numbers are the same
     on every device, so that a checkpoint goes on on another one. ``recordings`` are files
-    whose transitions the replay buffer begins with; they count as no environment steps.
+    whose transitions the replay buffer begins with; they count as no environment steps. ``offline_updates`` are made on
+    them before the first environment step; the policy that is learned then acts in place of uniform actions.
 
     ``start_from`` is a policy bundle whose actor a new run begins with, in place of random weights and of uniform
     actions before ``learning_starts``; how its observations are normalised comes with it. The critics begin anew, so
@@ -78,6 +79,7 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
     recordings: tuple[str, ...] = ()
+    offline_updates: Natural = 0
     start_from: str | None = None
     critics_first: Natural = 0
 
@@ -86,6 +88,11 @@ class LearnerConfig(Section, frozen=True):
             raise ValueError(
                 f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: critics that know nothing "
                 "would spoil the policy at once; allowed: 1 or more, for example 5000"
+            )
+        if self.offline_updates and not self.recordings:
+            raise ValueError(
+                f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
+                "allowed without recordings: 0"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

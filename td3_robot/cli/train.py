@@ -37,6 +37,7 @@ _EXAMPLES = """examples:
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
   td3-robot train walker2d --from runs/walker2d/session.mcap
+  td3-robot train walker2d --from runs/walker2d/session.mcap --offline 20000
   td3-robot train --resume runs/ant-3
   td3-robot train --resume runs/ant-3 --steps 400000 --set learner.learning_rate=1e-4
 """
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lockstep", action="store_true", help="reproducible to the bit, a little slower")
     parser.add_argument(
         "--from", dest="recordings", nargs="+", default=[], metavar="FILE", help="begin with what these recordings hold"
+    )
+    parser.add_argument(
+        "--offline", type=int, metavar="N", help="with --from: updates on that, before the first environment step"
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; name what is to change")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
@@ -80,6 +84,7 @@ def _created(options: argparse.Namespace) -> Prepared:
     overrides += ["timing=lockstep"] if options.lockstep else []
     files = [str(Path(file).resolve()) for file in options.recordings]
     overrides += [f"learner.recordings={json.dumps(files)}"] if files else []
+    overrides += [f"learner.offline_updates={options.offline}"] if options.offline is not None else []
     wanted = configuration.load(options.config, overrides)
     _check_installed(wanted)
     config, device_memory, settled = settle(wanted)
@@ -93,7 +98,7 @@ def _created(options: argparse.Namespace) -> Prepared:
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
-    words = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings")}
+    words = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
     given = [name for name, value in words.items() if value is not None and value is not False and value != []]
     if given:
         raise UsageError(f"--resume goes on with a run; {given[0]} cannot be given, only CONFIG, --steps and --set")

@@ -28,7 +28,7 @@ from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
 log = logging.getLogger(__name__)
 
-_RECORD_EVERY = 1000  # environment steps between two lines of training metrics
+_RECORD_EVERY = 1000  # environment steps (or updates, before the first of them) between two lines of training metrics
 _SENT_AT_JOIN = 2  # in lock-step a restarted policy server may be asked for the version before the newest
 
 Record = dict[str, Any]
@@ -56,7 +56,11 @@ class LearnerCore:
         learner = config.learner
         compute.precision(learner.precision, compute.device(learner.device))  # or say now what this machine lacks
         self.limiter = RateLimiter(
-            learner.replay_ratio, learner.replay_ratio_band, learner.learning_starts, config.total_steps
+            learner.replay_ratio,
+            learner.replay_ratio_band,
+            learner.learning_starts,
+            config.total_steps,
+            learner.offline_updates,
         )
         self.spec: RobotSpec | None = None
         self.env_steps = 0
@@ -99,9 +103,14 @@ class LearnerCore:
         return self._ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
+    def offline(self) -> bool:
+        """Whether updates are still to be made before the first environment step."""
+        return self.updates < self.limiter.offline
+
+    @property
     def update_due(self) -> bool:
         """Whether a call of :meth:`step` has work to do even without input."""
-        return not self.lockstep and not self.done and self._owed
+        return self.offline or (not self.lockstep and not self.done and self._owed)
 
     @property
     def _owed(self) -> bool:
@@ -115,13 +124,16 @@ class LearnerCore:
         for origin, message in inputs:
             if isinstance(origin, Peer):
                 outputs += self._take(origin, message, now)
-        if self.lockstep:
+        if self.offline:
+            outputs += self._learn_offline(now)
+        elif self.lockstep:
             outputs += self._round(now)
         else:
             self._ended = self.evaluations.reached
             if self.update_due:
                 self.training.update(self.learning_rate)
             outputs += self._publish_if_due()
+        if not self.lockstep:
             outputs += self.sources.grant(self.limiter, self.env_steps, self.updates, now)
         return outputs
 
@@ -146,7 +158,8 @@ class LearnerCore:
         tensors = self.training.policy_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise self._diverged("the policy's weights are no longer finite")
-        asked, explores = self.config.exploration, self.learning or self.config.learner.start_from is not None
+        learner, asked = self.config.learner, self.config.exploration
+        explores = self.learning or learner.start_from is not None or learner.offline_updates > 0
         return Bundle(
             self.spec,
             self.config.network.hidden,
@@ -264,7 +277,7 @@ class LearnerCore:
 
     def _let_go(self, sources: Sequence[Source]) -> list[Output]:
         """Lock-step: tell sources the weights to name, once there is a policy server that holds those."""
-        ready = self.lockstep and self.spec and self._peers["policy"]
+        ready = self.lockstep and self.spec and self._peers["policy"] and not self.offline
         return self.rounds.let_go(self.version, sources) if ready else []
 
     def went_back(self) -> None:
@@ -337,6 +350,14 @@ class LearnerCore:
         replay = self.training.replay
         replay.storage.commit(Note(replay.total_added, self.env_steps, source, state, self.training.seen()))
 
+    def _learn_offline(self, now: float) -> list[Output]:
+        """One update on what recordings hold; after the last one everybody is told its policy, and may go on."""
+        self.training.update(self.learning_rate)
+        if self.offline and self.updates % _RECORD_EVERY:
+            return []
+        self._record(now, "offline")
+        return [] if self.offline else self.publish() + self._let_go(self.sources.live())
+
     def _round(self, now: float) -> list[Output]:
         """Lock-step: one Step of every source is a round; then the updates it owes, then everybody may go on."""
         ready = self.rounds.complete() if self._peers["policy"] and not self.done else []
@@ -388,12 +409,12 @@ class LearnerCore:
 
     # -- metrics -------------------------------------------------------------------------------------------------
 
-    def _record(self, now: float) -> None:
+    def _record(self, now: float, kind: str = "train") -> None:
         self.check()
         self.good, self._good_at = self.bundle(averaged=True).encode(), self.env_steps
         stream = self.sources.counters()
         record: Record = {
-            "kind": "train",
+            "kind": kind,
             "env_steps": self.env_steps,
             "updates": self.updates,
             "replay_ratio": self.replay_ratio(),
@@ -407,4 +428,4 @@ class LearnerCore:
     def replay_ratio(self) -> float:
         """Updates made for each environment step since learning started; 0 before."""
         after = self.env_steps - self.limiter.start
-        return self.updates / after if after > 0 else 0.0
+        return (self.updates - self.limiter.offline) / after if after > 0 else 0.0

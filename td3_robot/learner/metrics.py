@@ -26,13 +26,17 @@ class MetricsWriter:
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind."""
+        """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind.
+
+        Those of the kind ``offline``, before there are environment steps, over updates.
+        """
+        axis = "updates" if record["kind"] == "offline" else "env_steps"
         with files.naming(self._lines):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         for key, value in record.items():
-            if isinstance(value, (int, float)) and key != "env_steps":
-                self._events.add_scalar(f"{record['kind']}/{key}", value, record["env_steps"])
+            if isinstance(value, (int, float)) and key != axis:
+                self._events.add_scalar(f"{record['kind']}/{key}", value, record[axis])
 
     def close(self) -> None:
         with files.naming(self._lines):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from td3_robot.bundle import Bundle
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
 from td3_robot.messages import Step
@@ -34,6 +34,8 @@ def begin(core: LearnerCore) -> None:
     counts = prefill(core, (experience.read(Path(file)) for file in recordings))
     for file, count in zip(recordings, counts, strict=True):
         log.info("%s: %d transitions to begin with", file, count)
+    if core.offline and not core.training.ready:
+        raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: no transition is in there")
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """``lead = ratio · (env_steps - start) - updates`` is kept in [0, band] (in updates).
+    """``lead = ratio · (env_steps - start) - (updates - offline)`` is kept in [0, band] (in updates).
 
-    The learner waits at 0: it never trains ahead of the data. The simulators wait at ``band``.
+    The learner waits at 0: it never trains ahead of the data. The simulators wait at ``band``, and before that until
+    the ``offline`` updates are made.
 
     Attributes:
         ratio: updates per environment step; None lets both run free.
@@ -21,19 +22,23 @@ class RateLimiter:
             more, or both sides would wait for each other; ``Config`` sees to that.
         start: environment steps before the first update.
         total: environment steps of the whole run.
+        offline: updates before the first environment step, on what recordings hold.
     """
 
     ratio: float | None
     band: float
     start: int
     total: int
+    offline: int = 0
 
     def lead(self, env_steps: int, updates: int) -> float:
         """Updates owed; negative before ``start``."""
-        return (self.ratio or 0.0) * (env_steps - self.start) - updates
+        return (self.ratio or 0.0) * (env_steps - self.start) - (updates - self.offline)
 
     def updates_due(self, env_steps: int, updates: int) -> bool:
         """Whether one more update is owed (always, without a ratio, once learning has started)."""
+        if updates < self.offline:
+            return True
         if env_steps < max(1, self.start):
             return False
         return self.ratio is None or self.lead(env_steps, updates) >= 1
@@ -44,10 +49,12 @@ class RateLimiter:
         ``overshoot`` is by how many steps they may pass it, because robots of one process step together; the wait
         then begins that much earlier (but never so early that no update would come due).
         """
+        if updates < self.offline:
+            return 0
         if self.ratio is None:
             return self.total
         room = max(self.band - self.ratio * overshoot, self.ratio + 1)
-        return min(self.total, self.start + math.floor((updates + room) / self.ratio))
+        return min(self.total, self.start + math.floor((updates - self.offline + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:
         """Whether all steps are in and all updates they ask for are made."""

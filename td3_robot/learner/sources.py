@@ -115,7 +115,7 @@ class Sources:
         Whoever gets nothing is told from time to time what was dealt with: until then it keeps its Steps.
         """
         live = [source for source in self.live() if not source.stalled(now)]
-        if limiter.ratio is None:  # everybody may run to the end
+        if limiter.ratio is None and updates >= limiter.offline:  # everybody may run to the end
             told = [source for source in live if source.granted < _WITHOUT_LIMIT or source.unacknowledged]
             for source in told:
                 source.granted = _WITHOUT_LIMIT

@@ -25,6 +25,21 @@ def test_by_hand() -> None:
     assert limiter.done(1000, 450)  # 0.5 · 900
 
 
+def test_offline_updates_come_first_and_are_not_owed() -> None:
+    """30 of them, then as without: at 120 steps 0.5 · 20 = 10 updates are owed beyond those."""
+    limiter = RateLimiter(0.5, 8.0, 100, 1000, offline=30)
+    assert limiter.updates_due(0, 0)
+    assert limiter.updates_due(0, 29)
+    assert not limiter.updates_due(0, 30)
+    assert limiter.steps_allowed(29) == 0
+    assert limiter.steps_allowed(30) == 116  # 100 + 8 / 0.5
+    assert limiter.updates_due(120, 39)
+    assert not limiter.updates_due(120, 40)
+    assert limiter.lead(120, 34) == 6
+    assert not limiter.done(1000, 479)
+    assert limiter.done(1000, 480)  # 30 + 0.5 · 900
+
+
 def test_without_a_ratio_both_run_free() -> None:
     limiter = RateLimiter(None, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)

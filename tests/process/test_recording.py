@@ -41,6 +41,14 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     assert main(["replay", str(file)]) == 0
     checked = capsys.readouterr().out
     assert "2 loss statistics messages the same" in checked  # a line each 1,000 steps
+    run = train(
+        300, "robots=2", options=("--lockstep", "--from", "run/session.mcap", "--offline", "1500"), out="second"
+    )
+    assert run.finish() == 0, run.output()
+    lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()]
+    offline = [(line["updates"], line["env_steps"]) for line in lines if line["kind"] == "offline"]
+    assert offline == [(1000, 0), (1500, 0)]
+    assert json.loads((tmp_path / "second" / "final.json").read_text())["learner"]["figures"]["env_steps"] == 300
 
 
 def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:

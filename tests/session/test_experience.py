@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from td3_robot import config as configuration
+from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
-from td3_robot.errors import BundleError, SessionError
+from td3_robot.errors import BundleError, ConfigError, SessionError
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.prefill import prefill
-from td3_robot.messages import Phase
+from td3_robot.learner.prefill import begin, prefill
+from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.session import experience
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session as handshake
@@ -74,6 +75,56 @@ def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spe
         core.step([(peer, make_step(number, 2, incarnation=3))], 0.0)
     assert core.env_steps == 4
     assert core.counts()["gaps"] == 0
+
+
+@pytest.mark.parametrize(("timing", "ratio"), [("free", 1.0), ("free", None), ("lockstep", 1.0)])
+def test_offline(make_step: Make, spec: RobotSpec, save: Make, timing: str, ratio: float | None) -> None:
+    """5 updates before a simulator that has long been there may go on; then the learned policy explores at once."""
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
+    path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
+    learner = {"recordings": [str(path)], "offline_updates": 5, "learning_starts": 8, "replay_ratio": ratio}
+    config = configuration.parse(
+        {
+            "network": {"hidden": [4]},
+            "learner": {**learner, "publish_every": 1, "batch_size": 4},
+            "timing": timing,
+            "robots": 2,
+            "total_steps": 10,
+        }
+    )
+    core = LearnerCore(config)
+    begin(core)
+    before = core.bundle()
+    peer = Peer("learner", b"k", hello, {})
+    server = Peer("learner", b"p", handshake.hello("policy", "policy", client=0), {})
+    outputs = core.step([(peer, hello), (server, server.hello)], 0.0)
+    for made in range(1, 5):
+        assert (core.updates, core.env_steps, core.offline, core.update_due) == (made, 0, True, True)
+        assert not any(isinstance(message, Throttle) for _, message in outputs)
+        outputs = core.step([], 0.1 * made)
+    assert (core.updates, core.offline) == (5, False)
+    (weights,) = (message for _, message in outputs if isinstance(message, Weights))
+    assert weights.updates == 5
+    learned = Bundle.decode(weights.payload)
+    assert learned.exploration.kind == "gaussian"
+    assert any(not np.array_equal(learned.tensors[name], before.tensors[name]) for name in before.tensors)
+    (throttle,) = (message for _, message in outputs if isinstance(message, Throttle))
+    assert throttle.transitions_allowed > 0
+    (record,) = core.take_records()
+    assert (record["kind"], record["updates"], record["env_steps"]) == ("offline", 5, 0)
+    for _ in range(5):
+        core.step([], 1.0)
+    assert core.updates == 5  # the rest is owed to environment steps
+
+
+def test_nothing_to_learn_from_offline(make_step: Make, spec: RobotSpec, save: Make) -> None:
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=1, spec=spec)
+    path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
+    learner = {"recordings": [str(path)], "offline_updates": 5}
+    with pytest.raises(SessionError, match=r"nothing to learn from offline: .*a\.mcap: no transition is in there"):
+        begin(LearnerCore(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
+    with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
+        configuration.parse({"learner": {"offline_updates": 5}})
 
 
 def test_another_robots_recording_is_refused(
