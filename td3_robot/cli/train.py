@@ -31,6 +31,7 @@ from td3_robot.transport.keys import open_keys
 
 FINAL_EPISODES = 10
 _LEARNER = "td3_robot.learner.node"
+_RECORDER = "td3_robot.session.node"
 
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
@@ -137,6 +138,8 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     Also whether what the learner keeps fits; what to say of that.
     """
     processes = launch.expand(launch.load(config.launch), config)
+    if config.record.enabled and not any(process.row.module == _RECORDER for process in processes):
+        raise UsageError(f"record.enabled is true; launch {config.launch!r} has no recorder, it must be false")
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):

@@ -397,6 +397,8 @@ def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, comm
         (("train", "walker2d", "--set", "robots=100"), 2, "replay_ratio_band"),
         (("train", "walker2d", "--steps", "100"), 2, "learner.learning_starts"),
         (("train", "walker2d", "--set", "endpoints.policy=tcp://10.0.0.1:5555", "--out", "x"), 2, "beyond loopback"),
+        (("train", "cartpole_a2c", "--set", "record=true"), 2, "launch 'a2c' has no recorder"),
+        (("train", "walker2d", "--offline", "5"), 2, "learner.recordings is empty"),
         (("train", "--resume", "nowhere"), 2, "holds no run"),
         (("train",), 2, "no CONFIG"),
         (("eval", "nothing.safetensors"), 2, "cannot be read"),
