@@ -136,6 +136,14 @@ class RecordConfig(Section, frozen=True):
     ring_s: NonNegative = 0.0
     ring_mb: Positive = 256.0
 
+    def __post_init__(self) -> None:
+        for name in ("split_mb", "split_s"):
+            if self.ring_s and getattr(self, name):
+                raise ValueError(
+                    f"record.ring_s is {self.ring_s:g} and record.{name} {getattr(self, name):g}: "
+                    "a ring is written into files of its own length; one of the two must be 0"
+                )
+
 
 class EndpointsConfig(Section, frozen=True):
     """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
