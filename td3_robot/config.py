@@ -127,7 +127,7 @@ class RecordConfig(Section, frozen=True):
 
     A new file is begun after ``split_mb`` megabytes or ``split_s`` seconds; 0 is never. With ``ring_s`` above 0 only
     the last so many seconds are kept, in at most ``ring_mb`` megabytes of memory, and written when something happens:
-    a fault, an emergency stop, or the signal SIGUSR1.
+    a fault, an emergency stop, or the signal SIGUSR1; nothing is split then.
     """
 
     enabled: bool = False

@@ -40,7 +40,7 @@ A training records itself with --set record=true.
 _OPTIONS = {
     "split_mb": "begin a new file after so many megabytes",
     "split_s": "begin a new file after so many seconds",
-    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1",
+    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1 (not beside --split-…)",
     "ring_mb": "memory for that, in megabytes",
 }
 

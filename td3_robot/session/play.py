@@ -19,7 +19,7 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, Usa
 from td3_robot.messages import MESSAGES, Step
 from td3_robot.node import Parser, check_name
 from td3_robot.run_folder import RunFolder
-from td3_robot.session.entries import Entry
+from td3_robot.session.entries import Entry, printable
 from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
 from td3_robot.topics import MONITOR
@@ -204,7 +204,8 @@ def _renamed(remap: Sequence[str], session: Session) -> dict[str, str]:
         if not old or not new:
             raise UsageError(f"--remap is {item!r}; it must be OLD=NEW")
         if old not in publishers:
-            raise UsageError(f"--remap {item}: nobody in the recording is {old!r}; publishers: {', '.join(publishers)}")
+            there = printable(", ".join(publishers))
+            raise UsageError(f"--remap {item}: nobody in the recording is {old!r}; publishers: {there}")
         check_name(f"--remap {item}: NEW", new)
         if old in names:
             raise UsageError(f"--remap {item}: {old!r} is to be {names[old]!r} already")
@@ -212,7 +213,7 @@ def _renamed(remap: Sequence[str], session: Session) -> dict[str, str]:
     later = Counter(names.get(publisher, publisher) for publisher in publishers)
     if alike := [name for name, count in later.items() if count > 1]:
         same = [publisher for publisher in publishers if names.get(publisher, publisher) == alike[0]]
-        raise UsageError(f"--remap: {' and '.join(same)} would both be {alike[0]!r}; names must differ")
+        raise UsageError(f"--remap: {printable(' and '.join(same))} would both be {alike[0]!r}; names must differ")
     return names
 
 

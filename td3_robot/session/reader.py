@@ -24,7 +24,7 @@ from td3_robot.config import Config
 from td3_robot.errors import SessionError
 from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry
+from td3_robot.session.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
@@ -275,7 +275,8 @@ class Session:
         """
         held = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - held):
-            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {', '.join(sorted(held)) or 'nothing'}")
+            there = printable(", ".join(sorted(held))) or "nothing"
+            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {there}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """The messages of these topics (of all, if none is named) in the order they were recorded, each once.

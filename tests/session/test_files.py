@@ -246,8 +246,13 @@ def test_what_a_file_says_does_not_steer_the_terminal(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
-    assert main(["info", str(save("a.mcap", entries))]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    path = str(save("a.mcap", entries))
+    assert main(["info", path]) == 0
+    assert main(["play", path, "--policy", "ipc:///nobody", "--remap", "x=y"]) == 2
+    said = capsys.readouterr()
+    assert "evil" in said.out
+    assert "evil" in said.err
+    assert "\x1b" not in said.out + said.err
 
 
 def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
