@@ -127,7 +127,7 @@ class RecordConfig(Section, frozen=True):
 
     A new file is begun after ``split_mb`` megabytes or ``split_s`` seconds; 0 is never. With ``ring_s`` above 0 only
     the last so many seconds are kept, in at most ``ring_mb`` megabytes of memory, and written when something happens:
-    a fault, an emergency stop, or the signal SIGUSR1.
+    a fault, an emergency stop, or the signal SIGUSR1; nothing is split then.
     """
 
     enabled: bool = False
@@ -135,6 +135,14 @@ class RecordConfig(Section, frozen=True):
     split_s: NonNegative = 0.0
     ring_s: NonNegative = 0.0
     ring_mb: Positive = 256.0
+
+    def __post_init__(self) -> None:
+        for name in ("split_mb", "split_s"):
+            if self.ring_s and getattr(self, name):
+                raise ValueError(
+                    f"record.ring_s is {self.ring_s:g} and record.{name} {getattr(self, name):g}: "
+                    "a ring is written into files of its own length; one of the two must be 0"
+                )
 
 
 class EndpointsConfig(Section, frozen=True):

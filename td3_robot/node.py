@@ -304,6 +304,16 @@ def parser(
     return result
 
 
+def check_name(option: str, name: str) -> None:
+    """Whether a process may be called so.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+
+
 def place(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """The run that the arguments name and its configuration, or the configuration to be deployed with.
 
@@ -339,8 +349,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     folder: RunFolder | None = None
     node: Node | None = None
     try:
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", arguments.name):
-            raise UsageError(f"--name is {arguments.name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+        check_name("--name", arguments.name)
         folder, config = place(role, arguments)
         bus.keys = open_keys(config.endpoints.keys)
         if role == "policy":  # now, because the first socket makes threads, which inherit all of it
@@ -367,8 +376,10 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         return error.exit_code
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = f"; make room on that disk, then td3-robot train --resume {folder.path}" if folder and full else ""
-        what = f"{error.filename or 'system'}: {error.strerror or error}"
+        what, remedy = (
+            f"{error.filename or 'system'}: {error.strerror or error}",
+            _make_room(role, folder) if full else "",
+        )
         print(f"{arguments.name}: {what}{remedy}", file=sys.stderr)
         _tell_failure(node, what)
         bus.close("failed")
@@ -385,6 +396,13 @@ def _tell_failure(node: Node | None, reason: str) -> None:
     if node:
         status = Status(node.name, "failed", " ".join(reason.split())[:500], {}, dict(node.counters))
         node.bus.send("supervisor" if node.supervised else RECORDER, status)
+
+
+def _make_room(role: str, folder: RunFolder | None) -> str:
+    """What to do about a full disk."""
+    if role == RECORDER:
+        return "; make room on that disk, then td3-robot record again: who was recorded goes on without it"
+    return f"; make room on that disk, then td3-robot train --resume {folder.path}" if folder else ""
 
 
 def _ask_for_realtime(config: Config) -> None:

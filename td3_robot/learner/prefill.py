@@ -31,9 +31,10 @@ def begin(core: LearnerCore) -> None:
         return
     from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
 
-    counts = prefill(core, (experience.read(Path(file)) for file in recordings))
-    for file, count in zip(recordings, counts, strict=True):
-        log.info("%s: %d transitions to begin with", file, count)
+    sessions = experience.recordings([Path(file) for file in recordings])
+    counts = prefill(core, (experience.read(*parts) for parts in sessions))
+    for parts, count in zip(sessions, counts, strict=True):
+        log.info("%s: %d transitions to begin with", ", ".join(map(str, parts)), count)
     if core.offline and not core.training.ready:
         raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: no transition is in there")
 

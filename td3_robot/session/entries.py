@@ -20,7 +20,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 """Name of the attachment with what a run that has ended said of its learning."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""How many of the newest of each publisher and link every further file begins with, so that it stands alone."""
+"""How many of the newest of each publisher and link every further file begins with, so that it can be read alone."""
 ON_THE_WAY_NS = 500_000_000
 """More than a message is on its way to the recorder: nodes gather what they say, and so does it."""
 _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Hello, Step
-from td3_robot.session.reader import Session
+from td3_robot.session.entries import REPEATED, Entry
+from td3_robot.session.reader import Session, SessionFile
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES
 
 
-def read(path: Path) -> tuple[RobotSpec, Iterator[Step]]:
-    """The robot of a recording, and its Steps in the order in which each source published them.
+def recordings(files: Sequence[Path]) -> list[list[Path]]:
+    """The files of each recording: parts that one recorder wrote belong together, in whatever order they are named.
+
+    Each part begins with a copy of what was said in those before it, with the time at which that was published.
 
     Raises:
-        SessionError: the file is damaged, or does not say which robot it is of.
+        SessionError: a file cannot be read.
     """
-    return of(Session([path]))
+    found: list[tuple[list[Path], set[object]]] = []
+    for file in files:
+        said: set[object] = {
+            (item.identity, item.published)
+            for item in (SessionFile(file).items() if len(files) > 1 else ())
+            if isinstance(item, Entry) and item.topic in REPEATED
+        }
+        parts = [file]
+        for known in [known for known in found if known[1] & said]:
+            found.remove(known)
+            parts, said = [*known[0], *parts], known[1] | said
+        found.append((parts, said))
+    return [parts for parts, _ in found]
+
+
+def read(*parts: Path) -> tuple[RobotSpec, Iterator[Step]]:
+    """The robot of a recording, of one file or several parts, and its Steps in the order in which each source published
+    them.
+
+    Raises:
+        SessionError: a file is damaged, or does not say which robot it is of.
+    """
+    return of(Session(parts))
 
 
 def of(session: Session) -> tuple[RobotSpec, Iterator[Step]]:

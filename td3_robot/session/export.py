@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import importlib
+import itertools
 import json
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from td3_robot.errors import EXIT_GOOD, UsageError
+from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, FieldType, Hello, Message, wire_fields
 from td3_robot.node import Parser
 from td3_robot.session import ros2
@@ -151,10 +152,12 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
     """Write the tables; rows by topic.
 
     Raises:
-        SessionError: the recording is damaged.
+        SessionError: the recording is damaged, or of robots that differ in their channels.
         OSError: a table exists or cannot be written.
     """
     names = _names(session)
+    if any(_of_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
+        _refuse_two_kinds(session, names)
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         tables: dict[str, Table] = {}
@@ -169,9 +172,35 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def _names(session: Session) -> dict[str, Names]:
-    """Names of channels, by source."""
+    """Names of channels, by source. One whose Hello was lost is as any other with so many channels; else they are
+    numbered."""
     hellos = session.messages((Hello.NAME,))
-    return {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
+    said = {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
+
+    def of(source: str, size: str, count: int) -> Sequence[str]:
+        known = (names.get(size, ()) for names in (said.get(source, {}), *said.values()))
+        return next((names for names in known if len(names) == count), [str(channel) for channel in range(count)])
+
+    return {
+        source: {size: of(source, size, sizes[size]) for size in ("O", "A")}
+        for source, sizes in session.decode.sizes.items()
+    }
+
+
+def _of_channels(topic: str) -> bool:
+    """Whether a table has columns that are channels of a source."""
+    return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
+
+
+def _refuse_two_kinds(session: Session, names: Mapping[str, Names]) -> None:
+    for (first, wanted), (source, found) in itertools.pairwise(names.items()):
+        for size in wanted:
+            for one, other in itertools.zip_longest(wanted[size], found[size]):
+                if one != other:
+                    raise SessionError(
+                        f"{str(session.paths[0])!r} holds two kinds of robots, which make no common columns: "
+                        f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
+                    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write a recording as tables, in ROS 2 types, or as a Minari dataset.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WHOLE], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="of --format minari (default: as the file, -v0)")
@@ -196,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.format == "minari":
         return _minari(options)
     session = Session(options.files)
+    session.require(options.topics)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.format == "ros2":
         counts = ros2.export(session, options.out / "ros2.mcap")
@@ -212,9 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _minari(options: argparse.Namespace) -> int:
     module = importlib.import_module("sims.minari_export")  # by name: what needs Gymnasium is never imported
-    name = options.dataset or module.name_of(options.files[0])
+    session = Session(options.files)
+    name = options.dataset or module.name_of(session.paths[0])
     module.check_name(name)
-    counts = module.export(Session(options.files), options.out, name)
+    counts = module.export(session, options.out, name)
     print(json.dumps(counts) if options.json else f"{options.out / name}: {module.summary(counts)}")
     return EXIT_GOOD
 

@@ -40,7 +40,7 @@ A training records itself with --set record=true.
 _OPTIONS = {
     "split_mb": "begin a new file after so many megabytes",
     "split_s": "begin a new file after so many seconds",
-    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1",
+    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1 (not beside --split-…)",
     "ring_mb": "memory for that, in megabytes",
 }
 
@@ -83,8 +83,12 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     facts = facts_of_this_machine(node.config, attachments)
     epoch = time.time_ns() - time.monotonic_ns()
     node.serve(RECORDER, {"node": (Record,)})
-    recorder = Recorder(path, facts, _settings(node.config.record, options), epoch)
-    log.info("recording into %s", path)
+    config = _settings(node.config.record, options)
+    recorder = Recorder(path, facts, config, epoch)
+    if config.ring_s:
+        log.info("keeping the last %g s, to be written to %s on a fault or SIGUSR1", config.ring_s, path)
+    else:
+        log.info("recording into %s", path)
     triggered: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
 
@@ -110,8 +114,11 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
         if node.supervised:
             with contextlib.suppress(OSError):  # a run that ends before there is any
                 known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
-    finally:
-        recorder.close(time.monotonic(), known_now)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what went wrong first is what is to be said
+            recorder.close(time.monotonic())
+        raise
+    recorder.close(time.monotonic(), known_now)
 
 
 def _keep_memory() -> None:

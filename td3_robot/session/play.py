@@ -11,15 +11,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
 from td3_robot.messages import MESSAGES, Step
-from td3_robot.node import Parser
+from td3_robot.node import Parser, check_name
 from td3_robot.run_folder import RunFolder
-from td3_robot.session.entries import Entry
+from td3_robot.session.entries import Entry, printable
 from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
 from td3_robot.topics import MONITOR
@@ -43,24 +43,24 @@ terminal, pauses and goes on.
 
 @dataclass
 class Schedule:
-    """When each entry is due: as far from the first as it was recorded, divided by the rate.
+    """When each entry is due: as far from the recording's beginning as it was recorded, divided by the rate.
 
     Args:
+        origin: when that was, in ns since 1970.
         rate: times as fast.
         start: seconds of the recording to leave out.
         duration: seconds of the recording to play; None for all.
     """
 
+    origin: int
     rate: float = 1.0
     start: float = 0.0
     duration: float | None = None
-    _origin: int | None = field(default=None, init=False)
 
     def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
         """Pairs of seconds since the beginning, and an entry."""
         for entry in entries:
-            self._origin = entry.received if self._origin is None else self._origin
-            offset = (entry.received - self._origin) * 1e-9 - self.start
+            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # below: its clock was set back
             if offset < 0:
                 continue
             if self.duration is not None and offset > self.duration:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Play a recording to live nodes.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts in order")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
     for link in _LINKS:
         parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
@@ -107,8 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
     parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
-    parser.add_argument("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher another name")
-    parser.add_argument("--start", type=float, default=0.0, metavar="S", help="leave out the first seconds")
+    parser.add_argument(
+        "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
+    )
+    parser.add_argument("--start", type=float, default=0.0, metavar="S", help="leave out the recording's first seconds")
     parser.add_argument("--duration", type=float, metavar="S", help="play so many seconds of the recording")
     parser.add_argument("--paused", action="store_true", help="begin paused")
     parser.add_argument("--json", action="store_true", help="print what was played as one JSON object")
@@ -120,7 +122,8 @@ def _play(options: argparse.Namespace) -> int:
     if not options.rate > 0 or options.start < 0 or (options.duration is not None and options.duration <= 0):
         raise UsageError("--rate and --duration must be above 0, and --start not below it")
     (endpoints, keys), topics = _place(options), _topics(options)
-    session, names, played = Session(options.files), _renamed(options.remap), Counter[str]()
+    session, played = Session(options.files), Counter[str]()
+    names, schedule = _renamed(options.remap, session), _schedule(options, session, topics)
     stopped, pause = list[int](), Pause(options.paused)
     handlers: dict[int, Handler] = {
         signal.SIGINT: lambda number, _: stopped.append(number),
@@ -136,7 +139,6 @@ def _play(options: argparse.Namespace) -> int:
                     print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
                     return EXIT_CHECK_FAILED
                 player.introduce()
-                schedule = Schedule(options.rate, options.start, options.duration)
                 _run(player, schedule.of(session.timed(topics)), pause, stopped)
             finally:
                 played += player.counts()
@@ -178,10 +180,40 @@ def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, 
     player.turn(0.0)
 
 
-def _renamed(remap: Sequence[str]) -> dict[str, str]:
-    names = dict(item.partition("=")[::2] for item in remap)
-    if wrong := [item for item in remap if not all(item.partition("="))]:
-        raise UsageError(f"--remap is {wrong[0]!r}; it must be OLD=NEW")
+def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:
+    """When what is due; there must be something."""
+    everything = len(topics) == len(MESSAGES)
+    session.require(() if everything else topics)
+    origin = next((entry.received for entry in session.timed()), 0)
+    schedule = Schedule(origin, options.rate, options.start, options.duration)
+    if next(schedule.of(session.timed(topics)), None) is None:
+        until = "on" if options.duration is None else f"to {options.start + options.duration:g} s"
+        raise UsageError(
+            f"{str(session.paths[0])!r} holds no {'message' if everything else ' or '.join(topics)} "
+            f"from {options.start:g} s {until}; it is {(session.end - session.begin) * 1e-9:.3f} s long"
+        )
+    return schedule
+
+
+def _renamed(remap: Sequence[str], session: Session) -> dict[str, str]:
+    """The new names of publishers."""
+    publishers = sorted({publisher for publisher, _, _ in session.counts})
+    names: dict[str, str] = {}
+    for item in remap:
+        old, _, new = item.partition("=")
+        if not old or not new:
+            raise UsageError(f"--remap is {item!r}; it must be OLD=NEW")
+        if old not in publishers:
+            there = printable(", ".join(publishers))
+            raise UsageError(f"--remap {item}: nobody in the recording is {old!r}; publishers: {there}")
+        check_name(f"--remap {item}: NEW", new)
+        if old in names:
+            raise UsageError(f"--remap {item}: {old!r} is to be {names[old]!r} already")
+        names[old] = new
+    later = Counter(names.get(publisher, publisher) for publisher in publishers)
+    if alike := [name for name, count in later.items() if count > 1]:
+        same = [publisher for publisher in publishers if names.get(publisher, publisher) == alike[0]]
+        raise UsageError(f"--remap: {printable(' and '.join(same))} would both be {alike[0]!r}; names must differ")
     return names
 
 

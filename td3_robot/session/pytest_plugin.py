@@ -10,7 +10,7 @@ Loaded by pytest of itself; imports the rest of td3-robot only when a test needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(INI, "folders whose recordings (*.mcap) are replayed as tests by td3-robot", "paths", [])
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse folders that no test could come from: a suite that checks nothing must not pass."""
+    for folder in _folders(session.config):
+        if not folder.is_dir():
+            raise pytest.UsageError(f"{INI}: {str(folder)!r} is no folder")
+        if not any(folder.rglob("*.mcap")):
+            raise pytest.UsageError(f"{INI}: {str(folder)!r} holds no recordings (*.mcap)")
+
+
+def _folders(config: pytest.Config) -> Sequence[Path]:
+    return [Path(folder).resolve() for folder in config.getini(INI)]
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    folders = [Path(folder).resolve() for folder in parent.config.getini(INI)]
+    folders = _folders(parent.config)
     if file_path.suffix == ".mcap" and any(folder in file_path.resolve().parents for folder in folders):
         return SessionCollector.from_parent(parent, path=file_path)
     return None

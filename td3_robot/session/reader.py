@@ -6,7 +6,7 @@ import heapq
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from td3_robot.config import Config
 from td3_robot.errors import SessionError
 from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry
+from td3_robot.session.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
 from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
@@ -193,15 +193,28 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
     return f"recorded with protocol version {version}; this version of td3-robot reads {PROTOCOL_VERSION}"
 
 
+def _begins(path: Path) -> int:
+    """When the first message of a part was received that is its own: what it repeats of others is older."""
+    received = 0
+    for item in SessionFile(path).items():
+        if isinstance(item, Entry):
+            received = item.received
+            if item.topic not in REPEATED:
+                break
+    return received
+
+
 class Session:
-    """A recording: one whole file, or the parts that a recorder split it into, in their order.
+    """A recording: one whole file, or the parts that a recorder split it into, in whatever order they are named.
 
     Attributes:
+        paths: the files, in the order they were recorded.
         metadata: what the recorder said about itself.
         attachments: by name.
         counts: messages of each stream: of each start of each node, by topic.
         starts: the Start of each start of each node, by its name and incarnation.
         turns: the number of the first recorded turn of each.
+        begin, end: when the first and the last message were received, in ns since 1970; 0 where there is none.
         decode: from an entry to its message.
 
     Raises:
@@ -209,12 +222,13 @@ class Session:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = tuple(paths)
+        self.paths = tuple(sorted(paths, key=_begins) if len(paths) > 1 else paths)
         self.metadata: dict[str, str] = {}
         self.attachments: dict[str, Attachment] = {}
         self.counts: Counter[tuple[str, int, str]] = Counter()
         self.starts: dict[tuple[str, int], Entry] = {}
         self.turns: dict[tuple[str, int], int] = {}
+        self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
         self._ahead: dict[tuple[str, int], int] = {}  # ns by which the recorder's clock is ahead of a node's, at most
         repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
@@ -226,6 +240,7 @@ class Session:
                 self.attachments.setdefault(item.name, item)
             elif isinstance(item, Entry):
                 self.decode.learn(item)
+                self.begin, self.end = min(self.begin or item.received, item.received), max(self.end, item.received)
                 again = item.topic in REPEATED and item.identity in repeated
                 self.counts[item.stream] += not again
                 node, later = (item.publisher, item.incarnation), item.received - item.published
@@ -251,6 +266,17 @@ class Session:
             return configuration.parse(yaml.safe_load(attached.data), source=f"{CONFIG} in {self._label}")
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise SessionError(f"{CONFIG} in {self._label} is not YAML: {' '.join(str(error).split())}") from None
+
+    def require(self, topics: Iterable[str]) -> None:
+        """Whether there is something of each of these topics.
+
+        Raises:
+            SessionError: there is nothing of one.
+        """
+        held = {topic for _, _, topic in self.counts}
+        if absent := sorted(set(topics) - held):
+            there = printable(", ".join(sorted(held))) or "nothing"
+            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {there}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """The messages of these topics (of all, if none is named) in the order they were recorded, each once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from td3_robot.config import RecordConfig
@@ -54,8 +55,8 @@ class Recorder:
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
-            elif isinstance(origin, Peer) and isinstance(message, Bye) and (why := triggers.lost(origin.name, message)):
-                self.trigger(why)
+            elif isinstance(origin, Peer) and isinstance(message, Bye):
+                self._gone(origin.name, message)
         if self._writer:
             if self._writer.begun == float("-inf"):
                 self._writer.begun = now
@@ -70,7 +71,9 @@ class Recorder:
     def trigger(self, reason: str) -> None:
         """Write down the last seconds, if only those are kept: when what was said until now has come, and those of the
         time before are over."""
-        if self._config.ring_s and not self._pending:
+        if not self._config.ring_s:
+            log.info("%s does nothing: all is written as it comes, without --ring-s", reason)
+        elif not self._pending:
             self._pending = reason
             self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
             self.counters["triggers"] += 1
@@ -83,6 +86,8 @@ class Recorder:
             self._writer.close()
         elif self._pending:
             self._dump(now)
+        elif not self.files:
+            log.info("nothing was written to %s: in all the time there was neither a fault nor SIGUSR1", self.path)
 
     # -- what is kept --------------------------------------------------------------------------------------------
 
@@ -104,6 +109,10 @@ class Recorder:
         if why := triggers.reason(entry):
             self.trigger(why)
 
+    def _gone(self, name: str, bye: Bye) -> None:
+        if not self._writer and (why := triggers.lost(name, bye)):
+            self.trigger(why)
+
     def _remember(self, entry: Entry) -> None:
         if entry.topic in REPEATED:
             key = entry.publisher, entry.topic, entry.link
@@ -119,13 +128,15 @@ class Recorder:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> SessionWriter:
+    def _begin(self, now: float, since: int = 0) -> SessionWriter:
+        """A new file, of what was received from ``since`` (ns since 1970) on; what it repeats of before is as if it had
+        come then, so that the file is no longer than what is in it."""
         path = free_name(self.path)
         self._writer = SessionWriter(path, self._facts, now)
         self.files.append(path)
         for kept in self._repeated.values():
             for entry in kept:
-                self._writer.add(entry)
+                self._writer.add(replace(entry, received=since))
         return self._writer
 
     def _split(self, now: float) -> None:
@@ -134,10 +145,10 @@ class Recorder:
         too_long = config.split_s > 0 and now - writer.begun >= config.split_s
         if too_long or (config.split_mb > 0 and writer.size() >= config.split_mb * 1e6):
             writer.close()
-            self._begin(now)
+            self._begin(now, self._epoch + int(now * 1e9))
 
     def _dump(self, now: float) -> None:
-        writer = self._begin(now)
+        writer = self._begin(now, self._ring[0].received if self._ring else self._epoch + int(now * 1e9))
         for entry in self._ring:
             writer.add(entry)
         writer.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 from mcap.writer import CompressionType, Writer
 
@@ -14,6 +16,16 @@ CHUNK_S = 0.5
 """Seconds after which what was taken is handed to the operating system, and outlives this process."""
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
+
+
+class _File(io.FileIO):
+    """A file that is named where it cannot be written."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.name)) from None
 
 
 class SessionWriter:
@@ -34,7 +46,7 @@ class SessionWriter:
         self.path = path
         self.begun = now
         self.messages = 0
-        self._file = path.open("xb")
+        self._file = io.BufferedWriter(_File(path, "x"))
         # LZ4 and not zstd: most of a training's bytes are weights, which hardly shrink; zstd spends 5 times the time.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
@@ -71,8 +83,8 @@ class SessionWriter:
     def close(self) -> None:
         """Write the index, and close the file."""
         if not self._file.closed:
-            self._writer.finish()
-            self._file.close()
+            with self._file:  # closed even where there is no room for the index
+                self._writer.finish()
 
     def _register(self, entry: Entry) -> int:
         if entry.topic not in self._schemas:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from td3_robot.messages import Message
-from td3_robot.session.entries import Entry
+from td3_robot.config import Config, RecordConfig
+from td3_robot.messages import Message, Record
+from td3_robot.session.entries import Entry, facts_of_this_machine
+from td3_robot.session.reader import Session
+from td3_robot.session.recorder import Recorder
 from td3_robot.transport import codec
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import Peer
 
 SECOND = 1_000_000_000
 BEGIN = 1_700_000_000 * SECOND
@@ -24,3 +31,26 @@ def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 
         result.append(Entry(publisher, 0, message.NAME, "policy", sequence[stream], time, time + 1000, payload))
         sequence[stream] += 1
     return result
+
+
+class Publisher:
+    """One node that is recorded, at ten messages a second."""
+
+    def __init__(self, path: Path, begin: int = BEGIN, **config: float) -> None:
+        self.recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True, **config), begin)
+        self.begin = begin  # ns since 1970
+        self.peer = Peer("recorder", b"k", handshake.hello("node", "sim-0", client=0), {})
+        self.now = 0.0
+        self.sequence: dict[str, int] = {}
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            number = self.sequence.get(message.NAME, -1) + 1
+            self.sequence[message.NAME] = number
+            record = Record(message.NAME, "learner", number, self.begin + int(self.now * SECOND), codec.encode(message))
+            self.recorder.step([(self.peer, record)], self.now)
+            self.now += 0.1
+
+    def sequences(self, topic: str = "step") -> list[list[int]]:
+        """The sequence numbers of a topic in each file."""
+        return [[e.sequence for e in Session([path]).entries((topic,))] for path in self.recorder.files]

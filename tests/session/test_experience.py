@@ -20,7 +20,7 @@ from td3_robot.session import experience
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session as handshake
 from td3_robot.transport.session import Peer
-from tests.session.sessions import entries_of
+from tests.session.sessions import BEGIN, SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]
 CONFIG = configuration.parse({"network": {"hidden": [4]}, "learner": {"learning_starts": 500}, "total_steps": 1000})
@@ -61,6 +61,30 @@ def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Ma
     assert rows(begun).tobytes() == rows(live).tobytes()
     assert (begun.env_steps, begun.updates) == (0, 0)
     assert live.env_steps == 17
+
+
+def test_parts_of_a_recording_are_one(make_step: Make, spec: RobotSpec, tmp_path: Path, rng: Any) -> None:
+    """Three-step returns, of which no end of a part is an end; another recording among the parts is none of them."""
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
+    split, whole = Publisher(tmp_path / "a.mcap", split_s=0.3), Publisher(tmp_path / "whole.mcap")
+    other = Publisher(tmp_path / "other.mcap", begin=BEGIN + SECOND)
+    for it in (split, whole, other):
+        it.say(hello, *steps(make_step))
+        it.recorder.close(it.now)
+    parts = split.recorder.files
+    assert len(parts) >= 3
+    begun = []
+    for files in ([*parts, *other.recorder.files], [*whole.recorder.files, *other.recorder.files]):
+        names = [str(files[n]) for n in rng.permutation(len(files))]
+        if files[0] in parts:
+            ends = experience.recordings([Path(name) for name in names])
+            assert sorted(map(len, ends)) == [1, len(parts)]
+        config = {"network": {"hidden": [4]}, "learner": {"recordings": names, "n_step": 3}}
+        core = LearnerCore(configuration.parse(config))
+        begin(core)
+        begun.append(core)
+    assert rows(begun[0]).tobytes() == rows(begun[1]).tobytes()
+    assert len(rows(begun[0])) == 2 * ((5 + 1 + 2) + (7 + 2))
 
 
 def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spec: RobotSpec) -> None:

@@ -19,14 +19,14 @@ from mcap.writer import Writer
 from td3_robot.cli.main import main
 from td3_robot.config import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, wire_fields
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, Weights, wire_fields
 from td3_robot.session import schemas
 from td3_robot.session.entries import Attachment, Entry, Facts, facts_of_this_machine
 from td3_robot.session.info import examine
 from td3_robot.session.reader import Session, SessionFile
 from td3_robot.session.recover import recover
 from td3_robot.session.writer import CHUNK_S, SessionWriter
-from tests.session.sessions import BEGIN, entries_of
+from tests.session.sessions import BEGIN, Publisher, entries_of
 
 Make = Callable[..., Any]
 
@@ -246,8 +246,13 @@ def test_what_a_file_says_does_not_steer_the_terminal(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
-    assert main(["info", str(save("a.mcap", entries))]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    path = str(save("a.mcap", entries))
+    assert main(["info", path]) == 0
+    assert main(["play", path, "--policy", "ipc:///nobody", "--remap", "x=y"]) == 2
+    said = capsys.readouterr()
+    assert "evil" in said.out
+    assert "evil" in said.err
+    assert "\x1b" not in said.out + said.err
 
 
 def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,3 +275,18 @@ def test_parts_are_one_session_and_copies_count_once(acted: Make, save: Make) ->
     entries = entries_of(acted(10))
     parts = [save("a.mcap", entries[:12]), save("a_1.mcap", [entries[0], *entries[12:]])]
     assert list(Session(parts).entries()) == entries
+
+
+def test_parts_may_be_named_in_any_order(make_step: Make, tmp_path: Path, rng: Any) -> None:
+    """A shell names the eleventh before the third; of weights, with which each part begins, none is there twice."""
+    whole, split = Publisher(tmp_path / "whole.mcap"), Publisher(tmp_path / "a.mcap", split_s=0.45)
+    for it in (whole, split):
+        for number in range(12):
+            it.say(Weights(number + 1, 0, 0, "", b""), *(make_step(4 * number + n) for n in range(4)))
+        it.recorder.close(it.now)
+    parts = split.recorder.files
+    assert len(parts) >= 12
+    session, expected = Session([parts[n] for n in rng.permutation(len(parts))]), Session(whole.recorder.files)
+    assert list(session.paths) == parts
+    assert list(session.entries()) == list(expected.entries())
+    assert (session.counts, session.begin, session.end) == (expected.counts, expected.begin, expected.end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.messages import Action, Bye, Hello, Step, Weights
 from td3_robot.policy.core import PolicyCore
+from td3_robot.session import play
 from td3_robot.session.play import Pause, Schedule
 from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
@@ -39,10 +40,33 @@ def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
 def test_schedule(acted: Make) -> None:
     """Entries 0.1 s apart; from 0.25 s on, for 0.5 s: those at 0.3 to 0.7 s, twice as fast."""
     entries = entries_of(acted(10), SECOND // 10)
-    assert [round(t, 6) for t, _ in Schedule().of(iter(entries))] == [round(0.1 * n, 6) for n in range(len(entries))]
-    part = list(Schedule(rate=2, start=0.25, duration=0.5).of(iter(entries)))
+    begin = entries[0].received
+    every = [round(t, 6) for t, _ in Schedule(begin).of(iter(entries))]
+    assert every == [round(0.1 * n, 6) for n in range(len(entries))]
+    part = list(Schedule(begin, rate=2, start=0.25, duration=0.5).of(iter(entries)))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
+    assert [t for t, _ in Schedule(begin + SECOND).of(iter(entries[:2]))] == [0.0, 0.0]  # of a clock that was set back
+
+
+def test_start_counts_from_the_recordings_beginning_whatever_is_played(
+    acted: Make, save: Make, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Entries 0.1 s apart: a Hello at 0 s, Weights at 0.1 s, and others at 1.2 s, after ten messages of ten."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    path = save("b.mcap", entries_of([("sim-0", hello), *acted(10)], SECOND // 10))
+    played: list[tuple[float, int]] = []
+
+    def run(player: Any, schedule: Iterator[tuple[float, Any]], *_: Any) -> None:
+        del player
+        played.extend((round(offset, 6), entry.sequence) for offset, entry in schedule)
+
+    monkeypatch.setattr(play, "_run", run)
+    monkeypatch.setattr(play, "_meet", lambda *_: [])
+    for start in ("0", "1", "0.1"):
+        words = ["--learner", f"ipc://{tmp_path}/learner", "--topics", "weights", "--start", start]
+        assert main(["play", str(path), *words]) == 0
+    assert played == [(0.1, 0), (1.2, 1), (0.2, 1), (0.0, 0), (1.1, 1)]
 
 
 def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: Make) -> None:
@@ -196,18 +220,18 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
-    play = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
+    player = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
     got: list[Any] = []
     deadline = time.monotonic() + 30
     while not any(isinstance(m, Bye) for _, m in got):
-        assert time.monotonic() < deadline, play.output()
+        assert time.monotonic() < deadline, player.output()
         got += server.receive(0.05)
-    assert play.finish() == 0, play.output()
-    # Message n comes after n/60 s; the Hello is message 0, Weights 1 and 32, so 30 is the 15th Action: Step 15 is 31.
+    assert player.finish() == 0, player.output()
+    # Message n comes just before n/60 s; the Hello is message 0, Weights 1 and 32, so 30 is Step 14 and 33 is Step 15.
     sequences = [m.sequence for _, m in got if isinstance(m, Step)]
-    assert sequences == list(range(15, 30)) or sequences == list(range(14, 30))
+    assert sequences == list(range(15, 30))
     assert all(isinstance(origin, Peer) for origin, _ in got)
-    report = json.loads(play.lines[-1])
+    report = json.loads(player.lines[-1])
     assert (report["loops"], report["step"]) == (1, len(sequences))
     server.close()
 
@@ -219,6 +243,14 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate and --duration must be above 0"),
         (("--policy", "ipc:///tmp/x", "--topics", "status"), "'status' cannot be played; allowed: step"),
         (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
+        (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "is 'leg'; publishers: learner, policy, sim-0"),
+        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=my leg"), "NEW is 'my leg'; allowed: 1 to 64 letters"),
+        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
+        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=a", "--remap", "sim-0=b"), "'sim-0' is to be 'a' already"),
+        (("--policy", "ipc:///tmp/x", "--start", "9", "--loop"), "holds no step from 9 s on; it is 1.033 s long"),
+        (("--policy", "ipc:///tmp/x", "--start", "1.04", "--duration", "2"), "from 1.04 s to 3.04 s; it is 1.033 s"),
+        (("--monitor", "ipc:///tmp/x", "--start", "9"), "holds no message from 9 s on; it is 1.033 s long"),
+        (("--learner", "ipc:///tmp/x", "--topics", "throttle"), "no 'throttle'; it holds action, hello, step, weights"),
         (("--policy", "tcp://203.0.113.1:5555"), "beyond loopback"),
     ],
 )
@@ -226,4 +258,12 @@ def test_wrong_use_is_one_line(
     recorded: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["play", str(recorded), *arguments]) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_two_publishers_may_change_names(recorded: Path) -> None:
+    """What is refused is one name for two, not a name that was another's."""
+    remap = ["policy=sim-0", "sim-0=policy"]
+    assert play._renamed(remap, Session([recorded])) == {"policy": "sim-0", "sim-0": "policy"}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from td3_robot.bundle import Bundle
 from td3_robot.messages import ActionOrigin, Phase
 from td3_robot.policy.core import PolicyCore
+from td3_robot.session import pytest_plugin
 from td3_robot.session.testing import FakeRobot, ManualClock
 from td3_robot.specs import RobotSpec
 
@@ -40,13 +42,30 @@ def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> No
     result = run(project)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "pendulum.mcap::replay PASSED" in result.stdout
-    assert "4 passed" in result.stdout
+    assert "5 passed" in result.stdout
     octets = RECORDING.read_bytes()
     (sessions / "pendulum.mcap").write_bytes(octets[: len(octets) // 2])
     result = run(project)
     assert result.returncode == 1
     assert "pendulum.mcap::replay FAILED" in result.stdout
     assert "is damaged at byte" in result.stdout
+
+
+def test_a_folder_that_no_test_comes_from_is_an_error(project: Path) -> None:
+    sessions = project / "tests" / "sessions"
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} holds no recordings (*.mcap)" in result.stderr
+    (sessions / ".gitkeep").unlink()
+    sessions.rmdir()
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} is no folder" in result.stderr
+
+
+def test_pytest_finds_the_plugin_of_the_installed_package() -> None:
+    (found,) = entry_points(group="pytest11", name="td3_robot")
+    assert found.value == pytest_plugin.__name__
 
 
 def test_a_difference_is_shown_as_the_command_shows_it(project: Path) -> None:

@@ -8,39 +8,13 @@ from typing import Any
 
 import pytest
 
-from td3_robot.config import Config, RecordConfig
-from td3_robot.messages import Bye, Record, Status, Weights
-from td3_robot.session.entries import facts_of_this_machine
+from td3_robot.messages import Bye, Status, Weights
+from td3_robot.session.info import examine
 from td3_robot.session.reader import Session
-from td3_robot.session.recorder import Recorder, free_name
-from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
-from tests.session.sessions import BEGIN
+from td3_robot.session.recorder import free_name
+from tests.session.sessions import BEGIN, Publisher
 
 Make = Callable[..., Any]
-
-
-class Publisher:
-    """One node that is recorded, at ten messages a second."""
-
-    def __init__(self, path: Path, **config: float) -> None:
-        self.recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True, **config), BEGIN)
-        self.peer = Peer("recorder", b"k", handshake.hello("node", "sim-0", client=0), {})
-        self.now = 0.0
-        self.sequence: dict[str, int] = {}
-
-    def say(self, *messages: Any) -> None:
-        for message in messages:
-            number = self.sequence.get(message.NAME, -1) + 1
-            self.sequence[message.NAME] = number
-            record = Record(message.NAME, "learner", number, BEGIN, codec.encode(message))
-            self.recorder.step([(self.peer, record)], self.now)
-            self.now += 0.1
-
-    def sequences(self, topic: str = "step") -> list[list[int]]:
-        """The sequence numbers of a topic in each file."""
-        return [[e.sequence for e in Session([path]).entries((topic,))] for path in self.recorder.files]
 
 
 @pytest.fixture
@@ -63,6 +37,13 @@ def test_splitting_by_time_begins_each_file_with_the_newest_weights(make: Make, 
     assert first + second == list(range(12))
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
+    # A part begins where it was begun, though the weights it repeats are older: the Step that closes the first file is
+    # said at 0.9 or 1.0 s, and the last of all at 1.4 s.
+    first_file, second_file = (Session([path]) for path in it.recorder.files)
+    assert first_file.begin == BEGIN
+    assert first_file.end <= second_file.begin
+    assert examine(second_file.paths[0])["duration_s"] == pytest.approx((second_file.end - second_file.begin) * 1e-9)
+    assert 0.3 < examine(second_file.paths[0])["duration_s"] < 0.6
 
 
 def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
@@ -93,6 +74,7 @@ def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) ->
     assert 44 <= steps[-1] <= 45
     assert 29 <= steps[0] <= 30
     assert it.sequences("weights") == [[0]]
+    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # and not since the weights
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 1
 
@@ -107,6 +89,24 @@ def test_ring_writes_when_a_node_is_gone_without_a_word(make: Make, make_step: M
     it.recorder.step([(it.peer, Bye(reason))], it.now)
     it.say(*(make_step(n) for n in range(20, 30)))
     assert len(it.recorder.files) == files
+
+
+def test_a_ring_that_nothing_happened_to_says_so(make: Make, make_step: Make, caplog: Any, tmp_path: Path) -> None:
+    caplog.set_level("INFO")
+    it = make(ring_s=1.0)
+    it.say(make_step(0))
+    it.recorder.close(it.now)
+    path = tmp_path / "a.mcap"
+    assert caplog.messages == [f"nothing was written to {path}: in all the time there was neither a fault nor SIGUSR1"]
+    assert not path.exists()
+
+
+def test_a_trigger_without_a_ring_says_that_it_does_nothing(make: Make, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    it = make()
+    it.recorder.trigger("SIGUSR1")
+    it.recorder.close(it.now)
+    assert caplog.messages == ["SIGUSR1 does nothing: all is written as it comes, without --ring-s"]
 
 
 def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:

@@ -3,7 +3,9 @@
 import numpy as np
 
 from td3_robot.bundle import Bundle
-from td3_robot.messages import Action, Step, Weights
+from td3_robot.messages import Action, Command, Reply, StateChange, Step, Weights
+from td3_robot.policy.core import PolicyCore
+from td3_robot.transport.session import ClientSession, ServerSession, hello
 
 RECORDING = "tests/sessions/pendulum.mcap"
 
@@ -34,3 +36,21 @@ def test_every_action_answers_a_step(recorded_session):
     said = [message for _, message in recorded_session(RECORDING).messages(["step", "action"])]
     steps = {message.sequence for message in said if isinstance(message, Step)}
     assert {message.answers for message in said if isinstance(message, Action)} <= steps
+
+
+def test_an_emergency_stop_is_answered_with_fault(memory_bus):
+    server, operator, core = memory_bus(), memory_bus(), PolicyCore(seed=0)
+    server.serve(ServerSession("policy", "policy", {"operator": (Command,)}, {}, 1))
+    me = hello("operator", "me", client=1)
+    operator.connect(ClientSession("policy", me, (Reply, StateChange)), server)
+
+    def heard(now):
+        operator.receive(now)  # says Hello
+        for to, message in core.step(server.receive(now), now):
+            server.send(to, message, now)
+        return [message for _, message in operator.receive(now)]
+
+    heard(0.0)
+    stop = Command(id=1, target="", verb="estop", reason="it fell", version=0, sha256="", payload=b"")
+    assert operator.send("policy", stop, 1.0)
+    assert [(message.id, message.state) for message in heard(1.0) if isinstance(message, Reply)] == [(1, "fault")]
