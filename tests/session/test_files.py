@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -130,6 +131,37 @@ def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory:
     if where < index:
         with pytest.raises(SessionError):
             list(Session([folder / "b.mcap"]).entries())
+    assert damaged(folder / "b.mcap")
+
+
+def damaged(path: Path) -> bool:
+    """Whether ``info --check`` does not let a file pass."""
+    try:
+        return bool(examine(path)["damages"])
+    except SessionError:
+        return True
+
+
+def test_damage_of_the_index_is_found_and_costs_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
+    """Changed or cut off at any place after the data, which ends with a record of 9 + 4 bytes: what reads from the
+    beginning reads on. The footer and the magic behind it are 37 bytes.
+    """
+    entries = entries_of(acted(2))
+    path = save("a.mcap", entries)
+    octets = path.read_bytes()
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little")) + 13
+    for where in (*rng.integers(index, len(octets), 150).tolist(), *range(len(octets) - 37, len(octets))):
+        changed = bytearray(octets)
+        changed[where] ^= int(rng.integers(1, 256))
+        for content in (changed, octets[:where]):
+            path.write_bytes(content)
+            file = SessionFile(path)
+            assert [item for item in file.items() if isinstance(item, Entry)] == entries
+            assert not file.damages
+            assert file.index, where
+            assert file.index.offset == index
+    assert damaged(path)
+    assert list(Session([path]).entries()) == entries
 
 
 def test_a_cut_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
