@@ -97,7 +97,7 @@ def examine(path: Path) -> dict[str, Any]:
     file, contents = SessionFile(path), Contents()
     attachments: list[dict[str, Any]] = []
     metadata: dict[str, str] = {}
-    decode = _decoder(path)
+    decode = decoder_of(path)
     problems: list[str] = []
     foreign: str | None = None
     for item in file.items():
@@ -130,8 +130,12 @@ def examine(path: Path) -> dict[str, Any]:
     }
 
 
-def _decoder(path: Path) -> Decoder:
-    """One that knows the sizes of every source in the file."""
+def decoder_of(path: Path) -> Decoder:
+    """One that knows the sizes of every source in the file.
+
+    Raises:
+        SessionError: it cannot be read, or is no session.
+    """
     decoder = Decoder(repr(str(path)))
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
