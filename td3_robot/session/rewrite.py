@@ -95,7 +95,7 @@ def _made(session: Session, name: str) -> dict[str, str] | None:
         return None
     try:
         return msgspec.json.decode(attached.data, type=dict[str, str])
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # which msgspec's errors are, and that of what is not UTF-8
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
 
 

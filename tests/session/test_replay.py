@@ -123,6 +123,17 @@ def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:
         assert Session([path]).metadata == facts.metadata
 
 
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"host": 1}', b'{"host": "\xff"}'])
+def test_a_reference_whose_machine_is_damaged_is_refused(data: bytes, acted: Make, save: Make, capsys: Any) -> None:
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert policy(path, "--update") == 0
+    session = Session([path])
+    made = replace(session.attachments["made/reference/all/action"], data=data)
+    facts = Facts(session.metadata, list({**session.attachments, made.name: made}.values()))
+    assert policy(save("b.mcap", session.entries(), facts)) == 2
+    assert "b.mcap: made/reference/all/action is damaged (" in capsys.readouterr().err
+
+
 def test_within_tolerance_on_another_kind_of_machine(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
