@@ -194,7 +194,7 @@ def _compare_field(
         Difference(_text(key), f"{name}[{where}]{more}", repr(expected[place].item()), repr(got[place].item())),
     )
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
-    return float(np.nan_to_num(error, nan=np.inf).max()) or 5e-324  # differs in the sign of a zero, say
+    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # differs in the sign of a zero, say
 
 
 def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
@@ -215,8 +215,8 @@ def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exac
         )
         return bits
     both_nan = np.isnan(expected) & np.isnan(got)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - expected) <= tolerance + tolerance * np.abs(expected)
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.isfinite(expected) & (np.abs(got - expected) <= tolerance + tolerance * np.abs(expected))
     differing: NDArray[np.bool_] = ~(near | (expected == got) | both_nan)
     return differing
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mcap.reader import make_reader
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
 from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weights
@@ -98,7 +97,7 @@ def examine(path: Path) -> dict[str, Any]:
     file, contents = SessionFile(path), Contents()
     attachments: list[dict[str, Any]] = []
     metadata: dict[str, str] = {}
-    decode = _decoder(path)
+    decode = decoder_of(path)
     problems: list[str] = []
     foreign: str | None = None
     for item in file.items():
@@ -113,8 +112,7 @@ def examine(path: Path) -> dict[str, Any]:
                 contents.look(item, decode(item))
             except SessionError as error:
                 problems.append(str(error))
-    if not file.damages:
-        problems += _index_problems(path, contents)
+    damages = [*file.damages, file.index] if file.index else file.damages
     report = contents.report()
     try:
         host = json.loads(metadata.pop("host", "null"))
@@ -128,32 +126,22 @@ def examine(path: Path) -> dict[str, Any]:
         "metadata": metadata,
         "host": host,
         "attachments": attachments,
-        "damages": [_line(damage) for damage in file.damages] + problems,
+        "damages": [_line(damage) for damage in damages] + problems,
     }
 
 
-def _decoder(path: Path) -> Decoder:
-    """One that knows the sizes of every source in the file."""
+def decoder_of(path: Path) -> Decoder:
+    """One that knows the sizes of every source in the file.
+
+    Raises:
+        SessionError: it cannot be read, or is no session.
+    """
     decoder = Decoder(repr(str(path)))
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
             with contextlib.suppress(SessionError):  # found again, and reported, when the messages are looked at
                 decoder.learn(item)
     return decoder
-
-
-def _index_problems(path: Path, contents: Contents) -> list[str]:
-    """Whether the index at the end says what the file holds: other readers go by it."""
-    try:
-        with path.open("rb") as file:
-            summary = make_reader(file).get_summary()
-        assert summary is not None
-        assert summary.statistics is not None
-        written = summary.statistics.message_count
-    except Exception as error:  # whatever the library makes of bytes that are no index
-        return [f"the index cannot be read ({type(error).__name__})"]
-    found = len(contents.seen)
-    return [f"the index says {written} messages, the file holds {found}"] if written < found else []
 
 
 def _line(damage: Damage) -> str:

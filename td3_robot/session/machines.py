@@ -15,7 +15,7 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
     """What differs first between the recorded machine and this one; None for the same kind.
 
     Args:
-        metadata: of a session.
+        metadata: of a session, or of what was put into it later.
         packages: those whose versions matter.
     """
     here = machine.describe(packages)

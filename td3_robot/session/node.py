@@ -20,7 +20,7 @@ from td3_robot.config import RecordConfig
 from td3_robot.errors import UsageError
 from td3_robot.messages import Record
 from td3_robot.node import Figures, Node
-from td3_robot.session.entries import METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
+from td3_robot.session.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
 from td3_robot.session.recorder import Recorder
 from td3_robot.topics import RECORDER
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out and not options.out.parent.is_dir():
         raise UsageError(f"{str(options.out)!r}: the folder {str(options.out.parent)!r} does not exist")
     _settings(RecordConfig(), options)
-    attachments = [_attachment(file) for file in options.attach]
+    attachments = _attachments(options.attach)
     return nodes.main(RECORDER, options, lambda node: _record(node, options, attachments))
 
 
@@ -146,6 +146,16 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
         return convert({**to_builtins(config), **given}, RecordConfig)
     except ValidationError as error:
         raise UsageError(f"recording options {given}: {error}") from None
+
+
+def _attachments(files: Sequence[Path]) -> list[Attachment]:
+    """They are told apart by their names, and from what every recording has."""
+    taken = {CONFIG: "the recording's own is", METRICS: "the recording's own is"}
+    for file in files:
+        if file.name in taken:
+            raise UsageError(f"--attach {str(file)!r}: {taken[file.name]} called {file.name!r}; give it another name")
+        taken[file.name] = f"{str(file)!r} is"
+    return [_attachment(file) for file in files]
 
 
 def _attachment(file: Path) -> Attachment:

@@ -19,6 +19,8 @@ class Replayed:
         expected: recorded messages, with their entries (None for what is kept in an attachment).
         got: today's.
         reference: the attachment that would hold ``got``, for what is not a message of the recording.
+        made: what the reference that is expected says of the machine it was made on, as a session's metadata does; None
+            for what was recorded, or a reference that does not say it.
         stream: whose messages they are, for the name of such an attachment.
         where: the Step at which a message (by ``id``) was said, in words.
         older: recorded of a node that did not offer this topic yet; there is nothing to compare with but a reference.
@@ -32,6 +34,7 @@ class Replayed:
     stream: str = "all"
     where: Mapping[int, str] = field(default_factory=dict)
     older: bool = False
+    made: Mapping[str, str] | None = None
 
 
 @dataclass

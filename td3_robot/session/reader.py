@@ -29,6 +29,7 @@ from td3_robot.session.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, and bytes of its body
+_FOOTER = struct.Struct("<BQQQI8s")  # a whole record: head, begin of the index and of its offsets, checksum; magic
 _MESSAGE = struct.Struct("<HIQQ")  # what its body begins with: channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
 
@@ -58,7 +59,8 @@ class SessionFile:
     A record that is damaged within is skipped; where the length of one makes no sense, reading ends.
 
     Attributes:
-        damages: what was found so far, while :meth:`items` is read.
+        damages: what was found so far, while :meth:`items` is read: of these places something may be lost.
+        index: what is wrong with the index at the end, which other readers go by; it holds nothing of its own.
         size: bytes of the file.
         read: bytes read so far.
     """
@@ -66,6 +68,7 @@ class SessionFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damages: list[Damage] = []
+        self.index: Damage | None = None
         self.size = 0
         self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
@@ -77,6 +80,7 @@ class SessionFile:
             SessionError: it cannot be read, or is no session at all.
         """
         self.damages.clear()
+        self.index = None
         self._channels.clear()
         try:
             with self.path.open("rb") as file:
@@ -100,14 +104,12 @@ class SessionFile:
                 self._damaged(offset, f"a record of {length} bytes begins here, and the file ends before it does")
                 return
             body = file.read(length)
-            if opcode == Opcode.FOOTER:
-                if file.read() != _MAGIC:
-                    self._damaged(offset, "the file does not end with its footer")
+            if opcode == Opcode.DATA_END and length == 4:  # of another length it is a damaged record of another kind
+                if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
+                    self._damaged(offset, "the checksum of all before this does not fit")
+                self.index = _index_damage(file)
                 self.read = self.size
                 return
-            data_end = opcode == Opcode.DATA_END
-            if data_end and int.from_bytes(body[:4], "little") not in (0, checksum) and not self.damages:
-                self._damaged(offset, "the checksum of all before this does not fit")
             checksum = zlib.crc32(body, zlib.crc32(head, checksum))
             try:
                 items = self._items(opcode, body)
@@ -161,6 +163,19 @@ class SessionFile:
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
+
+
+def _index_damage(file: BinaryIO) -> Damage | None:
+    """What is wrong with all that comes after the data: the index and the footer, which has their checksum."""
+    offset, rest = file.tell(), file.read()
+    if len(rest) < _FOOTER.size:
+        return Damage(offset, "the file ends here, without its index")
+    opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])
+    if (opcode, length, magic) != (Opcode.FOOTER, _FOOTER.size - _HEAD.size - len(_MAGIC), _MAGIC):
+        return Damage(offset, "the index begins here, and the file does not end with its footer")
+    if checksum not in (0, zlib.crc32(rest[: -len(_MAGIC) - 4])):
+        return Damage(offset, "the checksum of the index, which begins here, does not fit")
+    return None
 
 
 def _unpacked(chunk: records.Chunk) -> bytes:
@@ -218,7 +233,7 @@ class Session:
         decode: from an entry to its message.
 
     Raises:
-        SessionError: a file is damaged, no session, or of another protocol version.
+        SessionError: a file is damaged (its index does not matter), no session, or of another protocol version.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

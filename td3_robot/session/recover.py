@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
+from td3_robot.messages import PROTOCOL_VERSION
 from td3_robot.node import Parser
 from td3_robot.session.entries import METADATA, Attachment, Entry, Facts, printable
-from td3_robot.session.info import Contents, by
-from td3_robot.session.reader import Metadata, SessionFile
-from td3_robot.session.writer import SessionWriter
+from td3_robot.session.info import Contents, by, decoder_of
+from td3_robot.session.reader import SessionFile
+from td3_robot.session.writer import write
 
 EXIT_LOST = 3
 _EXAMPLES = """examples:
   td3-robot recover session.mcap                     writes session.recovered.mcap
   td3-robot recover session.mcap --out mended.mcap
 
-Exit codes: 0 the file was whole, and nothing was written; 3 it was not, and the report says what is missing.
+Exit codes: 0 nothing was lost: the file was whole, and nothing was written, or only its index was damaged, and is
+written anew; 3 something may have been lost, and the report says what is missing.
 """
 
 
@@ -28,22 +30,36 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
     """Copy what is intact into a new file; what was lost, as plain JSON values. Writes nothing for a whole file.
 
     Raises:
-        SessionError: the source is no session, or nothing in it is intact.
+        SessionError: the source is no session, nothing in it is intact, or of what protocol it is cannot be known.
         OSError: the target exists or cannot be written.
     """
     file, contents = SessionFile(source), Contents()
     metadata: dict[str, str] = {}
+    attachments: list[Attachment] = []
     for item in file.items():
         if isinstance(item, Entry):
             contents.add(item)
-        elif isinstance(item, Metadata) and item.name == METADATA:
+        elif isinstance(item, Attachment):
+            attachments.append(item)
+        elif item.name == METADATA:
             metadata = item.values
-    lost = {
+    damages = [*file.damages, file.index] if file.index else file.damages
+    assumed = bool(damages) and "protocol" not in metadata
+    if damages:
+        if not contents.seen and not attachments:
+            raise SessionError(f"{str(source)!r}: no message in it is intact, and no attachment")
+        if assumed:
+            metadata = {**metadata, "protocol": _protocol(source)}
+        write(target, Facts(metadata, attachments), (item for item in file.items() if isinstance(item, Entry)))
+    return {
         "metadata": {key: value for key, value in metadata.items() if key != "host"},
-        "whole": not file.damages,
-        "damages": [{"byte": damage.offset, "why": damage.why} for damage in file.damages],
+        "protocol_assumed": assumed,
+        "whole": not damages,
+        "lost": bool(file.damages),
+        "damages": [{"byte": damage.offset, "why": damage.why} for damage in damages],
         "bytes_not_read": file.size - file.read,
         "messages_kept": len(contents.seen),
+        "attachments_kept": [attachment.name for attachment in attachments],
         "missing": {
             f"{publisher}/{topic}": stream.missing
             for (publisher, _, topic), stream in contents.streams.items()
@@ -51,29 +67,24 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         },
         "last_s": {f"{publisher}/{topic}": s.last * 1e-9 for (publisher, _, topic), s in contents.streams.items()},
     }
-    if file.damages:
-        if not contents.seen:
-            raise SessionError(f"{str(source)!r}: no message in it is intact")
-        _copy(file, target)
-    return lost
 
 
-def _copy(file: SessionFile, target: Path) -> None:
-    writer: SessionWriter | None = None
-    metadata: dict[str, str] = {}
-    attachments: list[Attachment] = []
-    for item in file.items():
-        if isinstance(item, Metadata) and item.name == METADATA:
-            metadata = item.values
-        elif isinstance(item, Attachment):
-            attachments.append(item)
-        elif isinstance(item, Entry):
-            writer = writer or SessionWriter(target, Facts(metadata), 0.0)
-            writer.add(item)
-    assert writer
-    for attachment in attachments:
-        writer.attach(attachment, 0)
-    writer.close()
+def _protocol(source: Path) -> str:
+    """Today's protocol version, for a file that has lost its own, if every message in it is one of that.
+
+    Raises:
+        SessionError: one is not.
+    """
+    decode = decoder_of(source)
+    for item in SessionFile(source).items():
+        if isinstance(item, Entry):
+            try:
+                decode(item)
+            except SessionError as error:
+                raise SessionError(
+                    f"{error}; the record that says its protocol version is damaged, and it is not {PROTOCOL_VERSION}"
+                ) from None
+    return str(PROTOCOL_VERSION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,23 +97,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if options.file.is_dir():
+        raise UsageError(f"{str(options.file)!r} is a folder; name a file, as session.mcap")
     target = options.out or options.file.with_suffix(f".recovered{options.file.suffix}")
     if target.exists():
         raise UsageError(f"{str(target)!r} exists already; name another --out")
-    lost = recover(options.file, target)
-    print(json.dumps(lost, indent=2) if options.json else text(lost, options.file, target))
-    return EXIT_GOOD if lost["whole"] else EXIT_LOST
+    report = recover(options.file, target)
+    print(json.dumps(report, indent=2) if options.json else text(report, options.file, target))
+    return EXIT_LOST if report["lost"] else EXIT_GOOD
 
 
-def text(lost: dict[str, Any], source: Path, target: Path) -> str:
+def text(report: dict[str, Any], source: Path, target: Path) -> str:
     """The report for a person."""
-    if lost["whole"]:
+    if report["whole"]:
         return f"{source} is whole: nothing to recover, nothing written"
-    lines = [f"{target}: {lost['messages_kept']} messages, recorded {by(lost['metadata'])}"]
-    lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in lost["damages"]]
-    if lost["bytes_not_read"]:
-        lines.append(f"lost: {lost['bytes_not_read']} bytes at the end, and whatever came after them")
-    lines += [f"lost: {count} messages of {name}" for name, count in lost["missing"].items()]
+    kept = f"{report['messages_kept']} messages, {len(report['attachments_kept'])} attachments"
+    lines = [f"{target}: {kept}, recorded {by(report['metadata'])}"]
+    lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
+    if report["protocol_assumed"]:
+        lines.append(
+            f"its protocol version was lost; all messages are of {report['metadata']['protocol']}, so this is assumed"
+        )
+    if not report["lost"]:
+        return printable("\n".join([*lines, "nothing is lost: the index, which holds nothing else, is written anew"]))
+    if report["bytes_not_read"]:
+        lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and whatever came after them")
+    lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     return printable("\n".join(lines))
 
 

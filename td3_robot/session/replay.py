@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError, UsageError
 from td3_robot.extras import missing
 from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
@@ -35,7 +35,8 @@ _EXAMPLES = """examples:
   td3-robot replay session.mcap --core policy --json
   td3-robot replay session.mcap --update         show what changed, then make it what is expected
 
-Exit codes: 0 everything is as recorded, 1 something is not, or nothing could be checked.
+Exit codes: 0 everything is as recorded (or, with --update, is now what is expected), 1 something is not, or nothing
+could be checked, 2 a file could not be read; the others are replayed all the same.
 """
 
 
@@ -112,7 +113,8 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
                 if part.got:
                     report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
                 continue
-            other = None if exact is not None else machines.difference(session.metadata, part.packages)
+            made = part.made or session.metadata
+            other = None if exact is not None else machines.difference(made, part.packages)
             to_the_bit = exact if exact is not None else other is None
             expected = [message for _, message in part.expected]
             report.take(
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
     parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
-    parser.add_argument("--parts", action="store_true", help="the files are parts of one session, in this order")
+    parser.add_argument("--parts", action="store_true", help="the files are the parts of one session")
     parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
     parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
     parser.add_argument("--verbose", action="store_true", help="show what the replayed cores warn of, too")
@@ -143,19 +145,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.parts and options.update:
         raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
     sessions = [options.files] if options.parts else [[file] for file in options.files]
-    good, results = True, []
+    good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()
     for paths in sessions:
-        session = Session(paths)
-        reports = check(session, options.core, exact=options.exact)
-        good = good and all(report.same for report in reports) and any(report.compared for report in reports)
+        try:
+            session = Session(paths)
+            reports = check(session, options.core, exact=options.exact)
+        except SessionError as error:  # of this one: the others are looked at none the less
+            print(f"td3-robot replay: {error}", file=sys.stderr)
+            good = False
+            codes.add(error.exit_code)
+            results.append({"file": str(paths[0]), "same": False, "error": str(error)})
+            continue
+        compared, same = any(report.compared for report in reports), all(report.same for report in reports)
+        good = good and compared and same
         results.append(as_json(session, reports))
         if not options.json:
             print(text(session, reports))
-        if options.update and (written := rewrite.rewrite(session, [part for r in reports for part in r.parts])):
+        written = rewrite.rewrite(session, [part for r in reports for part in r.parts]) if options.update else ""
+        if written:
             print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
+        if not (compared or written if options.update else compared and same):
+            codes.add(EXIT_CHECK_FAILED)
     if options.json:
         print(json.dumps({"same": good, "sessions": results}, indent=2))
-    return EXIT_GOOD if good or options.update else EXIT_CHECK_FAILED
+    return max(codes)
 
 
 def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:

@@ -247,7 +247,7 @@ def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> li
     lines = "".join(json.dumps(record) + "\n" for record in records).encode()
     old, now = [_timeless(record) for record in losses], [_timeless(record) for record in records]
     same = [item.figures for item in old] == [item.figures for item in now]
-    reference = None if same else Attachment(METRICS, "application/jsonl", lines)
+    reference = session.attachments[METRICS] if same else Attachment(METRICS, "application/jsonl", lines)
     return [Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], now, reference)]
 
 

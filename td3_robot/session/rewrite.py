@@ -1,11 +1,13 @@
 """Makes what the cores say today what a recording expects of them.
 
 What was recorded stays as it is: it is what other cores were told. What a core is expected to say instead stands in an
-attachment, a *reference*, for each stream of messages that is not as recorded any more.
+attachment, a *reference*, for each stream of messages that is not as recorded any more. Beside it stands, in another,
+on which machine and with which versions it was made: that, and not the recording's, decides how exactly it is compared.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,19 +19,26 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import MESSAGES
 from td3_robot.session.entries import Attachment, Entry, Facts, facts_of_this_machine
 from td3_robot.session.outcome import Replayed
-from td3_robot.session.reader import Session
-from td3_robot.session.writer import SessionWriter
+from td3_robot.session.reader import Session, SessionFile
+from td3_robot.session.writer import write
 from td3_robot.transport import codec
+
+_MADE = "made/"
+"""Before the name of a reference: that of the attachment that says on what machine it was made."""
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part with what the session's reference says in place of what was recorded, if it has one for it.
+    """The part with what the session's reference says in place of what was recorded, if it has one for it, and with the
+    machine that said it.
 
     Raises:
         SessionError: the reference is damaged.
     """
     attached = session.attachments.get(_name(part))
-    if attached is None or part.topic not in MESSAGES:
+    if attached is None:
+        return part
+    part = replace(part, made=_made(session, attached.name))
+    if part.topic not in MESSAGES:
         return part
     try:
         payloads = msgspec.msgpack.decode(attached.data)
@@ -42,7 +51,7 @@ def expected(session: Session, part: Replayed) -> Replayed:
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     """Rewrite the one file of a session with what was replayed; says in words what changed, nothing if nothing did.
 
-    The machine named is this one.
+    What the recording says about itself stays, and so does every other attachment.
 
     Raises:
         OSError: it cannot be written; the old file is untouched then.
@@ -56,14 +65,15 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
             references[reference.name] = reference
     if not references:
         return ""
-    today = facts_of_this_machine(session.config())
-    attachments = {**session.attachments, **references}
+    here = json.dumps(dict(facts_of_this_machine(session.config()).metadata)).encode()
+    made = {f"{_MADE}{name}": Attachment(f"{_MADE}{name}", "application/json", here) for name in references}
+    new = {**references, **made}
+    kept = [item for item in SessionFile(path).items() if isinstance(item, Attachment)]
+    attachments = [new.pop(item.name, item) for item in kept]  # of two with one name the first is what is read
+    attachments += new.values()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         target = Path(folder) / path.name
-        writer = SessionWriter(target, Facts(today.metadata, list(attachments.values())), 0.0)
-        for entry in session.entries():
-            writer.add(entry)
-        writer.close()
+        write(target, Facts(session.metadata, attachments), session.entries())
         target.replace(path)
     return f"expected now: {', '.join(sorted(references))}"
 
@@ -78,5 +88,16 @@ def _reference(part: Replayed) -> Attachment | None:
     return Attachment(_name(part), "application/msgpack", msgspec.msgpack.encode(payloads))
 
 
+def _made(session: Session, name: str) -> dict[str, str] | None:
+    """What is said of the machine that made the reference of this name; None in files that are older than that."""
+    attached = session.attachments.get(f"{_MADE}{name}")
+    if attached is None:
+        return None
+    try:
+        return msgspec.json.decode(attached.data, type=dict[str, str])
+    except ValueError as error:  # which msgspec's errors are, and that of what is not UTF-8
+        raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
+
+
 def _name(part: Replayed) -> str:
-    return f"reference/{part.stream}/{part.topic}"
+    return part.reference.name if part.reference else f"reference/{part.stream}/{part.topic}"

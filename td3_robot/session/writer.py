@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,20 @@ class SessionWriter:
         channel = self._writer.register_channel(name, "msgpack", self._schemas[entry.topic], about)
         self._channels[entry.channel] = channel
         return channel
+
+
+def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
+    """Write a whole file at once; its chunks are as long as a recorder would have made them.
+
+    Args:
+        path: must not exist.
+        entries: in the order they were recorded.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+    writer = SessionWriter(path, facts, 0.0)
+    for entry in entries:
+        writer.turn(entry.received * 1e-9)
+        writer.add(entry)
+    writer.close()

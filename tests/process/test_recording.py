@@ -103,7 +103,8 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     """Started and stopped by hand, beside a training that does not know of it."""
     run = train(200_000, "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
-    recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "run/config.yaml")
+    (tmp_path / "notes.txt").write_text("left knee oiled")
+    recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt")
     recorder.wait_for("recording")
     made = run.wait_for_steps(0)
     run.wait_for_steps(made + 5000)  # seconds, and a node that says Hello twice a second has met the recorder before
@@ -113,6 +114,7 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     assert run.finish() == 130
     report = examine(tmp_path / "by-hand.mcap")
     assert report["damages"] == []
+    assert report["attachments"][1:] == [{"name": "notes.txt", "bytes": 15}]  # behind the configuration
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0

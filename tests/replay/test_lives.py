@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
 from td3_robot.errors import BundleError
-from td3_robot.messages import Start
+from td3_robot.messages import Action, Start, Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.session import replay
 from td3_robot.session.entries import Entry, Facts
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import free_name
-from td3_robot.session.writer import SessionWriter
+from td3_robot.session.writer import write
 from td3_robot.transport import codec
 from td3_robot.transport.session import Input, Output
 
@@ -30,18 +32,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):Runtime
 
 
 @pytest.fixture
-def changed(tmp_path: Path) -> Callable[[Change], Session]:
-    """``changed(CHANGE)``: the deployed session with each entry changed, or left out."""
+def changed(tmp_path: Path) -> Callable[..., Session]:
+    """``changed(CHANGE, METADATA)``: the deployed session with each entry changed, or left out."""
 
-    def make(change: Change) -> Session:
+    def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
         session = Session([DEPLOYED])
-        attachments = [item for item in session.attachments.values() if not item.name.startswith("reference/")]
+        kept = [item for item in session.attachments.values() if not item.name.startswith(("reference/", "made/"))]
         path = free_name(tmp_path / "a.mcap")
-        writer = SessionWriter(path, Facts(session.metadata, attachments), 0.0)
-        for entry in session.entries():
-            if kept := change(entry):
-                writer.add(kept)
-        writer.close()
+        facts = Facts({**session.metadata, **(metadata or {})}, kept)
+        write(path, facts, filter(None, map(change, session.entries())))
         return Session([path])
 
     return make
@@ -56,7 +55,7 @@ def policy(session: Session) -> tuple[replay.CoreReport, int]:
     return report, sum(c.compared for c, _ in report.comparisons if c.topic == "lifecycle")
 
 
-def test_a_turn_that_is_missing_ends_what_is_compared(changed: Callable[[Change], Session]) -> None:
+def test_a_turn_that_is_missing_ends_what_is_compared(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "turn", 600)))
     assert report.same
     assert report.turns == 600
@@ -68,7 +67,7 @@ def test_a_turn_that_is_missing_ends_what_is_compared(changed: Callable[[Change]
 
 @pytest.mark.parametrize(("publisher", "core", "number"), [("leg", "driver", 600), ("policy", "policy", 601)])
 def test_what_was_said_in_a_turn_that_is_missing_is_no_difference(
-    changed: Callable[[Change], Session], publisher: str, core: str, number: int
+    changed: Callable[..., Session], publisher: str, core: str, number: int
 ) -> None:
     """The one turn alone is missing: the Step, or Action, of it is there, and seems to be of the turn before."""
     (report,) = replay.check(changed(without(publisher, "turn", number)), [core])
@@ -77,7 +76,7 @@ def test_what_was_said_in_a_turn_that_is_missing_is_no_difference(
 
 
 def test_an_answer_in_the_last_turn_before_a_gap_that_is_missing_is_no_difference(
-    changed: Callable[[Change], Session],
+    changed: Callable[..., Session],
 ) -> None:
     """A recorder without room misses what is said in the last turn that it took, and all that follows for a while."""
     lost: list[Entry] = []
@@ -94,7 +93,7 @@ def test_an_answer_in_the_last_turn_before_a_gap_that_is_missing_is_no_differenc
     assert report.turns == 601
 
 
-def test_a_step_that_is_missing_is_taken_from_the_turn_that_repeats_it(changed: Callable[[Change], Session]) -> None:
+def test_a_step_that_is_missing_is_taken_from_the_turn_that_repeats_it(changed: Callable[..., Session]) -> None:
     """Its driver may have been killed before it had it recorded."""
     report, states = policy(changed(without("leg", "step", 100)))
     assert report.same
@@ -102,7 +101,7 @@ def test_a_step_that_is_missing_is_taken_from_the_turn_that_repeats_it(changed: 
     assert not report.notes
 
 
-def test_an_input_that_is_missing_ends_it_too(changed: Callable[[Change], Session]) -> None:
+def test_an_input_that_is_missing_ends_it_too(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "command", 0)))
     assert report.same
     assert 0 < report.turns < 1259
@@ -110,7 +109,7 @@ def test_an_input_that_is_missing_ends_it_too(changed: Callable[[Change], Sessio
     assert any("command" in note and "is not recorded" in note for note in report.notes), report.notes
 
 
-def test_an_answer_that_was_not_recorded_is_no_difference(changed: Callable[[Change], Session]) -> None:
+def test_an_answer_that_was_not_recorded_is_no_difference(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "action", 17, 18)))
     assert report.same
     assert states == ALL
@@ -118,7 +117,7 @@ def test_an_answer_that_was_not_recorded_is_no_difference(changed: Callable[[Cha
 
 
 def test_without_its_first_turn_or_its_policy_a_servers_states_are_not_compared(
-    changed: Callable[[Change], Session],
+    changed: Callable[..., Session],
 ) -> None:
     report, states = policy(changed(without("policy", "turn", 0)))
     assert (report.turns, states) == (0, 0)
@@ -141,7 +140,7 @@ def _told(inputs: list[object], now: float = 3.0) -> dict[str, object]:
     ],
 )
 def test_a_turn_that_no_node_was_ever_told_is_one_line(
-    changed: Callable[[Change], Session], capsys: pytest.CaptureFixture[str], turn: dict[str, object], words: str
+    changed: Callable[..., Session], capsys: pytest.CaptureFixture[str], turn: dict[str, object], words: str
 ) -> None:
     def spoil(entry: Entry) -> Entry:
         spoilt = (entry.publisher, entry.topic, entry.sequence) == ("policy", "turn", 50)
@@ -182,7 +181,7 @@ def test_a_core_that_raises_an_error_is_not_passed_over(
     ],
 )
 def test_a_start_that_makes_no_sense_is_one_line(
-    changed: Callable[[Change], Session], capsys: pytest.CaptureFixture[str], fields: dict[str, object], words: str
+    changed: Callable[..., Session], capsys: pytest.CaptureFixture[str], fields: dict[str, object], words: str
 ) -> None:
     def spoil(entry: Entry) -> Entry:
         if (entry.publisher, entry.topic) != ("policy", "start"):
@@ -199,7 +198,7 @@ def test_a_start_that_makes_no_sense_is_one_line(
 
 
 def test_what_an_older_node_did_not_offer_is_not_checked_unless_there_is_a_reference(
-    changed: Callable[[Change], Session],
+    changed: Callable[..., Session],
 ) -> None:
     """A recording from before `told` and `latches`: its Starts do not say that these are offered."""
 
@@ -225,3 +224,42 @@ def test_what_an_older_node_did_not_offer_is_not_checked_unless_there_is_a_refer
     # Of a node that might have said it, and did not, it is a difference.
     reports = replay.check(changed(silent), ["policy", "driver"])
     assert [c.counts["not expected"] for r in reports for c, _ in r.comparisons if not c.same] == [20, 331]
+
+
+def test_a_reference_is_compared_by_the_machine_it_was_made_on_and_the_rest_by_the_recordings(
+    changed: Callable[..., Session], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded elsewhere, with an Action that is another number there in its last bit; the driver never applied it."""
+    host = json.loads(Session([DEPLOYED]).metadata["host"])
+    applied = {step.action.tobytes() for _, step in Session([DEPLOYED]).messages([Step.NAME]) if isinstance(step, Step)}
+    elsewhere = {"host": json.dumps({**host, "processor": "Abacus 3000"})}
+
+    def rounded(it: Entry) -> Entry:
+        content = msgpack.unpackb(it.payload)
+        if it.topic != Action.NAME or content["action"] in applied:
+            return it
+        value = np.frombuffer(content["action"], "<f4")
+        content["action"] = np.nextafter(value, np.float32(0)).tobytes()
+        return replace(it, payload=msgpack.packb(content))
+
+    session = changed(rounded, elsewhere)
+    command = ["replay", str(session.paths[0]), "--core", "policy", "--core", "driver"]
+    assert main(command) == 0
+    assert "to the bit" not in capsys.readouterr().out
+    assert main([*command[:4], "--update"]) == 0
+    now = Session(session.paths)
+    assert now.metadata == session.metadata
+    reference = "reference/policy/0/action"
+    assert now.attachments.keys() - session.attachments.keys() == {reference, f"made/{reference}"}
+    capsys.readouterr()
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    exact = [line.partition(": ")[2] for line in lines if line.endswith("the same to the bit")]
+    assert exact == [f"policy: {ALL_ACTIONS} action messages the same to the bit"]
+    assert sum("driver: " in line and "within tolerance (processor was Abacus 3000" in line for line in lines) > 3
+    # Before there was that attachment, the recording's machine decided.
+    older = session.paths[0].with_name("older.mcap")
+    kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
+    write(older, Facts(now.metadata, kept), now.entries())
+    assert main(["replay", str(older), "--core", "policy"]) == 0
+    assert "to the bit" not in capsys.readouterr().out

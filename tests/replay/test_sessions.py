@@ -179,12 +179,25 @@ def test_the_set_holds_every_topic() -> None:
     assert {kind.NAME for kind in RECORDED} - together == set()
 
 
+def compared() -> set[str]:
+    return {comparison.topic for path in FILES for report in checked(path) for comparison, _ in report.comparisons}
+
+
 def test_every_kind_of_comparison_is_made() -> None:
-    made = {comparison.topic for path in FILES for report in checked(path) for comparison, _ in report.comparisons}
     wanted = {"action", "step", "status", "transition", "lifecycle", "reply", "command", "heard", "state"}
-    wanted |= {"told", "latches"}
-    here = any("same kind of machine" in note for path in FILES for r in checked(path) for note in r.notes)
-    assert wanted | (set() if here else {"weights", "throttle", "loss statistics"}) <= made
+    assert wanted | {"told", "latches"} <= compared()
+
+
+def test_what_is_learned_is_compared() -> None:
+    only_where_recorded()
+    assert {"weights", "throttle", "loss statistics"} <= compared()
+
+
+def only_where_recorded() -> None:
+    """Skip a test of what is the same on the kind of machine only that the sessions were made on."""
+    notes = (note for path in FILES for report in checked(path) for note in report.notes)
+    if why := next((note for note in notes if "same kind of machine" in note), None):
+        pytest.skip(why)
 
 
 def test_the_set_stays_small() -> None:
@@ -242,7 +255,6 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lock-step every weight follows from the Steps: another learning rate is another policy."""
+    only_where_recorded()
     monkeypatch.setattr(LearnerCore, "learning_rate", property(lambda _: 0.9e-3))
-    assert any("same kind of machine" in note for note in checked(FILES[-1])[-1].notes) or differing(
-        "walkers", "learner"
-    ).keys() == {"payload", "sha256"}
+    assert differing("walkers", "learner").keys() == {"payload", "sha256"}

@@ -84,9 +84,13 @@ def test_not_a_number_is_found() -> None:
 
 
 def test_infinity_is_found() -> None:
-    for result in both(actions(), with_action(actions(), 4, float("inf"))):
-        assert result.counts == {"action": 1}
-    for result in both(with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("inf"))):
+    """An expected one too: no tolerance is large enough to make something else of it."""
+    infinite, other = with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("-inf"))
+    for expected, got in ((actions(), infinite), (infinite, actions()), (infinite, other), (other, infinite)):
+        for result in both(expected, got):
+            assert result.counts == {"action": 1}
+            assert result.errors["action"][4] == np.inf
+    for result in both(infinite, infinite):
         assert result.same
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -130,6 +131,37 @@ def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory:
     if where < index:
         with pytest.raises(SessionError):
             list(Session([folder / "b.mcap"]).entries())
+    assert damaged(folder / "b.mcap")
+
+
+def damaged(path: Path) -> bool:
+    """Whether ``info --check`` does not let a file pass."""
+    try:
+        return bool(examine(path)["damages"])
+    except SessionError:
+        return True
+
+
+def test_damage_of_the_index_is_found_and_costs_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
+    """Changed or cut off at any place after the data, which ends with a record of 9 + 4 bytes: what reads from the
+    beginning reads on. The footer and the magic behind it are 37 bytes.
+    """
+    entries = entries_of(acted(2))
+    path = save("a.mcap", entries)
+    octets = path.read_bytes()
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little")) + 13
+    for where in (*rng.integers(index, len(octets), 150).tolist(), *range(len(octets) - 37, len(octets))):
+        changed = bytearray(octets)
+        changed[where] ^= int(rng.integers(1, 256))
+        for content in (changed, octets[:where]):
+            path.write_bytes(content)
+            file = SessionFile(path)
+            assert [item for item in file.items() if isinstance(item, Entry)] == entries
+            assert not file.damages
+            assert file.index, where
+            assert file.index.offset == index
+    assert damaged(path)
+    assert list(Session([path]).entries()) == entries
 
 
 def test_a_cut_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
@@ -269,6 +301,97 @@ def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[
     assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
     assert main(["recover", str(cut)]) == 2  # never over an existing file
     assert "exists already" in capsys.readouterr().err
+
+
+def test_recover_of_a_damaged_index_loses_nothing(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save("a.mcap", entries_of(acted(4)), Facts(facts_of_this_machine(Config()).metadata, TEXTS))
+    octets = bytearray(path.read_bytes())
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    where = octets.rindex(summary.chunk_indexes[0].chunk_start_offset.to_bytes(8, "little"))
+    octets[where] ^= 0xFF
+    path.write_bytes(octets)
+    assert main(["info", str(path), "--check"]) == 1
+    assert "the checksum of the index, which begins here, does not fit" in capsys.readouterr().out
+    assert main(["recover", str(path)]) == 0
+    assert "nothing is lost: the index, which holds nothing else, is written anew" in capsys.readouterr().out
+    mended = path.with_name("a.recovered.mcap")
+    assert examine(mended)["damages"] == []
+    assert list(Session([mended]).entries()) == list(Session([path]).entries())
+    assert [item for item in SessionFile(mended).items() if isinstance(item, Attachment)] == TEXTS
+    with mended.open("rb") as file:
+        assert len(list(make_reader(file, validate_crcs=True).iter_messages())) == 10
+
+
+TEXTS = [Attachment("x", "text/plain", b"y"), Attachment("x", "text/plain", b"z")]
+
+
+def without_metadata(path: Path) -> None:
+    """Damage the length of what the metadata record of a file holds."""
+    octets = bytearray(path.read_bytes())
+    at = octets.index(b"td3_robot", 50)  # its name, behind that of the file's writer
+    octets[at + len(b"td3_robot") + 3] = 0xFF
+    path.write_bytes(octets)
+
+
+def test_recover_without_metadata_assumes_a_protocol_that_all_messages_are_of(
+    acted: Make, save: Make, old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save("a.mcap", entries_of(acted(4)))
+    without_metadata(path)
+    assert main(["recover", str(path), "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["protocol_assumed"]
+    assert report["metadata"] == {"protocol": str(PROTOCOL_VERSION)}
+    assert list(Session([path.with_name("a.recovered.mcap")]).entries()) == entries_of(acted(4))
+    path.with_name("a.recovered.mcap").unlink()
+    assert main(["recover", str(path)]) == 3
+    assert f"all messages are of {PROTOCOL_VERSION}, so this is assumed" in capsys.readouterr().out
+    without_metadata(old)
+    assert main(["recover", str(old)]) == 2
+    error = capsys.readouterr().err
+    assert f"the record that says its protocol version is damaged, and it is not {PROTOCOL_VERSION}" in error
+    assert error.count("\n") == 1
+    assert not old.with_name("old.recovered.mcap").exists()
+
+
+def test_recover_keeps_attachments_of_a_file_without_messages(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attached = Facts(facts_of_this_machine(Config()).metadata, TEXTS)
+    path = save("a.mcap", [], attached, close=False)
+    assert main(["recover", str(path)]) == 3
+    assert "0 messages, 2 attachments" in capsys.readouterr().out
+    mended = path.with_name("a.recovered.mcap")
+    assert examine(mended)["damages"] == []
+    assert [item for item in SessionFile(mended).items() if isinstance(item, Attachment)] == TEXTS
+    path = save("b.mcap", entries_of(acted(2)))
+    path.write_bytes(path.read_bytes()[:100])
+    assert main(["recover", str(path)]) == 2
+    assert "no message in it is intact, and no attachment" in capsys.readouterr().err
+
+
+def test_recover_closes_chunks_by_time(acted: Make, save: Make) -> None:
+    """30 Steps and Actions with 2 Weights, 1/60 s apart: 62 messages are 1.03 s, so 3 chunks of CHUNK_S."""
+    path = save("a.mcap", entries_of(acted(30)))
+    path.write_bytes(path.read_bytes()[:-1])
+    mended = path.with_name("mended.mcap")
+    recover(path, mended)
+    with mended.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    spans = [chunk.message_end_time - chunk.message_start_time for chunk in summary.chunk_indexes]
+    assert len(spans) == 3
+    assert max(spans) <= CHUNK_S * 1e9
+
+
+@pytest.mark.parametrize("name", [".", "/", "folder"])
+def test_recover_of_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert main(["recover", name]) == 2
+    assert capsys.readouterr().err == f"td3-robot recover: {name!r} is a folder; name a file, as session.mcap\n"
 
 
 def test_parts_are_one_session_and_copies_count_once(acted: Make, save: Make) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from td3_robot.cli.main import main
 from td3_robot.messages import Bye, Status, Weights
 from td3_robot.session.info import examine
 from td3_robot.session.reader import Session
@@ -157,3 +158,17 @@ def test_no_file_is_written_over(tmp_path: Path, make: Make) -> None:
     assert free_name(tmp_path / "a.mcap").name == "a_2.mcap"
     make().recorder.close(0.0)
     assert (tmp_path / "a.mcap").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["run/config.yaml"], "--attach 'run/config.yaml': the recording's own is called 'config.yaml'"),
+        (["run/metrics.jsonl"], "--attach 'run/metrics.jsonl': the recording's own is called 'metrics.jsonl'"),
+        (["a/notes", "b/other", "b/notes"], "--attach 'b/notes': 'a/notes' is called 'notes'"),
+    ],
+)
+def test_attachments_need_names_of_their_own(names: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    attach = [word for name in names for word in ("--attach", name)]
+    assert main(["record", "a.mcap", "--run", "none", *attach]) == 2
+    assert capsys.readouterr().err == f"td3-robot record: {words}; give it another name\n"

@@ -16,8 +16,8 @@ from td3_robot.cli.main import main
 from td3_robot.config import Config
 from td3_robot.messages import Action, Message
 from td3_robot.session import machines, replay
-from td3_robot.session.entries import Facts, facts_of_this_machine
-from td3_robot.session.reader import Session
+from td3_robot.session.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.session.reader import Session, SessionFile
 from tests.session.sessions import entries_of
 
 Make = Callable[..., Any]
@@ -109,6 +109,31 @@ def test_update_shows_the_difference_then_makes_it_expected(
     assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
 
 
+def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:
+    """Two attachments of one name, as older recorders took them: the first is what is read, neither is dropped."""
+    facts = facts_of_this_machine(Config(), [Attachment("x", "text/plain", data) for data in (b"A", b"B")])
+    facts = Facts({**facts.metadata, "host": "{}"}, facts.attachments)
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)), facts)
+    for _ in range(2):
+        assert policy(path, "--update") == 0
+        kept = [item for item in SessionFile(path).items() if not isinstance(item, Entry)]
+        names = ["td3_robot", "config.yaml", "x", "x", "reference/all/action", "made/reference/all/action"]
+        assert [item.name for item in kept] == names
+        assert kept[1:4] == list(facts.attachments)
+        assert Session([path]).metadata == facts.metadata
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"host": 1}', b'{"host": "\xff"}'])
+def test_a_reference_whose_machine_is_damaged_is_refused(data: bytes, acted: Make, save: Make, capsys: Any) -> None:
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert policy(path, "--update") == 0
+    session = Session([path])
+    made = replace(session.attachments["made/reference/all/action"], data=data)
+    facts = Facts(session.metadata, list({**session.attachments, made.name: made}.values()))
+    assert policy(save("b.mcap", session.entries(), facts)) == 2
+    assert "b.mcap: made/reference/all/action is damaged (" in capsys.readouterr().err
+
+
 def test_within_tolerance_on_another_kind_of_machine(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,9 +160,12 @@ def test_the_kind_of_machine() -> None:
         assert machines.difference({"host": text}, ()) is not None
 
 
-def test_a_vacuous_session_does_not_pass(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vacuous_session_does_not_pass(
+    acted: Make, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     only_steps = [(publisher, message) for publisher, message in acted(30) if publisher == "sim-0"]
     assert policy(save("a.mcap", entries_of(only_steps))) == 1
+    assert policy(tmp_path / "a.mcap", "--update") == 1
     text = capsys.readouterr().out
     assert "not checked: there are no Actions in it" in text
     assert "NOTHING could be checked" in text
@@ -161,6 +189,28 @@ def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pyte
     bare = save("bare.mcap", entries_of(acted(2)), Facts(here.metadata))
     assert policy(bare) == 2
     assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_reported_and_stops_no_other(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = save("good.mcap", entries_of(acted(30))), save("bad.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    empty = good.with_name("empty.mcap")
+    empty.touch()
+    error = f"'{empty}' is not an MCAP file"
+    command = ["replay", str(empty), str(good), str(bad), "--core", "policy"]
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"td3-robot replay: {error}\n"
+    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
+    assert f"{bad}: policy: action DIFFERS" in captured.out
+    assert main([*command, "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert [session["same"] for session in report["sessions"]] == [False, True, False]
+    assert report["sessions"][0] == {"file": str(empty), "same": False, "error": error}
+    assert not report["same"]
+    assert main([*command, "--update"]) == 2
+    assert policy(bad) == 0
 
 
 def test_a_core_that_is_not_installed_is_a_note_or_an_error(
