@@ -42,25 +42,32 @@ class SingleActions:
 
     What the recording says is taken for input: the Step, the weights, whether there was noise. What a server did not
     answer (it keeps only the latest Step) it is not asked again. States and deadlines are left out.
+
+    Args:
+        server: its name and incarnation.
+        config: its configuration.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, server: tuple[str, int], config: Config) -> None:
         self.got: list[Action] = []
         self.expected: list[tuple[Entry, Action]] = []
         self.safe = 0  # Actions that no policy computed
         self.unanswerable: Counter[str] = Counter()
-        self._seed = config.seed
+        self._server, self._seed = server, config.seed
         self._safety = _without_deadlines(config.safety)
         self._cores: OrderedDict[int, PolicyCore] = OrderedDict()  # by version
         self._peers: dict[tuple[str, int], Peer] = {}
         self._steps: dict[StepKey, Step] = {}
         self._weights: dict[int, Weights] = {}
+        self._chosen: set[int] = set()  # versions of policies that a person gave it
         self._waiting: list[tuple[Entry, Action]] = []
 
     def take(self, entry: Entry, message: object) -> None:
         """The next message of the recording."""
         if isinstance(message, Weights):
             self._weights[message.version] = message
+            if (entry.publisher, entry.incarnation) == self._server:  # it offers those, and no others
+                self._chosen.add(message.version)
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
         elif isinstance(message, Action) and not message.weights_version:
@@ -88,17 +95,23 @@ class SingleActions:
         return self._key(action) in self._steps and action.weights_version in self._weights
 
     def _core(self, version: int) -> PolicyCore:
-        """One that serves this version and nothing else: which one a server served may have gone up or back."""
+        """One that serves this version, under the limits of the policy that a person chose before it, and nothing else:
+        which one a server served may have gone up or back."""
         core = self._cores.get(version)
         if core is None:
-            weights = self._weights[version]
-            bundle = Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {version}")
             core = self._cores[version] = PolicyCore(self._seed, safety=self._safety)
-            core.load(version, dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety)))
+            chosen = max((other for other in self._chosen if other <= version), default=version)
+            for each in sorted({chosen, version}):
+                core.store.add(each, self._bundle(each), loaded=each == chosen)
             if len(self._cores) > _HELD:
                 self._cores.popitem(last=False)
         self._cores.move_to_end(version)
         return core
+
+    def _bundle(self, version: int) -> Bundle:
+        weights = self._weights[version]
+        bundle = Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {version}")
+        return dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
 
     @staticmethod
     def _key(action: Action) -> StepKey:
@@ -146,7 +159,7 @@ def _one_by_one(session: Session, after: Mapping[tuple[str, int], int]) -> Outco
     for key in after:
         start = session.decode(session.starts[key]) if key in session.starts else None
         config = Life(*key, start).config if isinstance(start, Start) else session.config()
-        ones[key] = SingleActions(config)
+        ones[key] = SingleActions(key, config)
     for entry, message in session.messages((Step.NAME, Weights.NAME, Action.NAME)):
         key = entry.publisher, entry.incarnation
         if not isinstance(message, Action):

@@ -14,6 +14,7 @@ import pytest
 
 from sims.environment import Outcome
 from sims.fleet import Fleet
+from td3_robot.config import RecordConfig
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
 from td3_robot.messages import (
@@ -23,6 +24,7 @@ from td3_robot.messages import (
     Message,
     NoiseKind,
     Phase,
+    Record,
     Refused,
     Reply,
     Start,
@@ -32,9 +34,12 @@ from td3_robot.messages import (
 )
 from td3_robot.policy.noise import Noise
 from td3_robot.session import replay
-from td3_robot.session.entries import Entry
+from td3_robot.session.entries import CONFIG, Entry, Facts
 from td3_robot.session.reader import Session
+from td3_robot.session.recorder import Recorder
 from td3_robot.topics import RECORDER
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import Peer
 from td3_robot.transport.tap import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
@@ -64,6 +69,29 @@ def test_session(path: Path) -> None:
         assert bool(report.compared) == (report.core in CORES[path.stem]), f"{report.core}: {report.notes}"
         there = report.core != "learner" or path.stem not in ("deployed", "restarted")
         assert bool(report.turns) == (report.core in CORES[path.stem] and there), f"{report.core} was not driven"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_part_alone_is_called_different(path: Path, tmp_path: Path) -> None:
+    """Recorded once more, split into thirds: of a part that lacks the beginning, what is compared is the same."""
+    whole = Session([path])
+    seconds = (whole.end - whole.begin) * 1e-9
+    facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
+    recorder = Recorder(tmp_path / "a.mcap", facts, RecordConfig(split_s=seconds / 3), whole.begin)
+    peers: dict[tuple[str, int], Peer] = {}
+    for entry in whole.entries():
+        hello = handshake.hello("node", entry.publisher, client=0, incarnation=entry.incarnation)
+        peer = peers.setdefault((entry.publisher, entry.incarnation), Peer(RECORDER, b"k", hello, {}))
+        record = Record(entry.topic, entry.link, entry.sequence, entry.published, entry.payload)
+        recorder.step([(peer, record)], (entry.received - whole.begin) * 1e-9)
+    recorder.close(seconds)
+    assert len(recorder.files) >= 3
+    compared = 0
+    for part in recorder.files[1:]:
+        for report in replay.check(Session([part]), ["policy", "driver"]):
+            assert report.same, replay.text(Session([part]), [report])
+            compared += report.compared
+    assert compared > 20
 
 
 def test_nothing_is_left_out_in_silence() -> None:
