@@ -191,6 +191,11 @@ class Config(Section, frozen=True):
                 f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
                 "nothing would be learned"
             )
+        if learner.offline_updates and self.pacing.mode == "realtime":
+            raise ValueError(
+                f"learner.offline_updates is {learner.offline_updates} and pacing.mode is 'realtime': robots that "
+                "do not wait would act at random meanwhile; make the policy first (--steps 1), then learner.start_from"
+            )
         if learner.batch_size > learner.buffer_size:
             raise ValueError(
                 f"learner.batch_size is {learner.batch_size}, above learner.buffer_size {learner.buffer_size}"

@@ -385,16 +385,19 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         bus.close("failed")
         return 1
     except BaseException as error:  # a mistake: what was said until then, a recorder is told, so that it is made again
-        with contextlib.suppress(Exception):
+        if isinstance(error, Exception):
             _tell_failure(node, f"{type(error).__name__}: {error}")
         bus.close("crashed", in_order=False)
         raise
 
 
 def _tell_failure(node: Node | None, reason: str) -> None:
-    """Tell who supervises us, and who records or watches, why this process ends."""
-    if node:
-        status = Status(node.name, "failed", " ".join(reason.split())[:500], {}, dict(node.counters))
+    """Tell who supervises us, and who records or watches, why this process ends, as far as that can still be told."""
+    if node is None:
+        return
+    with contextlib.suppress(Exception):
+        counters = {**node.bus.dropped(), **node.counters}
+        status = Status(node.name, "failed", " ".join(reason.split())[:500], {}, counters)
         node.bus.send("supervisor" if node.supervised else RECORDER, status)
 
 

@@ -105,7 +105,7 @@ class LearnerCore:
     @property
     def offline(self) -> bool:
         """Whether updates are still to be made before the first environment step."""
-        return self.updates < self.limiter.offline
+        return self.spec is not None and self.updates < self.limiter.offline
 
     @property
     def update_due(self) -> bool:

@@ -58,7 +58,8 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
 
 class Saver:
-    """Saves checkpoints every ``checkpoint.every`` environment steps and at the end; call it once a turn.
+    """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end; call it once
+    a turn.
 
     In lock-step a checkpoint is a cut through the whole run, which it asks the core for, and nothing else is one: where
     the simulators do not answer any more, the run goes on from the cut before.
@@ -67,7 +68,7 @@ class Saver:
     def __init__(self, node: Node, core: LearnerCore) -> None:
         self._node, self._core = node, core
         self._every = node.config.checkpoint.every
-        self._next = core.env_steps + self._every if self._every else sys.maxsize
+        self._next = self._made + self._every if self._every else sys.maxsize
         self._saved_at = core.env_steps if core.rounds.states else -1
         self._stop_by: float | None = None
         if core.lockstep:
@@ -83,8 +84,8 @@ class Saver:
         core = self._core
         if core.rounds.setback:
             self._go_back()
-        if core.env_steps >= self._next and not core.done:
-            self._next = core.env_steps + self._every
+        if self._made >= self._next and not core.done:
+            self._next = self._made + self._every
             if core.lockstep:
                 core.rounds.wanted = True
             else:
@@ -95,6 +96,11 @@ class Saver:
             elif core.done:
                 raise self._failed()
             core.rounds.taken()
+
+    @property
+    def _made(self) -> int:
+        """Environment steps, and the offline updates before them."""
+        return self._core.env_steps + min(self._core.updates, self._core.limiter.offline)
 
     @property
     def settled(self) -> bool:

@@ -123,7 +123,7 @@ def _play(options: argparse.Namespace) -> int:
         raise UsageError("--rate and --duration must be above 0, and --start not below it")
     (endpoints, keys), topics = _place(options), _topics(options)
     session, played = Session(options.files), Counter[str]()
-    names, schedule = _renamed(options.remap, session), _schedule(options, session, topics)
+    names, schedule = _renamed(options.remap, session, topics), _schedule(options, session, topics)
     stopped, pause = list[int](), Pause(options.paused)
     handlers: dict[int, Handler] = {
         signal.SIGINT: lambda number, _: stopped.append(number),
@@ -184,8 +184,7 @@ def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[st
     """When what is due; there must be something."""
     everything = len(topics) == len(MESSAGES)
     session.require(() if everything else topics)
-    origin = next((entry.received for entry in session.timed()), 0)
-    schedule = Schedule(origin, options.rate, options.start, options.duration)
+    schedule = Schedule(session.begin, options.rate, options.start, options.duration)
     if next(schedule.of(session.timed(topics)), None) is None:
         until = "on" if options.duration is None else f"to {options.start + options.duration:g} s"
         raise UsageError(
@@ -195,8 +194,8 @@ def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[st
     return schedule
 
 
-def _renamed(remap: Sequence[str], session: Session) -> dict[str, str]:
-    """The new names of publishers."""
+def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> dict[str, str]:
+    """The new names of publishers; those of what is played must differ."""
     publishers = sorted({publisher for publisher, _, _ in session.counts})
     names: dict[str, str] = {}
     for item in remap:
@@ -210,9 +209,10 @@ def _renamed(remap: Sequence[str], session: Session) -> dict[str, str]:
         if old in names:
             raise UsageError(f"--remap {item}: {old!r} is to be {names[old]!r} already")
         names[old] = new
-    later = Counter(names.get(publisher, publisher) for publisher in publishers)
+    played = sorted({publisher for publisher, _, topic in session.counts if topic in topics})
+    later = Counter(names.get(publisher, publisher) for publisher in played)
     if alike := [name for name, count in later.items() if count > 1]:
-        same = [publisher for publisher in publishers if names.get(publisher, publisher) == alike[0]]
+        same = [publisher for publisher in played if names.get(publisher, publisher) == alike[0]]
         raise UsageError(f"--remap: {printable(' and '.join(same))} would both be {alike[0]!r}; names must differ")
     return names
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError, UsageError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, UsageError
 from td3_robot.extras import missing
 from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
@@ -150,10 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             session = Session(paths)
             reports = check(session, options.core, exact=options.exact)
-        except SessionError as error:  # of this one: the others are looked at none the less
-            print(f"td3-robot replay: {error}", file=sys.stderr)
+            parts = [part for report in reports for part in report.parts]
+            written = rewrite.rewrite(session, parts) if options.update else ""
+        except UsageError:
+            raise
+        except (Td3RobotError, OSError) as error:  # of this one: the others are looked at none the less
+            print(f"td3-robot replay: {paths[0]}: {error}", file=sys.stderr)
             good = False
-            codes.add(error.exit_code)
+            codes.add(EXIT_USAGE)
             results.append({"file": str(paths[0]), "same": False, "error": str(error)})
             continue
         compared, same = any(report.compared for report in reports), all(report.same for report in reports)
@@ -161,10 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(as_json(session, reports))
         if not options.json:
             print(text(session, reports))
-        written = rewrite.rewrite(session, [part for r in reports for part in r.parts]) if options.update else ""
         if written:
             print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
-        if not (compared or written if options.update else compared and same):
+        if not (written or (compared and same)):
             codes.add(EXIT_CHECK_FAILED)
     if options.json:
         print(json.dumps({"same": good, "sessions": results}, indent=2))

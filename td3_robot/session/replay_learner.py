@@ -276,7 +276,14 @@ class _Storing:
     """A learner that only stores: it is never done, never updates, and its buffer holds everything."""
 
     def __init__(self, config: Config, rows: int) -> None:
-        learner = replace(config.learner, learning_starts=_NEVER - 1, buffer_size=max(2, rows), batch_size=1)
+        learner = replace(
+            config.learner,
+            learning_starts=_NEVER - 1,
+            buffer_size=max(2, rows),
+            batch_size=1,
+            recordings=(),
+            offline_updates=0,
+        )
         network = NetworkConfig(hidden=(1,))
         self._core = LearnerCore(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
         self.counted: dict[int, dict[str, int]] = {}

@@ -45,4 +45,4 @@ _IN_ORDER = ("stopped", "connected anew")
 
 def lost(name: str, bye: Bye) -> str | None:
     """What has happened to a node that the recorder hears no more from; None if it ended as it should."""
-    return None if bye.reason in _IN_ORDER else f"{name} is gone: {bye.reason}"
+    return None if bye.reason in _IN_ORDER else f"{name}: {bye.reason}"

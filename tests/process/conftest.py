@@ -29,13 +29,19 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
         root = root.parent
 
     def once(name: str, make: Callable[[Path], object]) -> Path:
-        folder, made = root / name, root / f"{name}.made"
+        folder, made, failed = (root / f"{name}{end}" for end in ("", ".made", ".failed"))
         with (root / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # left by one who failed
+                if failed.exists():
+                    pytest.fail(f"{name} could not be made: {failed.read_text()}")
+                shutil.rmtree(folder, ignore_errors=True)  # left by one who was stopped
                 folder.mkdir()
-                make(folder)
+                try:
+                    make(folder)
+                except Exception as error:
+                    failed.write_text(str(error))
+                    raise
                 made.touch()
         return folder
 

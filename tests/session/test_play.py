@@ -245,7 +245,7 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
         (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "is 'leg'; publishers: learner, policy, sim-0"),
         (("--policy", "ipc:///tmp/x", "--remap", "sim-0=my leg"), "NEW is 'my leg'; allowed: 1 to 64 letters"),
-        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
+        (("--monitor", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
         (("--policy", "ipc:///tmp/x", "--remap", "sim-0=a", "--remap", "sim-0=b"), "'sim-0' is to be 'a' already"),
         (("--policy", "ipc:///tmp/x", "--start", "9", "--loop"), "holds no step from 9 s on; it is 1.033 s long"),
         (("--policy", "ipc:///tmp/x", "--start", "1.04", "--duration", "2"), "from 1.04 s to 3.04 s; it is 1.033 s"),
@@ -266,4 +266,6 @@ def test_wrong_use_is_one_line(
 def test_two_publishers_may_change_names(recorded: Path) -> None:
     """What is refused is one name for two, not a name that was another's."""
     remap = ["policy=sim-0", "sim-0=policy"]
-    assert play._renamed(remap, Session([recorded])) == {"policy": "sim-0", "sim-0": "policy"}
+    session = Session([recorded])
+    assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}
+    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}  # who says nothing has no name
