@@ -155,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UsageError:
             raise
         except (Td3RobotError, OSError) as error:  # of this one: the others are looked at none the less
-            print(f"td3-robot replay: {paths[0]}: {error}", file=sys.stderr)
+            named = "" if str(paths[0]) in str(error) else f"{paths[0]}: "
+            print(f"td3-robot replay: {named}{error}", file=sys.stderr)
             good = False
             codes.add(EXIT_USAGE)
             results.append({"file": str(paths[0]), "same": False, "error": str(error)})

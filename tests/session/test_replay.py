@@ -211,6 +211,14 @@ def test_a_file_that_cannot_be_read_is_reported_and_stops_no_other(
     assert not report["same"]
     assert main([*command, "--update"]) == 2
     assert policy(bad) == 0
+    facts = facts_of_this_machine(Config())
+    later = [replace(item, data=b"future_key: 1\n") for item in facts.attachments if item.name == "config.yaml"]
+    foreign = save("later.mcap", entries_of(acted(30)), replace(facts, attachments=later))
+    assert main(["replay", str(foreign), str(good), "--core", "policy"]) == 2
+    captured = capsys.readouterr()
+    assert "later.mcap" in captured.err
+    assert "unknown key 'future_key'" in captured.err
+    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
 
 
 def test_a_core_that_is_not_installed_is_a_note_or_an_error(
