@@ -114,7 +114,7 @@ def chart(name: str, results: dict[str, list[Result]]) -> None:
         axes.axhline(bar, color="0.4", linestyle="--", linewidth=1, label=f"must reach {bar}")
     axes.set(xlabel="environment steps", ylabel="mean return of an evaluation", xlim=(0, None))
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(ROOT / "docs" / "images" / f"results_{name}.png", dpi=100)
 
 
