@@ -376,11 +376,8 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         return error.exit_code
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what, remedy = (
-            f"{error.filename or 'system'}: {error.strerror or error}",
-            _make_room(role, folder) if full else "",
-        )
-        print(f"{arguments.name}: {what}{remedy}", file=sys.stderr)
+        what = f"{error.filename or 'system'}: {error.strerror or error}"
+        print(f"{arguments.name}: {what}{_make_room(role, folder) if full else ''}", file=sys.stderr)
         _tell_failure(node, what)
         bus.close("failed")
         return 1

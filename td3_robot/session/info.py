@@ -112,7 +112,6 @@ def examine(path: Path) -> dict[str, Any]:
                 contents.look(item, decode(item))
             except SessionError as error:
                 problems.append(str(error))
-    damages = [*file.damages, file.index] if file.index else file.damages
     report = contents.report()
     try:
         host = json.loads(metadata.pop("host", "null"))
@@ -126,7 +125,7 @@ def examine(path: Path) -> dict[str, Any]:
         "metadata": metadata,
         "host": host,
         "attachments": attachments,
-        "damages": [_line(damage) for damage in damages] + problems,
+        "damages": [_line(damage) for damage in file.all_damages] + problems,
     }
 
 

@@ -73,6 +73,11 @@ class SessionFile:
         self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
 
+    @property
+    def all_damages(self) -> list[Damage]:
+        """What was found while :meth:`items` was read, the index with it."""
+        return [*self.damages, self.index] if self.index else [*self.damages]
+
     def items(self) -> Iterator[Item]:
         """Everything in the file in its order.
 

@@ -43,7 +43,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
             attachments.append(item)
         elif item.name == METADATA:
             metadata = item.values
-    damages = [*file.damages, file.index] if file.index else file.damages
+    damages = file.all_damages
     assumed = bool(damages) and "protocol" not in metadata
     if damages:
         if not contents.seen and not attachments:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mcap.writer import CompressionType, Writer
 
+from td3_robot import files
 from td3_robot.messages import MESSAGES
 from td3_robot.session import schemas
 from td3_robot.session.entries import METADATA, Attachment, Entry, Facts
@@ -23,10 +24,8 @@ class _File(io.FileIO):
     """A file that is named where it cannot be written."""
 
     def write(self, data: Any, /) -> int:
-        try:
+        with files.naming(Path(str(self.name))):
             return super().write(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.name)) from None
 
 
 class SessionWriter:
