@@ -237,8 +237,12 @@ class Node:
         if not self._supervised or (time_now < self._next_status and not now):
             return
         self._next_status = time_now + STATUS_PERIOD
+        self.bus.send("supervisor", self.described(figures))
+
+    def described(self, figures: Figures) -> Status:
+        """The figures as a message, with what was counted beside them."""
         counters = {**self.bus.dropped(), **self.counters, **figures.counters}
-        self.bus.send("supervisor", Status(self.name, figures.state, figures.detail, figures.figures, counters))
+        return Status(self.name, figures.state, figures.detail, figures.figures, counters)
 
     def _abandoned(self) -> bool:
         """Whether we take part in a supervised run by hand, and that run has ended."""
@@ -393,8 +397,7 @@ def _tell_failure(node: Node | None, reason: str) -> None:
     if node is None:
         return
     with contextlib.suppress(Exception):
-        counters = {**node.bus.dropped(), **node.counters}
-        status = Status(node.name, "failed", " ".join(reason.split())[:500], {}, counters)
+        status = node.described(Figures("failed", " ".join(reason.split())[:500]))
         node.bus.send("supervisor" if node.supervised else RECORDER, status)
 
 
