@@ -66,14 +66,17 @@ class Crew:
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
                 self._work.put(help_along)
             work()
-        finally:
-            for _ in numbers:  # interrupted between two turns: a helper that has not begun finds none left
-                pass
-            while len(ended) < len(begun):
-                try:
+        except (KeyboardInterrupt, SystemExit) as raised:  # who caught it now would meet robots still stepped
+            interrupt = raised
+        while True:  # all of the wait is in the try: an interrupt comes at any step of the interpreter
+            try:
+                for _ in numbers:  # interrupted between two turns: a helper that has not begun finds none left
+                    pass
+                while len(ended) < len(begun):
                     finished.get()
-                except (KeyboardInterrupt, SystemExit) as raised:  # who caught it now would meet robots still stepped
-                    interrupt = raised
+                break
+            except (KeyboardInterrupt, SystemExit) as raised:
+                interrupt = raised
         if interrupt:
             raise interrupt
         if failures:

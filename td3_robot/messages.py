@@ -163,7 +163,7 @@ class Refused(Message):
 
     NAME: ClassVar[str] = "refused"
 
-    code: str = _wire("text", "hello, protocol, spec, agreement or name")
+    code: str = _wire("text", "hello, protocol, spec, agreement, taken or name")
     reason: str = _wire("text", "one sentence that says what differs", limit=2048)
 
 

@@ -201,7 +201,7 @@ class ServerSession:
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
         rival = self._driver(hello)
-        if rival and not (refused and refused.code == "name"):
+        if rival:
             # The one that has the name says by itself whether it is there. Until then a Heartbeat tells the client to
             # wait, and to ask again. To the one that has the name it is sent because a closed connection shows by it.
             asked, heard = self._asked.setdefault(key, now), self._heard[rival]
@@ -250,13 +250,13 @@ class ServerSession:
                 return Refused("agreement", f"configuration differs: {key} is {mine} here, {theirs} there"[:2048])
         for peer in self.peers.values():
             if peer.name == hello.name and peer.owner != owner:
-                return Refused("name", f"name {hello.name!r} is taken by a {peer.role} with another key")
+                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
             taken = peer.name == hello.name and peer.hello.client != hello.client
             # Of two drivers, the one that is heard stays (see _driver). A clock that was set back must not keep the
             # successor of one that was killed away from a robot that moves.
             drivers = hello.role == peer.role == "driver" and hello.incarnation != peer.hello.incarnation
             if taken and not drivers and hello.incarnation <= peer.hello.incarnation:
-                return Refused("name", f"name {hello.name!r} is taken by a {peer.role} that is connected")
+                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return self._other_robot(hello)
 
     def _driver(self, hello: Hello) -> bytes | None:
