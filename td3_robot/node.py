@@ -358,6 +358,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         bus.keys = open_keys(config.endpoints.keys)
         if role == "policy":  # now, because the first socket makes threads, which inherit all of it
             _ask_for_realtime(config)
+            bus.spin = config.realtime.spin_s
         node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
         _catch_signals(node)
         _follow_lifeline()

@@ -23,13 +23,21 @@ class RealtimeConfig(Section, frozen=True):
 
     ``processors`` pins it to these; ``priority`` is SCHED_FIFO's, 1 to 99, 0 for the usual scheduler (systemd:
     LimitRTPRIO); ``lock_memory`` keeps its pages in RAM (LimitMEMLOCK); ``freeze_gc`` stops Python's collector of
-    cycles, after taking what is alive out of its sight: the loop makes no cycles.
+    cycles, after taking what is alive out of its sight: the loop makes no cycles. ``spin_us`` is no matter of the
+    operating system: for so long (µs) after a message the server looks for the next one instead of sleeping, out of
+    which a processor wakes slowly. Longer than the control period, it keeps one processor busy for as long as the robot
+    talks.
     """
 
     processors: tuple[Natural, ...] = ()
     priority: Annotated[int, Meta(ge=0, le=99)] = 0
     lock_memory: bool = False
     freeze_gc: bool = False
+    spin_us: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+    @property
+    def spin_s(self) -> float:
+        return self.spin_us * 1e-6
 
 
 @dataclass(frozen=True)

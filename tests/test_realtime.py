@@ -71,7 +71,12 @@ def test_processors_that_are_not_there() -> None:
 
 
 def test_configuration() -> None:
-    config = configuration.parse({"realtime": {"processors": [1], "priority": 20, "lock_memory": True}})
-    assert config.realtime == RealtimeConfig(processors=(1,), priority=20, lock_memory=True)
+    config = configuration.parse(
+        {"realtime": {"processors": [1], "priority": 20, "lock_memory": True, "spin_us": 1500}}
+    )
+    assert config.realtime == RealtimeConfig(processors=(1,), priority=20, lock_memory=True, spin_us=1500)
+    assert config.realtime.spin_s == 0.0015
     with pytest.raises(ConfigError, match=r"realtime\.priority is 100"):
         configuration.parse({"realtime": {"priority": 100}})
+    with pytest.raises(ConfigError, match=r"realtime\.spin_us is 1000001"):
+        configuration.parse({"realtime": {"spin_us": 1_000_001}})

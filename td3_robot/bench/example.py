@@ -8,11 +8,14 @@ import numpy as np
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
+from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 
 OBSERVATIONS, ACTIONS = 22, 6  # Walker2D's
 HIDDEN = (400, 300)
 SOURCE = "bench"
+SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
+"""Everything the safety filter can do, and the watch over observations; with no exploration, as on a robot."""
 
 
 def spec() -> RobotSpec:

@@ -99,19 +99,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="SCHED_FIFO priority of both, 1 to 99")
     parser.add_argument("--lock-memory", action="store_true", help="keep the pages of both in RAM")
     parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of both")
+    parser.add_argument("--spin", type=int, default=0, metavar="US", help="realtime.spin_us of the policy server")
     parser.add_argument("--attack", action="store_true", help="measure under attack instead, over TCP with keys")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     for name, low in (("trips", _BLOCK), ("seconds", 0.1), ("rate", 1)):
         if not low <= getattr(options, name) < math.inf:
             raise UsageError(f"--{name} is {getattr(options, name)}; at least {low} is needed")
-    if not 0 <= options.priority <= 99:
-        raise UsageError(f"--priority is {options.priority}; allowed: 0 to 99")
+    for name, low, high in (("priority", 0, 99), ("spin", 0, 1_000_000)):
+        if not low <= getattr(options, name) <= high:
+            raise UsageError(f"--{name} is {getattr(options, name)}; allowed: {low} to {high:,}")
     asked = RealtimeConfig(
         processors=options.processors,
         priority=options.priority,
         lock_memory=options.lock_memory,
         freeze_gc=options.freeze_gc,
+        spin_us=options.spin,
     )
     computer = machine.describe(("td3-robot", "numpy", "pyzmq"))
     outcome = realtime.apply(asked)
@@ -122,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report: dict[str, Any] = {
             "machine": computer,
             "transport": transport,
-            "realtime": {"applied": outcome.applied, "refused": outcome.refused},
+            "realtime": {"applied": outcome.applied, "refused": outcome.refused, "spin_us": options.spin},
         }
         if options.attack:
             report["attacks"] = attacks(link, options.trips)
@@ -241,7 +244,8 @@ def _text(report: dict[str, Any]) -> str:
     lines = [f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before"]
     lines += [f"real time: {what}" for what in report["realtime"]["applied"]]
     lines += [f"real time, not granted: {what}" for what in report["realtime"]["refused"]]
-    lines += [f"over {report['transport']}", example.HEAD]
+    spin = report["realtime"]["spin_us"]
+    lines += [f"over {report['transport']}" + f"; the server spins for {spin} µs" * (spin > 0), example.HEAD]
     for robots, row in report.get("round_trip_us", {}).items():
         lines.append(example.row(f"{robots:>2} robots", row["policy"]) + f"   {row['p50_over_echo']} × echo")
         lines.append(example.row("   bare echo", row["echo"]))

@@ -27,8 +27,6 @@ from td3_robot.transport import codec, session
 from td3_robot.transport.session import ServerSession
 
 ROBOTS = (1, 8, 64)
-SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
-"""Everything the safety filter can do, and the watch over observations; no exploration: as on a robot."""
 _EXAMPLES = """examples:
   td3-robot bench policy
   td3-robot bench policy --json --memory 1000000 > policy.json
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": machine.describe(("td3-robot", "numpy", "pyzmq")),
         "hidden": list(example.HIDDEN),
         "server_us": {str(robots): server_time(robots, options.actions) for robots in ROBOTS},
-        "deployed_us": server_time(1, options.actions, SAFETY),
+        "deployed_us": server_time(1, options.actions, example.SAFETY),
         "memory": memory(options.memory),
         "start": start(options.starts),
     }

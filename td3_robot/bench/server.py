@@ -35,13 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", help="folder of keys")
     parser.add_argument("--realtime", default="{}", help="RealtimeConfig as JSON")
     options = parser.parse_args(arguments)
-    realtime.apply(msgspec.json.decode(options.realtime, type=RealtimeConfig))
+    asked = msgspec.json.decode(options.realtime, type=RealtimeConfig)
+    realtime.apply(asked)
     if options.what == "echo":
         _echo(options.endpoint, options.keys)
     bundle = Bundle.load(options.bundle) if options.bundle else example.bundle()
-    core = PolicyCore(0)
+    core = PolicyCore(0, exploring=False, safety=example.SAFETY)
     core.load(1, bundle)
     bus = Bus(keys=open_keys(options.keys))
+    bus.spin = asked.spin_s
     session = ServerSession("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
     print(bus.serve(options.endpoint, session), flush=True)
     while True:

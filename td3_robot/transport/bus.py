@@ -58,10 +58,15 @@ class Bus:
 
     Not thread-safe, as ZeroMQ's sockets are not. ``clock`` is a monotonic clock in seconds. With ``keys`` every TCP
     link uses CURVE; set them before the first link.
+
+    Attributes:
+        spin: seconds after an input for which waiting for the next one keeps the processor instead of going to sleep,
+            out of which a core takes long to wake up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, keys: AllowList | None = None) -> None:
         self.keys = keys
+        self.spin = 0.0
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._clock = clock
         self._poller = zmq.Poller()
@@ -80,6 +85,7 @@ class Bus:
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
         self._next_timer = float("-inf")
+        self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, session: ServerSession) -> str:
         """Bind a server; returns the endpoint really bound (``tcp://HOST:*`` takes a free port).
@@ -170,14 +176,27 @@ class Bus:
             for _, tap in self._taps:  # here, where what the core had to say has gone out
                 tap.flush(now)
             wait = 0.0 if inputs else max(0.0, min(end, self._next_timer) - now)
-            for socket, _ in self._poller.poll(math.ceil(wait * 1e3)):
+            for socket in self._readable(now, wait):
                 inputs += self._drain(socket)
             now = self._clock()
             if now >= self._next_timer:  # after draining: whoever spoke while we were busy is not silent
                 self._next_timer = now + _TIMER
                 self._timers(now)
-            if inputs or now >= end:
+            if inputs:
+                self._awake_until = now + self.spin
                 return inputs
+            if now >= end:
+                return inputs
+
+    def _readable(self, now: float, wait: float) -> list[zmq.Socket[bytes]]:
+        """The sockets that have something, waiting up to ``wait`` seconds for one."""
+        awake = min(now + wait, self._awake_until)
+        while now < awake:
+            if ready := self._poller.poll(0):
+                return [socket for socket, _ in ready]
+            before, now = now, self._clock()
+            wait -= now - before
+        return [socket for socket, _ in self._poller.poll(math.ceil(max(0.0, wait) * 1e3))]
 
     def send(self, to: Origin, message: Message) -> bool:
         """Hand a message to its link; False if its queue is full (ask again or count it lost) or the peer is gone."""

@@ -34,8 +34,8 @@ def test_policy() -> None:
 
 
 def test_link() -> None:
-    told = report("link", "--trips", "200", "--seconds", "0.3", "--freeze-gc")
-    assert told["realtime"]["applied"] == ["garbage collector frozen"]
+    told = report("link", "--trips", "200", "--seconds", "0.3", "--freeze-gc", "--spin", "500")
+    assert told["realtime"] == {"applied": ["garbage collector frozen"], "refused": [], "spin_us": 500}
     for row in told["round_trip_us"].values():
         assert row["policy"]["p50"] > 0
         assert row["p50_over_echo"] > 0
@@ -57,6 +57,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["policy", "--actions", "0"], "--actions is 0; at least 1 is needed"),
         (["link", "--seconds", "nan"], "--seconds is nan; at least 0.1 is needed"),
         (["link", "--priority", "100"], "--priority is 100; allowed: 0 to 99"),
+        (["link", "--spin", "-1"], "--spin is -1; allowed: 0 to 1,000,000"),
     ):
         assert cli.main(["bench", *words]) == 2
         assert line in capsys.readouterr().err

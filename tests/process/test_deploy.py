@@ -206,6 +206,8 @@ class Site:
             for name in names:
                 self.start_service(name)
             self.wait("the robot", lambda: self.state()["connected"] == ["leg"])
+        elif program == "find" or program.startswith("/opt/"):
+            pass  # the trimmed install: tests/process/test_install.py makes it
         elif program == "rm":
             self.run("root", line.removeprefix("# "))
         else:

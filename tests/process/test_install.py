@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from td3_robot.bundle import Bundle
-from tests.process.conftest import MadeOnce
+from tests.process.conftest import ROOT, MadeOnce
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest; with ALL_PYTHONS=1 those between as well, at some 20 s each."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
 NUMPY = 60e6  # bytes of what numpy brings, half of it OpenBLAS: 53 to 59 MB. Compiled (.pyc), 8 to 14 MB more
 BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 8.5e6, 11.5e6  # what we and the small libraries take: 8.1 MB, and 9.7 to 11.0
+DEPLOY = ROOT / "docs" / "deploy.md"
 RESIDENT = 60e6  # bytes of a policy server that has answered
 START = 0.5  # seconds to the first action, where
 IMPORT = 0.15  # seconds are more than a bare import of numpy takes; it takes thrice that beside much other work
@@ -51,6 +52,11 @@ class Environment:
     @property
     def site(self) -> Path:
         return next(self.path.glob("lib/python*/site-packages"))
+
+    @property
+    def limit(self) -> float:
+        """Bytes of all packages, trimmed. The numpy of older Pythons has a larger OpenBLAS."""
+        return 65e6 if self.site.parent.name in ("python3.10", "python3.11") else 60e6
 
     def run(self, *words: str, python: bool = False) -> subprocess.CompletedProcess[str]:
         """``td3-robot`` of this environment, or its Python; the checkout is out of its sight."""
@@ -101,6 +107,24 @@ def test_installs_little(installed: Environment) -> None:
     done = installed.run("-m", "compileall", "-q", *ours, python=True)  # as pip does by itself
     assert done.returncode == 0, done.stderr
     assert installed.size(numpy=False, compiled=True) < BEYOND_NUMPY_COMPILED
+
+
+def test_installs_less_trimmed(installed: Environment, tmp_path: Path) -> None:
+    """As docs/deploy.md says it; and nothing is left to be compiled by a start that may not write."""
+    [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
+    trimmed = Environment(tmp_path / "trimmed")
+    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # which is what the first line makes
+    script = trimmed.path / "bin" / "td3-robot"
+    script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for line in block.splitlines()[1:]:
+        command = line.removeprefix("# ").replace("/opt/td3-robot", str(trimmed.path))
+        done = subprocess.run(["sh", "-c", command], env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    held = sorted(trimmed.site.rglob("*.pyc"))
+    assert sum(path.stat().st_size for path in trimmed.site.rglob("*") if path.is_file()) < trimmed.limit
+    done = subprocess.run(["sh", "-c", command], env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, sorted(trimmed.site.rglob("*.pyc"))) == (0, held)
 
 
 def test_serves_a_policy(installed: Environment) -> None:

@@ -572,3 +572,29 @@ def test_receive_returns_in_time(endpoint: str, make_server: Make) -> None:
         assert bus.receive(3.0) == []
     finally:
         bus.close()
+
+
+def test_a_bus_that_spins_stays_awake_for_a_while_after_an_input(make_bus: Make) -> None:
+    """Polls and their time limits in ms; looking takes 1/16 s here, so that 1/4 s of it are four looks."""
+    bus, now, polls = make_bus(), [100.0], list[int]()
+
+    class Poller:
+        def poll(self, limit: int) -> list[Any]:
+            polls.append(limit)
+            now[0] += limit / 1000 or 0.0625
+            return []
+
+    bus._clock, bus._poller = lambda: now[0], Poller()
+    bus._next_timer = 1e9
+    bus.spin = 0.25
+    assert bus.receive(0.5) == []
+    assert polls == [500]  # nothing was heard so far
+    heard = ("policy", Bye(""))
+    bus._waiting.append(heard)
+    assert bus.receive(0.5) == [heard]
+    polls.clear()
+    assert bus.receive(0.5) == []
+    assert polls == [0, 0, 0, 0, 250]
+    polls.clear()
+    assert bus.receive(0.5) == []
+    assert polls == [500]
