@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests and trainings start many processes: without compiled modules each would compile this package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test check format clean help
 
 help:

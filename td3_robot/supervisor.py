@@ -37,6 +37,8 @@ _GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
 """How a process ends that was told to; by the bare signal if that came before it was ready for it."""
+_ON_THE_WAY = 0.05  # seconds of silence after which nothing more comes from processes that have ended
+_LAST_WORDS = 2.0  # seconds to wait for what one has said last
 _PREFIX = "td3-robot-"
 _STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there
 
@@ -59,7 +61,11 @@ class Child:
 
     @property
     def ready(self) -> bool:
-        return self.over or (self.status is not None and self.status.state in ("ready", "finished"))
+        return self.over or self.finished or (self.status is not None and self.status.state == "ready")
+
+    @property
+    def finished(self) -> bool:
+        return self.status is not None and self.status.state == "finished"
 
 
 Watch = Callable[[dict[str, Status]], None]
@@ -174,7 +180,9 @@ class Supervisor:
             if child.popen is None or (code := child.popen.poll()) is None:
                 continue
             child.popen = None
-            if code == 0 and child.status and child.status.state == "finished":
+            if code == 0:
+                self._hear_out(child)
+            if code == 0 and child.finished:
                 child.over = True
             elif code == EXIT_USAGE and child.process.row.essential:  # it would say the same again
                 code = 1 if child.died_at else EXIT_USAGE  # what has run before was called rightly
@@ -222,7 +230,8 @@ class Supervisor:
                 if self._interrupts > begin_interrupts and number != signal.SIGKILL:
                     begin_interrupts = self._interrupts
                     break
-        self._listen(0.0)  # their last figures
+        while self._listen(_ON_THE_WAY):  # their last figures
+            pass
         for child in self.children:
             if child.popen:
                 code = child.popen.wait()
@@ -233,12 +242,21 @@ class Supervisor:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, timeout: float) -> None:
-        for origin, message in self.bus.receive(timeout):
+    def _hear_out(self, child: Child) -> None:
+        """Take what a process that has ended well said last: on a busy machine it comes after its exit code."""
+        deadline = time.monotonic() + _LAST_WORDS
+        while not child.finished and time.monotonic() < deadline:
+            self._listen(_ON_THE_WAY)
+
+    def _listen(self, timeout: float) -> bool:
+        """Take Statuses, waiting up to ``timeout`` seconds for one; whether anything came."""
+        inputs = self.bus.receive(timeout)
+        for origin, message in inputs:
             if isinstance(message, Status) and isinstance(origin, Peer):
                 for child in self.children:
                     if child.name == origin.name and child.incarnation == origin.hello.incarnation:
                         child.status = message
+        return bool(inputs)
 
     def _signalled(self, number: int, frame: Any) -> None:
         del number, frame

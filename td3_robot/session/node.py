@@ -136,8 +136,10 @@ def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
     Those that are stopped together with us have more to say; of those that go on, this is what they have gathered.
     """
     deadline = time.monotonic() + seconds
-    while (now := time.monotonic()) < deadline and node.bus.peers(RECORDER):
-        recorder.step(node.bus.receive(0.05), now)
+    while time.monotonic() < deadline and node.bus.peers(RECORDER):
+        recorder.step(node.bus.receive(0.05), time.monotonic())
+    while inputs := node.bus.receive(0.0):  # what has come by now, however long we stood still
+        recorder.step(inputs, time.monotonic())
 
 
 def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:
