@@ -30,7 +30,6 @@ _KINDS = {
     "map": "map",
     "list": "array",
 }
-_ARRAYS = {"<u1": "uint8", "<u4": "uint32", "<u8": "uint64", "<f4": "float32", "<f8": "float64"}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -86,7 +85,7 @@ def _message(message: type[Message]) -> str:
 
 def _kind(wire: FieldType) -> str:
     if wire.kind == "array":
-        return f"bin: {_ARRAYS[wire.dtype]}[{', '.join(wire.shape)}]"
+        return f"bin: {wire.type_name}"
     if wire.kind == "text":
         return f"str, at most {wire.limit} characters"
     if wire.kind == "bytes":

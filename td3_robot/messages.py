@@ -83,6 +83,11 @@ class FieldType:
     shape: tuple[str, ...] = ()
     tolerance: float = 0.0
 
+    @property
+    def type_name(self) -> str:
+        """The kind in a word; of an array the type of its numbers and its shape, as ``float32[N, O]``."""
+        return f"{np.dtype(self.dtype).name}[{', '.join(self.shape)}]" if self.kind == "array" else self.kind
+
 
 def _wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Any:
     return field(metadata={"wire": FieldType(kind, meaning, unit, limit)})

@@ -94,7 +94,7 @@ class Supervisor:
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))
-        self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_socket_home()))
+        self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=endpoints.socket_home()))
         addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
         self.run.write_run(endpoints=addresses, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
         for child in self.children:
@@ -283,18 +283,12 @@ class Supervisor:
         shutil.rmtree(self._sockets, ignore_errors=True)  # made by us, a moment ago
 
 
-def _socket_home() -> Path:
-    """Where sockets can lie: the user's runtime folder if it is really there, else the folder for temporary files."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir())
-
-
 def _remove_stale(folder: Path) -> None:
     """Remove the sockets of a supervisor that was killed: only our own kind of folder, and only if nobody answers.
 
     The path comes from a file, which may be the copy of a run that is alive, or anything else.
     """
-    ours = folder.name.startswith(_PREFIX) and folder.parent in (_socket_home(), Path(tempfile.gettempdir()))
+    ours = folder.name.startswith(_PREFIX) and folder.parent in (endpoints.socket_home(), Path(tempfile.gettempdir()))
     if not ours or folder.is_symlink() or any(endpoints.answers(folder / link) for link in LINKS):
         return
     with contextlib.suppress(OSError):

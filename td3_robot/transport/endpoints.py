@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import socket
+import tempfile
 from pathlib import Path
 
 from td3_robot.errors import EndpointError
@@ -15,6 +16,12 @@ LONGEST_SOCKET_PATH = 107
 """sun_path of unix(7) holds 108 bytes with its end mark."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
+
+
+def socket_home() -> Path:
+    """Where sockets can lie: the user's runtime folder if it is really there, else the folder for temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir())
 
 
 def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:

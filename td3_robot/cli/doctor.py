@@ -1,0 +1,146 @@
+"""``td3-robot doctor``: what this machine has for each use of td3-robot, and what to do about what it has not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import zmq
+
+from td3_robot import machine
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, KeysError
+from td3_robot.extras import missing
+from td3_robot.node import Parser
+from td3_robot.transport import endpoints
+from td3_robot.transport.keys import KeyFolder, default_folder
+
+_BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
+_USES = {
+    "train": ("torch", "tensorboard", "matplotlib", "gymnasium", "pybullet"),
+    "eval": ("gymnasium", "pybullet"),
+    "record": ("mcap",),
+    "export --format parquet": ("mcap", "pyarrow"),
+    "export --format minari": ("mcap", "minari"),
+    "bundle export --onnx": ("onnx",),
+}
+"""Commands, and the modules that they need beyond the base install."""
+_ASK = """
+import json
+from td3_robot.realtime import RealtimeConfig, apply
+outcome = apply(RealtimeConfig(priority=1, lock_memory=True))
+print(json.dumps({"applied": outcome.applied, "refused": outcome.refused}))
+"""
+_EXAMPLES = """examples:
+  td3-robot doctor
+  td3-robot doctor --json
+
+A line begins with ok, or with "no" where something is not there that you may not need, or with BAD where something is
+there and cannot work. exit codes: 0 nothing is BAD, 1 something is
+"""
+
+State = Literal["ok", "no", "BAD"]
+
+
+class Finding(NamedTuple):
+    """What was found of one thing, and what can be done about it."""
+
+    name: str
+    state: State
+    text: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot doctor",
+        description="Say what this machine has for each use, and what it has not.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    findings = [*_packages(), *_uses(), *_processor(), *_realtime(), _sockets(), _keys(default_folder())]
+    if options.json:
+        print(json.dumps({"findings": [finding._asdict() for finding in findings]}))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        print("\n".join(f"{state:<4}{name:<{width}}  {text}" for name, state, text in findings))
+    return EXIT_CHECK_FAILED if any(finding.state == "BAD" for finding in findings) else EXIT_GOOD
+
+
+def _packages() -> list[Finding]:
+    python = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("td3-robot", *_BASE))
+    return [
+        Finding("python", "ok" if sys.version_info >= (3, 10) else "BAD", python),
+        Finding("base packages", "ok", f"{versions}; ZeroMQ {zmq.zmq_version()}"),
+        Finding("keys (CURVE)", "ok", "libzmq has them")
+        if zmq.has("curve")
+        else Finding("keys (CURVE)", "BAD", "this libzmq has no CURVE: nothing can leave this machine"),
+    ]
+
+
+def _uses() -> list[Finding]:
+    findings = []
+    for use, modules in _USES.items():
+        absent = [name for name in modules if importlib.util.find_spec(name) is None]
+        if absent:
+            words = missing(ModuleNotFoundError(name=absent[0])) or f"needs {absent[0]}"
+            findings.append(Finding(use, "no", words))
+        else:
+            findings.append(Finding(use, "ok", ", ".join(f"{name} {metadata.version(name)}" for name in modules)))
+    return findings
+
+
+def _processor() -> list[Finding]:
+    told = machine.describe()
+    room = machine.available_memory()
+    memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else told["cores"]
+    return [Finding("processor", "ok", f"{told['processor']}, {cores} cores, load {told['load']}{memory}")]
+
+
+def _realtime() -> list[Finding]:
+    """What ``realtime`` in a configuration is granted: asked for by a process of its own, which ends with it."""
+    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return [Finding("real time", "BAD", f"to ask for it fails: {(done.stderr.splitlines() or ['no message'])[-1]}")]
+    told = json.loads(done.stdout)
+    remedy = "; systemd: LimitRTPRIO and LimitMEMLOCK"
+    return [Finding("real time", "ok", text) for text in told["applied"]] + [
+        Finding("real time", "no", text + remedy) for text in told["refused"]
+    ]
+
+
+def _sockets() -> Finding:
+    """Whether processes of a run find one another: a real socket is bound where they bind theirs."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="td3-robot-", dir=endpoints.socket_home()) as folder,
+            zmq.Context() as context,
+            context.socket(zmq.ROUTER) as socket,
+        ):
+            endpoint = f"ipc://{Path(folder) / 'supervisor'}"
+            endpoints.check(endpoint, bind=True, keys=False)
+            socket.bind(endpoint)
+    except (OSError, zmq.ZMQError, EndpointError) as error:
+        return Finding("sockets of runs", "BAD", f"in {endpoints.socket_home()}: {error}; see XDG_RUNTIME_DIR, TMPDIR")
+    return Finding("sockets of runs", "ok", str(endpoints.socket_home()))
+
+
+def _keys(folder: Path) -> Finding:
+    keys = KeyFolder(folder)
+    if not keys.secret_file.exists():
+        return Finding("this machine's keys", "no", f"none in {folder}; td3-robot keys create NAME")
+    try:
+        identity = keys.identity()
+        return Finding("this machine's keys", "ok", f"{identity.name}, {len(keys.entries())} others known, {folder}")
+    except KeysError as error:
+        return Finding("this machine's keys", "BAD", str(error))

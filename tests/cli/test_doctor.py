@@ -1,0 +1,74 @@
+"""``td3-robot doctor``: what it finds is there, what it does not find it names with its remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.transport.keys import KeyFolder
+
+
+def findings(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, tuple[str, str]]:
+    assert main(["doctor", "--json"]) == code
+    told = json.loads(capsys.readouterr().out)["findings"]
+    return {item["name"]: (item["state"], item["text"]) for item in told}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where keys are looked for."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "td3-robot" / "keys"
+
+
+def test_a_machine_that_has_everything_but_keys(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    told = findings(capsys)
+    for name in ("python", "base packages", "train", "record", "sockets of runs", "processor"):
+        assert told[name][0] == "ok", name
+    assert "torch 2." in told["train"][1]
+    assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
+
+
+def test_keys_that_are_there_and_keys_that_others_may_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    folder = KeyFolder(home)
+    folder.create("robot-7")
+    assert findings(capsys)["this machine's keys"] == ("ok", f"robot-7, 0 others known, {home}")
+    folder.secret_file.chmod(0o644)
+    state, text = findings(capsys, code=1)["this machine's keys"]
+    assert state == "BAD"
+    assert "has mode 0644; allowed is 0600" in text
+
+
+def test_a_package_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "mcap" else find(name, *rest))
+    told = findings(capsys)
+    assert told["record"] == ("no", "needs mcap, which is not installed; pip install 'td3-robot[record]'")
+    assert told["train"][0] == "ok"
+
+
+def test_a_place_where_no_socket_can_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The path of a socket holds 107 bytes."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    state, text = findings(capsys, code=1)["sockets of runs"]
+    assert state == "BAD"
+    assert "at most 107 are allowed; see XDG_RUNTIME_DIR, TMPDIR" in text
+
+
+def test_real_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of the two is granted or refused, on whatever machine this runs."""
+    assert main(["doctor"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith("real time")]
+    assert len(lines) == 2
+    lines.sort(key=lambda line: "memory" in line)
+    for line, what in zip(lines, ("SCHED_FIFO 1", "memory locked"), strict=True):
+        assert what in line
+        assert line.startswith("ok") or ("no" in line[:4] and "LimitRTPRIO" in line)

@@ -1,0 +1,63 @@
+"""``td3-robot topic``: the tables; what it echoes is in tests/process/test_topic.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import MESSAGES
+from td3_robot.topics import TOPICS
+
+
+def test_list_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["TOPIC", "FROM", "TO", "LINK", "RATE", "QUEUE", "RECORDED"]
+    assert [line.split()[0] for line in lines] == [topic.message.NAME for topic in TOPICS]
+    assert main(["topic", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {
+        "topic": "action",
+        "from": "policy server",
+        "to": "simulator",
+        "link": "policy",
+        "rate": "one for each Step",
+        "queue": "keep latest",
+        "recorded": "sent",
+    } in rows
+
+
+@pytest.mark.parametrize("topic", sorted(MESSAGES))
+def test_show_has_every_field(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "show", topic, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["field"] for row in rows] == [field.name for field in fields(MESSAGES[topic])]
+    assert all(row["type"] and row["meaning"] for row in rows)
+
+
+def test_show_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "show", "step"]) == 0
+    what, head, *lines = capsys.readouterr().out.splitlines()
+    assert what.startswith("What ")
+    assert head.split() == ["FIELD", "TYPE", "UNIT", "MEANING"]
+    assert any(line.split()[:3] == ["observation", "float32[N,", "O]"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["show", "acton"], "there is no topic 'acton'; allowed: action"),
+        (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; allowed: step"),
+        (["echo", "step"], "one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed"),
+        (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: 1 and more"),
+        (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' is offered to nobody who watches"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", *words]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
