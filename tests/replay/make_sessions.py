@@ -292,6 +292,9 @@ SESSIONS = {
 
 
 def main(names: list[str]) -> int:
+    if unknown := sorted({*names} - {*SESSIONS}):
+        print(f"there is no session {unknown[0]!r}; allowed: {', '.join(SESSIONS)}", file=sys.stderr)
+        return 2
     FOLDER.mkdir(exist_ok=True)
     for name in names or SESSIONS:
         with tempfile.TemporaryDirectory() as folder:
