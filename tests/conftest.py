@@ -6,6 +6,7 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description does: summation order must be the processes'
 
+import contextlib
 import queue
 import re
 import signal
@@ -57,11 +58,20 @@ def spec() -> RobotSpec:
 
 @pytest.fixture
 def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
-    """Builds random bundles for the toy robot."""
+    """Builds random bundles for the toy robot.
 
-    def make(seed: int = 0, kind: Any = "none", scale: float = 0.0, hidden: tuple[int, ...] = (8, 4)) -> Bundle:
+    The weights of ``tame`` ones are as large as a trained actor's: drawn from N(0, 1) they sum hundreds and more, and
+    in which order shows in the action.
+    """
+
+    def make(
+        seed: int = 0, kind: Any = "none", scale: float = 0.0, hidden: tuple[int, ...] = (8, 4), tame: bool = False
+    ) -> Bundle:
         rng = np.random.default_rng(seed)
         tensors = {name: rng.normal(size=shape).astype("f4") for name, shape in layer_shapes(spec, hidden).items()}
+        for tensor in tensors.values():
+            if tame and tensor.ndim == 2:
+                tensor /= np.float32(np.sqrt(tensor.shape[1]))
         return Bundle(spec, hidden, tensors, Exploration(kind, scale), {"version": 1})
 
     return make
@@ -113,7 +123,8 @@ class Command:
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout
@@ -147,7 +158,7 @@ class Command:
     def finish(self, timeout: float = 120) -> int:
         """Wait for the end; the exit code."""
         code = self.process.wait(timeout)
-        while (line := self._queue.get(timeout=10)) is not None:
+        while (line := self._queue.get(timeout=60)) is not None:
             self.lines.append(line)
         return code
 
@@ -169,10 +180,15 @@ class Command:
     def kill_all(self) -> None:
         """For the end of a test that went wrong."""
         if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
+            children: list[psutil.Process] = []
+            with contextlib.suppress(psutil.NoSuchProcess):  # it, or one of them, may end by itself meanwhile
+                children = psutil.Process(self.process.pid).children(recursive=True)
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
             self.process.kill()
         self.process.wait()
+        self._reader.join(60)
         assert self.process.stdout
         self.process.stdout.close()
 

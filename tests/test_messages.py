@@ -118,7 +118,7 @@ def test_golden_weights_hold_a_policy() -> None:
 
 def regenerate(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=170
     )
 
 

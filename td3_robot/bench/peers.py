@@ -14,7 +14,7 @@ import zmq
 
 from td3_robot.bench import example
 from td3_robot.errors import NodeError
-from td3_robot.messages import Action
+from td3_robot.messages import Action, Welcome
 from td3_robot.transport import codec, curve, session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, KeyFolder
@@ -70,11 +70,17 @@ class Robot:
         return step.sequence
 
     def answered(self, sequence: int, timeout: float) -> bool:
-        """Whether the Action that answers a Step comes within ``timeout`` seconds."""
+        """Whether the Action that answers a Step comes within ``timeout`` seconds.
+
+        A server that this process has not spoken to for some seconds has given it up, and refuses the Step: after its
+        Welcome the Step is sent again.
+        """
         end = time.monotonic() + timeout
         while True:
             for _, message in self.bus.receive(max(0.0, end - time.monotonic())):
-                if isinstance(message, Action) and message.answers == sequence:
+                if isinstance(message, Welcome):
+                    self.bus.send("policy", self._steps[sequence])
+                elif isinstance(message, Action) and message.answers == sequence:
                     return True
             if time.monotonic() >= end:
                 return False

@@ -112,10 +112,11 @@ def worker(pipe: Connection, kind: str, variant: Mapping[str, Any]) -> None:
     pipe.send(None)
     while (seconds := pipe.recv()) is not None:
         run(2)  # caches and clock frequency back
-        updates, start, busy = 0, time.perf_counter(), time.process_time()
-        while (elapsed := time.perf_counter() - start) < seconds:
+        updates, elapsed, start, busy = 0, 0.0, time.perf_counter(), time.process_time()
+        while not updates or elapsed < seconds:  # a block even where all the time has passed before it
             run(_BLOCK)
             updates += _BLOCK
+            elapsed = time.perf_counter() - start
         pipe.send(Turn(updates / elapsed, 1e3 * (time.process_time() - busy) / updates))
 
 

@@ -28,7 +28,7 @@ from td3_robot.supervisor import Supervisor
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
 _SETTLED = 2  # reports of the learner, half a second apart, that a stretch lets pass before it begins
-_STOP = 10.0  # seconds that a recorder has to close its file
+_STOP = 60.0  # seconds that a recorder has to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
 

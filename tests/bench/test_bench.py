@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from td3_robot.bench import attack, example
+from td3_robot.bench.peers import Robot
 from td3_robot.cli import main as cli
+from td3_robot.messages import Hello, Step
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ServerSession
 
 
 def report(*words: str) -> Any:
@@ -28,8 +34,8 @@ def test_policy() -> None:
     for parts in told["server_us"].values():
         assert set(parts) == {"decode", "core", "encode", "all", "infer", "noise"}
         assert all(0 < row["p50"] <= row["p99"] <= row["p999"] <= row["max"] for row in parts.values())
-        assert parts["all"]["p50"] > parts["infer"]["p50"]
-    assert abs(told["memory"]["growth_bytes"]) < 1_000_000
+        assert parts["all"]["p50"] >= parts["core"]["p50"]  # timed in one loop
+    assert told["memory"]["growth_bytes"] < 1_000_000
     assert 10e6 < told["start"]["resident_bytes"] < 60e6
 
 
@@ -50,6 +56,26 @@ def test_attacks_are_survived() -> None:
     told = report("link", "--attack", "--trips", "200")
     assert set(told["attacks"]) == set(attack.KINDS)
     assert all(row["attacked"]["p50"] > 0 for row in told["attacks"].values())
+
+
+def test_a_robot_that_was_given_up_asks_again(tmp_path: Path) -> None:
+    """As while another process is started: its Step is refused, and comes after a new Hello."""
+    endpoint = f"ipc://{tmp_path}/policy"
+    session = ServerSession("policy", "bench", {"driver": (Step,)}, {}, 1)
+    with closing(Bus()) as server, closing(Robot(endpoint, 1)) as robot:
+        server.serve(endpoint, session)
+        while not robot.bus.welcome("policy"):
+            server.receive(0.01)
+            robot.bus.receive(0.01)
+        (peer,) = server.peers("policy")
+        session.forget(peer.key, "silent")
+        sequence = robot.send()
+        got: list[Any] = []
+        while not any(isinstance(message, Step) for _, message in got):
+            got += server.receive(0.01)
+            assert not robot.answered(sequence, 0.01)
+    assert [type(message) for _, message in got] == [Hello, Step]
+    assert got[1][1].sequence == sequence
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,18 @@ def end() -> End:
     return End()
 
 
+def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
+    """Let a stop() take its time on a busy machine: all it needs, or only until it has ``begun`` if it never ends."""
+    join = threading.Thread.join
+
+    def wait(thread: threading.Thread, timeout: float | None = None) -> None:
+        if begun:
+            assert begun.wait(PATIENCE)
+        join(thread, timeout if begun or timeout is None else PATIENCE)
+
+    monkeypatch.setattr(threading.Thread, "join", wait)
+
+
 @pytest.mark.parametrize(
     ("stop", "told"),
     [
@@ -47,12 +59,19 @@ def end() -> End:
     ],
 )
 def test_it_is_stopped_and_the_process_ends(
-    end: End, capfd: pytest.CaptureFixture[str], stop: str | None, told: str
+    end: End,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    stop: str | None,
+    told: str,
 ) -> None:
     stopped: list[bool] = []
+    begun = threading.Event()
+    patient(monkeypatch, begun if stop == "hangs" else None)
 
     def bring_to_rest() -> None:
         stopped.append(end.released.is_set())
+        begun.set()
         if stop == "fails":
             raise OSError("no bus")
         if stop == "hangs":
@@ -65,19 +84,31 @@ def test_it_is_stopped_and_the_process_ends(
     assert stopped == ([False] if stop else [])  # while it still hung, and once
 
 
-def test_calls_that_return_are_let_be(end: End) -> None:
-    """However many: 2 s of calls, each far shorter than the limit of 1 s."""
-    watch = HangWatch(1.0, None, end)
-    begin = time.monotonic()
-    while time.monotonic() - begin < 2.0:
-        assert watch.over("observe", lambda: "seen") == "seen"
-    with pytest.raises(ZeroDivisionError):
-        watch.over("apply", lambda: 1 // 0)
+def test_calls_that_return_are_let_be() -> None:
+    """However many: 2 s of calls, each far shorter than the limit of 1 s; again where one was kept from the processor.
+
+    A call that stands still for as long as the limit, with its thread, cannot be told from one that hangs.
+    """
+    for _ in range(10):
+        end, longest = End(), 0.0
+        watch = HangWatch(1.0, None, end)
+        begin = now = time.monotonic()
+        while now - begin < 2.0:
+            assert watch.over("observe", lambda: "seen") == "seen"
+            before, now = now, time.monotonic()
+            longest = max(longest, now - before)
+        with pytest.raises(ZeroDivisionError):
+            watch.over("apply", lambda: 1 // 0)
+        if max(longest, time.monotonic() - now) < 0.5:
+            break
+    else:
+        pytest.fail("in none of ten times was every call shorter than half the limit")
     assert end.codes.empty()
 
 
-def test_a_call_that_returns_too_late_is_the_last(end: End) -> None:
+def test_a_call_that_returns_too_late_is_the_last(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the robot is brought to rest nobody may tell it to move, nor after it: the process is about to end."""
+    patient(monkeypatch)
     stopping, told, other = threading.Event(), [], queue.Queue[str]()
 
     def bring_to_rest() -> None:
@@ -126,6 +157,7 @@ class Stuck(Robot):
 def test_every_method_of_the_loop_is_watched(
     where: str, end: End, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    patient(monkeypatch)
     monkeypatch.setattr("td3_robot.driver.robot.HangWatch", lambda limit, stop: HangWatch(limit, stop, end))
     robot = Stuck(spec, end)
     body = RobotBody(robot, LIMIT)

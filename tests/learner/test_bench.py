@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import sys
 import time
 from typing import Any
@@ -74,6 +75,18 @@ def test_an_update_has_every_kind_of_operator(
     assert all(parts[kind] > 0 for kind in parts if kind != "python")
     assert max(parts, key=lambda kind: parts[kind]) == "gemm"  # 0.5 GFLOP, beside passes over a few MB
     assert sum(parts.values()) == pytest.approx(found["update_us"])
+
+
+def test_a_turn_whose_time_is_over_before_it_begins_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(bench, "contestant", lambda _: made.append)
+    ours, theirs = multiprocessing.Pipe()
+    for seconds in (0.0, None):
+        ours.send(seconds)
+    bench.worker(theirs, "fp32", {})
+    assert ours.recv() is None
+    assert ours.recv().updates_per_s > 0
+    assert made[-1] == bench._BLOCK
 
 
 def test_a_profile_by_a_clock_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_training(capsys: pytest.CaptureFixture[str]) -> None:
     figures: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert figures["throughput_ratio"]["median"] > 0
     assert figures["processor_time_ratio"]["median"] > 0
-    assert 0 < figures["recorder_share"] < 1
+    assert 0 <= figures["recorder_share"] < 1  # the system counts in ticks of 10 ms
     assert figures["recorded_mb"] > 0
     for wrong, words in (
         (("--blocks", "0"), "--blocks is 0; it must be at least 1"),

@@ -27,7 +27,7 @@ def run(project: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path}
     command = [sys.executable, "-m", "pytest", "-p", "td3_robot.session.pytest_plugin", "-v", "-p", "no:cacheprovider"]
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -134,10 +135,9 @@ def test_a_step_lets_other_threads_run() -> None:
     sys.setswitchinterval(1e6)
     try:
         asked.set()
-        steps = 0
-        while not answered.is_set() and steps < 10_000:
+        end = time.monotonic() + 60
+        while not answered.is_set() and time.monotonic() < end:
             world.client.step()
-            steps += 1
         assert answered.is_set()
     finally:
         sys.setswitchinterval(interval)
@@ -192,7 +192,7 @@ def test_a_world_that_is_closed_while_another_thread_steps_it_ends_between_two_s
 
 def run(code: str) -> str:
     child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, timeout=170
     )
     assert child.returncode == 0, child.stderr[-2000:]
     return child.stdout

@@ -14,9 +14,21 @@ from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import ClientSession, Input, ServerSession
 
-_DEADLINE = 20.0
+_DEADLINE = 60.0
 
 AGREEMENT = {"task": "Toy", "timing": "free"}
+
+
+@pytest.fixture
+def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bus is given up for its silence: these tests pump some of them only, and a busy machine may pause us."""
+    monkeypatch.setattr(session, "PEER_TIMEOUT", 1e9)  # s
+
+
+@pytest.fixture
+def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last words of a bus get out, however busy the machine is."""
+    monkeypatch.setattr("td3_robot.transport.bus._FAREWELL", 60_000)  # ms
 
 
 @pytest.fixture

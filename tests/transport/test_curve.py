@@ -21,6 +21,8 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
 from td3_robot.transport.session import ClientSession, ServerSession
 
+pytestmark = pytest.mark.usefixtures("nobody_expires")
+
 Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
 Linked = tuple[Bus, Bus, str]

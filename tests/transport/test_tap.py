@@ -16,6 +16,8 @@ from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, Peer, ServerSession, hello
 from td3_robot.transport.tap import Tap
 
+pytestmark = pytest.mark.usefixtures("nobody_expires")
+
 Make = Callable[..., Any]
 STATUS = Status("sim-0", "ready", "", {}, {})
 
@@ -294,6 +296,7 @@ def test_the_bus_offers_what_it_sends_and_never_waits(
     client.close("stopped")
 
 
+@pytest.mark.usefixtures("time_to_leave")
 def test_the_last_words_are_recorded(
     make_bus: Make, make_server: Make, make_client: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
