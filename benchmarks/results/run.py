@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from td3_robot import changes, curve, machine
+from td3_robot import config as configuration
 from td3_robot.config import Config
 from td3_robot.errors import Td3RobotError
 from td3_robot.node import Parser
@@ -71,6 +72,8 @@ def done(result: Path) -> bool:
 def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     """Begin a training, or go on with it; its exit code."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
+    if row.get("even_if_slower") and not folder.exists():  # a run that goes on keeps its precision, and is not asked
+        RunFolder.create(folder, configuration.load(row["config"], [*row["set"], f"seed={seed}"]))
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]
         if ended(folder):
