@@ -236,7 +236,7 @@ class Site:
     def stop(self, name: str) -> None:
         """As systemd would; the unit must know the exit code for a good one."""
         self.running[name].terminate()
-        code = self.running.pop(name).wait(30)
+        code = self.running.pop(name).wait(120)
         [good] = re.findall(r"^SuccessExitStatus=(.*)$", (PAGE.parent / f"systemd/{name}.service").read_text(), re.M)
         assert str(code) in ["0", *good.split()]
 
@@ -254,7 +254,7 @@ class Site:
         return (self.folder / f"{name}.log").read_text()
 
     def wait(self, what: str, check: Callable[[], Any]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not check():
             assert time.monotonic() < end, f"{what} did not come\n{self.record()[-5:]}\n{self.logs()}"
             time.sleep(0.02)
@@ -342,7 +342,7 @@ def learns(site: Site) -> None:
     for number in range(2):  # "the same command goes on from its checkpoint"
         learner = site.running.pop("learner")
         learner.send_signal(signal.SIGINT)
-        assert learner.wait(60) == 130, site.log("learner")
+        assert learner.wait(120) == 130, site.log("learner")
         if number == 0:
             site.start("learner", "workstation", "td3-robot learner --run leg")
             site.wait("the checkpoint", lambda: "goes on from checkpoint-" in site.log("learner"))

@@ -45,7 +45,7 @@ def robot(tmp_path: Path) -> Any:
 def stop(*processes: Any) -> None:
     for process in processes:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
 
 
 def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Recorded, capsys: Any) -> None:

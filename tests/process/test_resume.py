@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_costs_no_transition(train: Any, command: Any, disk
 
 
 def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:
-    run = train(3000, "learner.replay_ratio=0.1")
+    run = train(3000, "learner.replay_ratio=0.1", "learner.precision=auto")
     run.wait_for_steps(600)
     run.interrupt()
     assert run.finish() == 130, run.output()
@@ -279,8 +279,8 @@ def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) 
 def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any, tmp_path: Path) -> None:
     """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB; beside them some MB."""
     for kind, place in (("memory", "memory"), ("file", "the disk of '.*run'")):
-        sets = ("--set", "learner.buffer_size=10000000000000", "--set", f"learner.replay_storage={kind}")
-        run = command("train", "walker2d_fast", "--out", "run", *sets)
+        items = ("learner.buffer_size=10000000000000", f"learner.replay_storage={kind}", "learner.precision=fp32")
+        run = command("train", "walker2d_fast", "--out", "run", *(word for item in items for word in ("--set", item)))
         assert run.finish() == 2
         assert len(run.lines) == 1, run.output()
         needs = r"learner\.buffer_size is 10000000000000: the learner needs 2,080,000,0\d\d,\d{3},\d{3} bytes of "

@@ -310,7 +310,7 @@ def test_a_process_that_does_not_listen_is_ended_with_harder_signals(train: Any,
     children, sockets = run.children(), sockets_of(tmp_path / "run")
     children["policy"].suspend()
     run.interrupt()
-    gone, _ = psutil.wait_procs([children["learner"]], timeout=30)  # the others end at the first
+    gone, _ = psutil.wait_procs([children["learner"]], timeout=120)  # the others end at the first
     assert gone
     run.interrupt()
     run.wait_for("^policy: sent SIGTERM$")
@@ -326,7 +326,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(train: Any) -> None:
     run.wait_for("^ready")
     children = list(run.children().values())
     run.process.kill()
-    gone, alive = psutil.wait_procs(children, timeout=30)
+    gone, alive = psutil.wait_procs(children, timeout=120)
     assert len(gone) == 3
     assert not alive
 
@@ -445,14 +445,15 @@ def test_a_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as holder:
         holder.bind(str(path))
         holder.listen()
-        run = command("train", "walker2d", "--out", "run", "--set", f"endpoints.policy=ipc://{path}")
+        sets = ("--set", "learner.precision=fp32", "--set", f"endpoints.policy=ipc://{path}")
+        run = command("train", "walker2d", "--out", "run", *sets)
         assert run.finish() == 2
         assert f"'ipc://{path}' is busy" in run.output()
         assert os.path.exists(path)
 
 
 def test_a_full_disk_is_one_line(command: Any) -> None:
-    run = command("train", "walker2d", "--out", "/proc/run")
+    run = command("train", "walker2d", "--out", "/proc/run", "--set", "learner.precision=fp32")
     assert run.finish() == 2
     assert "of the disk of '/proc/run', and 0 are free" in run.lines[-1]
 
