@@ -145,10 +145,10 @@ class Command:
         line = self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
         return int(line.split("/")[0].replace(",", ""))
 
-    def steps_now(self) -> int:
-        """How many environment steps the training has made, by a line that has not come yet."""
+    def wait_for_more_steps(self, steps: int) -> None:
+        """Wait until the training has made so many more environment steps than a line says that has not come yet."""
         self._take_lines()
-        return self.wait_for_steps(0)
+        self.wait_for_steps(self.wait_for_steps(0) + steps)
 
     def _take_lines(self) -> None:
         """Take the lines that have come, and leave the end where it is."""

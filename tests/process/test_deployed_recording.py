@@ -14,7 +14,7 @@ from td3_robot.messages import Command, Start, Weights
 from td3_robot.session import replay
 from td3_robot.session.reader import Session
 from td3_robot.topics import TOPICS
-from tests.process.test_faults import POLICY, SAFE, Robot, bundle
+from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle
 
 
 class Recorded(Robot):
@@ -50,7 +50,7 @@ def stop(*processes: Any) -> None:
 
 def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Recorded, capsys: Any) -> None:
     """An emergency stop for all and one by name, a second policy, a fault: every state and answer again."""
-    robot.configure(observation_deadline_ms=300, action_deadline_ms=300)
+    robot.configure(**PATIENT)
     server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
     at = robot.wait_for(POLICY)
     for words in (("estop", "--reason", "smoke"), ("reset",), ("activate",), ("estop", "--target", "leg")):

@@ -31,11 +31,13 @@ def plotted(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     subscriber.subscribe("")
     subscriber.connect(f"ipc://{tmp_path}/pj")
 
-    def collect(enough: Callable[[dict[str, list[Any]]], bool], timeout: float = 60) -> dict[str, list[Any]]:
+    def collect(enough: Callable[[dict[str, list[Any]]], Any], timeout: float = 120) -> dict[str, list[Any]]:
         got: dict[str, list[Any]] = {}
         deadline = time.monotonic() + timeout
         while not enough(got):
-            assert subscriber.poll(1000 * max(0.0, deadline - time.monotonic())), sorted(got)
+            left = deadline - time.monotonic()
+            assert left > 0, sorted(got)
+            assert subscriber.poll(1000 * left), sorted(got)
             topic, payload, seconds = subscriber.recv_multipart()
             got.setdefault(topic.decode(), []).append((float(seconds), msgpack.unpackb(payload)))
         return got
@@ -95,15 +97,16 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
     player = command("play", str(SESSION), "--monitor", "ipc://m", "--rate", "2", "--loop", "--json")
     recorded = [m for _, m in Session([SESSION]).messages((Step.NAME,)) if isinstance(m, Step)]
 
-    def loops(got: dict[str, list[Any]]) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
-        for _, step in got.get("sim-0/step", []):
-            found.setdefault(step["incarnation"] // 1000, []).append(step)
-        return found
+    loops: dict[int, list[Any]] = {}
 
-    got = plotted(lambda got: any(len(loop) == len(recorded) for loop in loops(got).values()))
-    shown = next(loop for loop in loops(got).values() if len(loop) == len(recorded))
-    for step, original in zip(shown, recorded, strict=True):
+    def whole(got: dict[str, list[Any]]) -> list[Any]:
+        """The Steps of a loop that was heard from its beginning to its end; none while there is none."""
+        for _, step in got.get("sim-0/step", [])[sum(map(len, loops.values())) :]:
+            loops.setdefault(step["incarnation"] // 1000, []).append(step)
+        return next((loop for loop in loops.values() if len(loop) == len(recorded)), [])
+
+    got = plotted(whole)
+    for step, original in zip(whole(got), recorded, strict=True):
         assert list(step["observation"].values()) == original.observation[0].tolist()
         assert list(step["action"].values()) == original.action[0].tolist()
         assert step["sequence"] == original.sequence

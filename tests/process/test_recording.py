@@ -58,24 +58,26 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
 
 
 def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
-    run = train(4000, "record=true", "learner.replay_ratio=0.1")
-    run.wait_for_steps(1000)
-    stopped = time.time_ns()
+    """It writes a chunk each half second (tests/session/test_files.py): of before the last but one, all is there."""
+    run = train(100_000, "record=true", "learner.replay_ratio=0.1")
+    killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
+    made = run.wait_for_steps(1000)
+    for _ in range(2):
+        size = killed.stat().st_size
+        run.until("a chunk", lambda size=size: killed.stat().st_size > size)
     run.children()["recorder"].send_signal(signal.SIGSTOP)
-    run.wait_for_steps(2000)  # one that stands still holds up nobody
+    run.wait_for_more_steps(1000)  # one that stands still holds up nobody
     run.children()["recorder"].send_signal(signal.SIGKILL)
     run.wait_for("^recorder was killed by SIGKILL; starting it again$")
-    assert run.finish() == 0, run.output()
+    run.until("the second recording", lambda: second.exists() and second.stat().st_size > 100_000)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
     last = json.loads((tmp_path / "run" / "final.json").read_text())
     assert last["learner"]["counters"]["missed"] == 0
-    assert "0 Steps lost" in run.output()
-    killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
     assert main(["recover", str(killed)]) == EXIT_LOST
     recovered = list(Session([killed.with_name("session.recovered.mcap")]).messages((Step.NAME,)))
     assert [message.sequence for _, message in recovered] == list(range(len(recovered)))
-    assert len(recovered) > 500
-    # In ns: 0.7 s by design, and what a busy machine adds to that
-    assert stopped - recovered[-1][0].published < 2e9
+    assert len(recovered) >= made
     # The new one is told who everybody is, and goes on to the end.
     assert main(["info", str(second), "--check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.partition("{")[2].join(("{", "")))
@@ -87,13 +89,12 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
 
 def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path) -> None:
     run = train(200_000, "record.enabled=true", "record.ring_s=60", "learner.replay_ratio=0.05")
-    made = run.wait_for_steps(300)
+    run.wait_for_steps(300)
     run.children()["sim-0"].send_signal(signal.SIGKILL)
     run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
     file = tmp_path / "run" / "session.mcap"
     log = tmp_path / "run" / "logs" / "recorder.log"
-    while not ("sim-0: " in log.read_text() and file.exists()):
-        made = run.wait_for_steps(made + 1)
+    run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
     run.interrupt()
     assert run.finish() == 130, run.output()
     assert examine(file)["damages"] == []
@@ -109,8 +110,7 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     (tmp_path / "notes.txt").write_text("left knee oiled")
     recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt")
     recorder.wait_for("recording")
-    made = run.wait_for_steps(0)
-    run.wait_for_steps(made + 5000)  # seconds, and a node that says Hello twice a second has met the recorder before
+    run.until("a recording of all", lambda: (tmp_path / "by-hand.mcap").stat().st_size > 200_000)
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     run.interrupt()

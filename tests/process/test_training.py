@@ -194,16 +194,18 @@ def test_a_training_that_diverges_stops_and_keeps_what_was_good(train: Any, tmp_
 
 
 @pytest.mark.parametrize(
-    ("slow", "overrides"),
+    ("slow", "steps", "overrides"),
     [
-        ("learner", ("network.hidden=[400, 300]", "learner.batch_size=1024", "learner.replay_ratio=1")),
-        ("simulator", ("learner.replay_ratio=0.01", "task=Ant")),
+        ("learner", 500, ("network.hidden=[400, 300]", "learner.batch_size=256", "learner.replay_ratio=1")),
+        ("simulator", 1200, ("learner.replay_ratio=0.01", "task=Ant")),
     ],
 )
-def test_replay_ratio_stays_in_its_band(slow: str, overrides: tuple[str, ...], train: Any, tmp_path: Path) -> None:
+def test_replay_ratio_stays_in_its_band(
+    slow: str, steps: int, overrides: tuple[str, ...], train: Any, tmp_path: Path
+) -> None:
     """Whichever side is the slow one: the lead (updates owed) never leaves [0, band]."""
     band = 16.0
-    run = train(1200, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
+    run = train(steps, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
     assert run.finish() == 0, run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
@@ -213,18 +215,21 @@ def test_replay_ratio_stays_in_its_band(slow: str, overrides: tuple[str, ...], t
 
 
 def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any, tmp_path: Path) -> None:
-    run = train(6000, "learner.replay_ratio=0.1")
+    run = train(100_000, "learner.replay_ratio=0.1")
     run.wait_for_steps(600)
+    log = tmp_path / "run" / "logs" / "learner.log"
     guest = command("sim", "--run", "run", "--name", "guest")
-    run.wait_for_steps(2000)
+    run.until("the guest", lambda: "simulator guest joined" in log.read_text())
+    run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
+    run.until("the guest's leave", lambda: "simulator guest left" in log.read_text())
     again = command("sim", "--run", "run", "--name", "guest")  # and once more, to stay till the end
-    assert run.finish() == 0, run.output()
+    run.until("the guest again", lambda: log.read_text().count("simulator guest joined") == 2)
+    run.wait_for_more_steps(1000)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
     assert again.finish() == 0, again.output()
-    log = (tmp_path / "run" / "logs" / "learner.log").read_text()
-    assert "simulator guest joined" in log
-    assert "simulator guest left" in log
     counters = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["counters"]
     assert counters["missed"] == 0
     assert counters.get("late", 0) == 0
