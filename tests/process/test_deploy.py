@@ -7,7 +7,7 @@ What stands in for what:
 - ``scp`` and ``ssh`` copy and run locally; ``python3`` is the Python of the tests. On the robot, pip installs the wheel
   alone: the packages it needs are those of the tests (tests/process/test_install.py is about them).
 - ``systemctl`` starts and stops the command lines of the installed units; ``apt`` and ``useradd`` are left out.
-- Deadlines are longer, because the machines of tests are shared; a learner starts after 20 steps, not thousands.
+- Deadlines and limits are longer, as the machines of tests are shared; a learner starts after 20 steps, not thousands.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ SPEC = RobotSpec(
     0.02,
 )
 SHORTER = {
-    "_ms: 100": "_ms: 2000",
+    "_ms: 100": "_ms: 5000",
+    "hang_ms: 500": "hang_ms: 5000",
+    "td3-robot node ": "td3-robot node --timeout 60 ",
     "learning_starts: 1000": "learning_starts: 20",
     "critics_first: 5000": "critics_first: 20",
 }
@@ -241,7 +243,7 @@ class Site:
         assert str(code) in ["0", *good.split()]
 
     def state(self) -> Any:
-        answer = self.run("robot", "td3-robot node state --config robot.yaml --json --timeout 60")
+        answer = self.run("robot", "td3-robot node state --config robot.yaml --json")
         return json.loads(answer)
 
     def record(self) -> list[str]:

@@ -51,7 +51,7 @@ def stop(*processes: Any) -> None:
 def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Recorded, capsys: Any) -> None:
     """An emergency stop for all and one by name, a second policy, a fault: every state and answer again."""
     robot.configure(**PATIENT)
-    server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     for words in (("estop", "--reason", "smoke"), ("reset",), ("activate",), ("estop", "--target", "leg")):
         assert robot.operator(*words).returncode == 0, words
@@ -92,8 +92,8 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
 
 def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
     """What the server, and then the driver, said last was gathered and went with it; the other one had taken it."""
-    robot.configure(action_deadline_ms=300)
-    server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
+    robot.configure()
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     server.kill()
     server.wait()
@@ -113,7 +113,7 @@ def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
 
 
 def test_a_recorder_that_comes_late_gets_the_policy_and_checks_actions_alone(robot: Recorded) -> None:
-    robot.configure()
+    robot.configure(**PATIENT)
     for name in ("robot", "driver"):
         path = robot.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "record": False}))
