@@ -23,7 +23,7 @@ from td3_robot.transport.session import ClientSession, hello
 
 def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
     """Every Step the learner counted is in the file, and every core does again what it did."""
-    run = train(2000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
+    run = train(1000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
     run.wait_for("^ready: recorder, learner, policy, sim-0$")
     assert run.finish() == 0, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
@@ -40,21 +40,22 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     assert Session([file]).config().timing == "lockstep"
     assert main(["replay", str(file)]) == 0
     checked = capsys.readouterr().out
-    assert "2 loss statistics messages the same" in checked  # a line each 1,000 steps
+    assert "1 loss statistics messages the same" in checked  # a line each 1,000 steps
     run = train(
         300,
         "robots=2",
         "record=true",
-        options=("--lockstep", "--from", "run/session.mcap", "--offline", "1500"),
+        options=("--lockstep", "--from", "run/session.mcap", "--offline", "1100"),
         out="second",
     )
     assert run.finish() == 0, run.output()
     lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()]
     offline = [(line["updates"], line["env_steps"]) for line in lines if line["kind"] == "offline"]
-    assert offline == [(1000, 0), (1500, 0)]
+    assert offline == [(1000, 0), (1100, 0)]
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
     assert "it began with what other recordings hold" in capsys.readouterr().out
-    assert json.loads((tmp_path / "second" / "final.json").read_text())["learner"]["figures"]["env_steps"] == 300
+    final = json.loads((tmp_path / "second" / "final.json").read_text())
+    assert 300 <= final["learner"]["figures"]["env_steps"] <= 301  # a Step of two robots is up to two
 
 
 def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
