@@ -2,7 +2,7 @@
 
 What stands in for what:
 
-- ``ROBOT``, ``WORKSTATION`` and ``0.0.0.0`` are 127.0.0.1; ports 5601 and 5555 are free ones.
+- ``ROBOT``, ``WORKSTATION`` and ``0.0.0.0`` are an address of loopback; ports 5601 and 5555 are free ones.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` are folders of the robot's folder; homes are folders too.
 - ``scp`` and ``ssh`` copy and run locally; ``python3`` is the Python of the tests. On the robot, pip installs the wheel
   alone: the packages it needs are those of the tests (tests/process/test_install.py is about them).
@@ -36,6 +36,7 @@ from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config import Config
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
+from tests.process.conftest import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "deploy.md"
@@ -88,7 +89,7 @@ def policy() -> Bundle:
 
 
 def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:
         one.close()
@@ -105,7 +106,7 @@ class Site:
 
     def __post_init__(self) -> None:
         ours, theirs = _free_ports(2)
-        self.words = {"ROBOT": "127.0.0.1", "WORKSTATION": "127.0.0.1", "0.0.0.0": "127.0.0.1"}
+        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0"), LOOPBACK)
         self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **SHORTER}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"
         for path in (self.robot, self.workstation, *map(self.at, ("/opt", "/usr/local/bin", "/etc/systemd/system"))):
@@ -145,7 +146,7 @@ class Site:
         driver = str(Path(__file__).parent / "recording_driver.py")
         script = f"import runpy, sys\nsys.argv[1:1] = {example!r}\nrunpy.run_path({driver!r}, run_name='__main__')\n"
         (home / "driver.py").write_text(script)
-        (home / "fleet").write_text("127.0.0.1\n")
+        (home / "fleet").write_text(f"{LOOPBACK}\n")
 
     def environment(self, place: str) -> dict[str, str]:
         own = self.folder / "tools" / "workstation" if place == "workstation" else self.at("/usr/local/bin")

@@ -14,7 +14,7 @@ from td3_robot.messages import Command, Start, Weights
 from td3_robot.session import replay
 from td3_robot.session.reader import Session
 from td3_robot.topics import TOPICS
-from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle
+from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
 
 
 class Recorded(Robot):
@@ -63,7 +63,8 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert robot.operator("load", "second.safetensors").returncode == 0
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
-    at = robot.wait_for(SAFE, at)
+    at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
+    robot.wait("a quarter of a second", lambda: periods(robot.record()[at:]) > 12)  # messages are gathered for 0.1 s
     stop(driver, server, recorder)
 
     path = robot.folder / "leg.mcap"

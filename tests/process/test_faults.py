@@ -22,6 +22,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import psutil
 import pytest
 import yaml
 import zmq
@@ -31,6 +32,7 @@ from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.keys import KeyFolder
+from tests.process.conftest import LOOPBACK
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
@@ -171,7 +173,7 @@ def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robo
     assert waited <= PERIODS + 1
     robot.serve()
     # The new server acts for it again, and the robot does not listen.
-    robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) == 2)
+    robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) >= 2)
     robot.wait("half a second", lambda: periods(robot.record()[safe:]) > 25)
     assert POLICY not in robot.record()[safe:]
     answer = json.loads(robot.operator("state", "--target", "leg", "--json").stdout)
@@ -187,8 +189,9 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
     robot.configure(**AUTOMATIC)
     server = robot.serve()
     robot.drive()
-    begin = robot.running()
+    robot.running()
     server.send_signal(signal.SIGSTOP)
+    begin = len(robot.record())
     safe, waited = until_safe(robot, begin)
     assert waited <= PERIODS + 1
     robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
@@ -297,7 +300,7 @@ def test_observations_that_freeze(robot: Robot) -> None:
 
 def test_observations_that_are_no_numbers(robot: Robot) -> None:
     """The driver sees it first, and at once; nothing of it goes over the wire."""
-    robot.configure(**AUTOMATIC)
+    robot.configure(action_deadline_ms=60_000, **AUTOMATIC)
     robot.serve()
     robot.drive()
     begin = robot.running()
@@ -345,14 +348,14 @@ class Learner:
 
 def test_sensors_that_never_answer_end_the_driver(robot: Robot) -> None:
     """Neither SIGTERM nor a stop could reach it; systemd starts another, which begins with the safe action."""
-    robot.configure(hang_ms=500, **AUTOMATIC)
+    robot.configure(hang_ms=2000, **AUTOMATIC)
     robot.serve()
     driver = robot.drive()
     robot.running()
     robot.fault("hang")
     assert driver.wait(120) == 70
     assert robot.record()[-2:] == ["observe hang", "stop"]
-    line = "HUNG: observe() has not returned for 500 ms; stop() was called; the driver ends\n"
+    line = "HUNG: observe() has not returned for 2000 ms; stop() was called; the driver ends\n"
     assert robot.log("driver.log").endswith(line)
     robot.wait("the server's fault", lambda: f"no observation for {DEADLINE} ms" in robot.log("server.log"))
     robot.fault("")
@@ -374,6 +377,7 @@ def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
             process.send_signal(signal.SIGSTOP)  # before the next is let in: whose word it is must be clear
+            robot.wait("its stop", lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -476,11 +480,11 @@ def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -
         ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
         theirs.allow("server", ours.create("server").public, "server:policy")
         ours.allow("leg", theirs.create("leg").public, "evaluator")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+        with socket.create_server((LOOPBACK, 0)) as probe:
             port = probe.getsockname()[1]
         for name in ("robot", "driver"):
             path = robot.folder / f"{name}.yaml"
-            endpoints = {"policy": f"tcp://127.0.0.1:{port}", "keys": f"{name}-keys"}
+            endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
             path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
         reason = "the key of 'leg' may not be driver here"
     robot.serve()
@@ -502,6 +506,7 @@ def test_a_driver_that_is_refused_after_another_was_killed_makes_its_robot_safe(
     first.kill()
     first.wait()
     (robot.folder / "record").unlink()
+    assert robot.operator("state").returncode == 0  # the server has time to answer
     assert robot.drive(update).wait(120) == 2
     assert set(robot.record()) == {SAFE}
     assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")

@@ -40,7 +40,7 @@ from td3_robot.transport.session import ClientSession, Peer, ServerSession
 
 role, endpoint, folder = sys.argv[1:4]
 bus = Bus(keys=open_keys(folder or None))
-end = time.monotonic() + 60
+end = time.monotonic() + 170
 if role == "server":
     bus.serve(endpoint, ServerSession("policy", "server", {"driver": (Step,)}, {}, 1))
     print("serving", flush=True)
