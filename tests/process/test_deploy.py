@@ -2,7 +2,7 @@
 
 What stands in for what:
 
-- ``ROBOT``, ``WORKSTATION`` and ``0.0.0.0`` are an address of loopback; ports 5601 and 5555 are free ones.
+- ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` are one address of loopback; ports 5601 and 5555, free ones.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` are folders of the robot's folder; homes are folders too.
 - ``scp`` and ``ssh`` copy and run locally; ``python3`` is the Python of the tests. On the robot, pip installs the wheel
   alone: the packages it needs are those of the tests (tests/process/test_install.py is about them).
@@ -106,7 +106,7 @@ class Site:
 
     def __post_init__(self) -> None:
         ours, theirs = _free_ports(2)
-        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0"), LOOPBACK)
+        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0", "127.0.0.1"), LOOPBACK)
         self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **SHORTER}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"
         for path in (self.robot, self.workstation, *map(self.at, ("/opt", "/usr/local/bin", "/etc/systemd/system"))):

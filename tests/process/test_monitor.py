@@ -100,7 +100,7 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
     monitor = command(
         "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
     )
-    player = command("play", str(SESSION), "--monitor", "ipc://m", "--rate", "2", "--loop", "--json")
+    player = command("play", str(SESSION), "--monitor", "ipc://m", "--loop", "--json")
     recorded = [m for _, m in Session([SESSION]).messages((Step.NAME,)) if isinstance(m, Step)]
 
     loops: dict[int, list[Any]] = {}

@@ -104,7 +104,9 @@ def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path
     assert max(step.sequence for step in steps if step.incarnation == 0) > 200
 
 
-def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
+def test_recording_a_training_that_runs(
+    train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     """Started and stopped by hand, beside a training that does not know of it."""
     run = train(200_000, "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
@@ -122,6 +124,7 @@ def test_recording_a_training_that_runs(train: Any, command: Callable[..., Any],
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
+    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # or no Ctrl-C would reach the tests after this one
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),
