@@ -133,7 +133,7 @@ class Command:
         self._queue.put(None)
 
     def wait_for(
-        self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 60
+        self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 120
     ) -> str:
         """The next line that fits; fails with all output if it does not come."""
         deadline = time.monotonic() + timeout
@@ -150,14 +150,39 @@ class Command:
                 return line
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
-    def wait_for_steps(self, steps: int, timeout: float = 90) -> int:
-        """Wait until the training has made so many environment steps; how many it has made then."""
+    def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
+        """Wait for a line that tells of so many environment steps; of how many it tells. Lines may wait to be read."""
         line = self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
         return int(line.split("/")[0].replace(",", ""))
 
-    def finish(self, timeout: float = 120) -> int:
+    def wait_for_more_steps(self, steps: int) -> None:
+        """Wait until the training has made so many more environment steps than a line says that has not come yet."""
+        self._take_lines()
+        self.wait_for_steps(self.wait_for_steps(0) + steps)
+
+    def _take_lines(self) -> None:
+        """Take the lines that have come, and leave the end where it is."""
+        with contextlib.suppress(queue.Empty):
+            while (line := self._queue.get_nowait()) is not None:
+                self.lines.append(line)
+            self._queue.put(None)
+
+    def until(self, what: str, check: Callable[[], Any], timeout: float = 120) -> None:
+        """Wait, while the command goes on, until ``check`` is true."""
+        deadline = time.monotonic() + timeout
+        while not check():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self._take_lines()
+                raise AssertionError(f"{what} did not come:\n{self.output()}")
+            time.sleep(0.05)
+
+    def finish(self, timeout: float = 300) -> int:
         """Wait for the end; the exit code."""
-        code = self.process.wait(timeout)
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            self._take_lines()
+            raise AssertionError(f"not over after {timeout} s:\n{self.output()}") from error
         while (line := self._queue.get(timeout=60)) is not None:
             self.lines.append(line)
         return code
@@ -169,9 +194,10 @@ class Command:
         """The processes of the run by name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            words = child.cmdline()
-            if "--name" in words:
-                found[words[words.index("--name") + 1]] = child
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends just now
+                words = child.cmdline()
+                if "--name" in words:
+                    found[words[words.index("--name") + 1]] = child
         return found
 
     def interrupt(self) -> None:
@@ -211,9 +237,11 @@ SMALL = (
     "network.hidden=[32, 32]",
     "learner.batch_size=32",
     "learner.learning_starts=500",
+    "learner.precision=fp32",
     "evaluation.every=0",
 )
-"""Overrides that make a training quick: what is tested is the processes, not what they learn."""
+"""Overrides that make a training quick: what is tested is the processes, not what they learn. Precision is as it is
+because ``auto`` may have it measured first, in a process of its own."""
 
 
 @pytest.fixture

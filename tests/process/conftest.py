@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-
+LOOPBACK = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+"""An address of this process: a port of it that was free, and is bound later, nobody else takes meanwhile."""
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 

@@ -4,11 +4,13 @@ python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets a line for each observation and each action: ``observe good``, ``apply 0.500000``. FAULT holds a word:
 ``frozen``: the last observation again and again; ``nan``: a number is missing; ``stop``: the emergency stop; ``hang``:
-the sensors never answer, and the robot has a way to be stopped, which writes ``stop``.
+the sensors never answer, and the robot has a way to be stopped, which writes ``stop``. HOLD_OFF of the environment: for
+how many seconds without a word from the server the robot is left alone at first.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import threading
@@ -17,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot.driver import core
 from td3_robot.driver.node import main
 from td3_robot.driver.robot import EmergencyStop
 from td3_robot.specs import Float32
 
+core.HOLD_OFF = float(os.environ.get("HOLD_OFF", core.HOLD_OFF))
 RECORD, FAULT, EXAMPLE = map(Path, sys.argv[1:4])
 Pendulum: Any = runpy.run_path(str(EXAMPLE))["Pendulum"]
 

@@ -16,7 +16,7 @@ import pytest
 from td3_robot.session import info, replay
 from td3_robot.session.reader import Session
 from tests.process.test_deployed_recording import Recorded, stop
-from tests.process.test_faults import POLICY, SAFE, periods
+from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
 
 HOUR = 3600
 
@@ -39,7 +39,7 @@ def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: p
 
     try:
         jump(0)
-        robot.configure(observation_deadline_ms=60_000, action_deadline_ms=60_000, frozen_ms=60_000)
+        robot.configure(**PATIENT, frozen_ms=60_000)
         recorder, server, driver = robot.recorder(), robot.serve(), robot.drive()
         begin = robot.running()
         for to in (5 * HOUR, -10 * HOUR):

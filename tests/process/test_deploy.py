@@ -2,12 +2,12 @@
 
 What stands in for what:
 
-- ``ROBOT``, ``WORKSTATION`` and ``0.0.0.0`` are 127.0.0.1; ports 5601 and 5555 are free ones.
+- ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` are one address of loopback; ports 5601 and 5555, free ones.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` are folders of the robot's folder; homes are folders too.
 - ``scp`` and ``ssh`` copy and run locally; ``python3`` is the Python of the tests. On the robot, pip installs the wheel
   alone: the packages it needs are those of the tests (tests/process/test_install.py is about them).
 - ``systemctl`` starts and stops the command lines of the installed units; ``apt`` and ``useradd`` are left out.
-- Deadlines are longer, because the machines of tests are shared; a learner starts after 20 steps, not thousands.
+- Deadlines and limits are longer, as the machines of tests are shared; a learner starts after 20 steps, not thousands.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config import Config
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
+from tests.process.conftest import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "deploy.md"
@@ -49,7 +50,9 @@ SPEC = RobotSpec(
     0.02,
 )
 SHORTER = {
-    "_ms: 100": "_ms: 2000",
+    "_ms: 100": "_ms: 5000",
+    "hang_ms: 500": "hang_ms: 5000",
+    "td3-robot node ": "td3-robot node --timeout 60 ",
     "learning_starts: 1000": "learning_starts: 20",
     "critics_first: 5000": "critics_first: 20",
 }
@@ -86,7 +89,7 @@ def policy() -> Bundle:
 
 
 def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:
         one.close()
@@ -103,7 +106,7 @@ class Site:
 
     def __post_init__(self) -> None:
         ours, theirs = _free_ports(2)
-        self.words = {"ROBOT": "127.0.0.1", "WORKSTATION": "127.0.0.1", "0.0.0.0": "127.0.0.1"}
+        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0", "127.0.0.1"), LOOPBACK)
         self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **SHORTER}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"
         for path in (self.robot, self.workstation, *map(self.at, ("/opt", "/usr/local/bin", "/etc/systemd/system"))):
@@ -143,7 +146,7 @@ class Site:
         driver = str(Path(__file__).parent / "recording_driver.py")
         script = f"import runpy, sys\nsys.argv[1:1] = {example!r}\nrunpy.run_path({driver!r}, run_name='__main__')\n"
         (home / "driver.py").write_text(script)
-        (home / "fleet").write_text("127.0.0.1\n")
+        (home / "fleet").write_text(f"{LOOPBACK}\n")
 
     def environment(self, place: str) -> dict[str, str]:
         own = self.folder / "tools" / "workstation" if place == "workstation" else self.at("/usr/local/bin")
@@ -238,12 +241,12 @@ class Site:
     def stop(self, name: str) -> None:
         """As systemd would; the unit must know the exit code for a good one."""
         self.running[name].terminate()
-        code = self.running.pop(name).wait(30)
+        code = self.running.pop(name).wait(120)
         [good] = re.findall(r"^SuccessExitStatus=(.*)$", (PAGE.parent / f"systemd/{name}.service").read_text(), re.M)
         assert str(code) in ["0", *good.split()]
 
     def state(self) -> Any:
-        answer = self.run("robot", "td3-robot node state --config robot.yaml --json --timeout 60")
+        answer = self.run("robot", "td3-robot node state --config robot.yaml --json")
         return json.loads(answer)
 
     def record(self) -> list[str]:
@@ -256,7 +259,7 @@ class Site:
         return (self.folder / f"{name}.log").read_text()
 
     def wait(self, what: str, check: Callable[[], Any]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not check():
             assert time.monotonic() < end, f"{what} did not come\n{self.record()[-5:]}\n{self.logs()}"
             time.sleep(0.02)
@@ -344,7 +347,7 @@ def learns(site: Site) -> None:
     for number in range(2):  # "the same command goes on from its checkpoint"
         learner = site.running.pop("learner")
         learner.send_signal(signal.SIGINT)
-        assert learner.wait(60) == 130, site.log("learner")
+        assert learner.wait(120) == 130, site.log("learner")
         if number == 0:
             site.start("learner", "workstation", "td3-robot learner --run leg")
             site.wait("the checkpoint", lambda: "goes on from checkpoint-" in site.log("learner"))

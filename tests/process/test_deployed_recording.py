@@ -14,7 +14,7 @@ from td3_robot.messages import Command, Start, Weights
 from td3_robot.session import replay
 from td3_robot.session.reader import Session
 from td3_robot.topics import TOPICS
-from tests.process.test_faults import POLICY, SAFE, Robot, bundle
+from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
 
 
 class Recorded(Robot):
@@ -45,13 +45,13 @@ def robot(tmp_path: Path) -> Any:
 def stop(*processes: Any) -> None:
     for process in processes:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
 
 
 def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Recorded, capsys: Any) -> None:
     """An emergency stop for all and one by name, a second policy, a fault: every state and answer again."""
-    robot.configure(observation_deadline_ms=300, action_deadline_ms=300)
-    server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
+    robot.configure(**PATIENT)
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     for words in (("estop", "--reason", "smoke"), ("reset",), ("activate",), ("estop", "--target", "leg")):
         assert robot.operator(*words).returncode == 0, words
@@ -63,7 +63,8 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert robot.operator("load", "second.safetensors").returncode == 0
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
-    at = robot.wait_for(SAFE, at)
+    at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
+    robot.wait("a quarter of a second", lambda: periods(robot.record()[at:]) > 12)  # messages are gathered for 0.1 s
     stop(driver, server, recorder)
 
     path = robot.folder / "leg.mcap"
@@ -92,8 +93,8 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
 
 def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
     """What the server, and then the driver, said last was gathered and went with it; the other one had taken it."""
-    robot.configure(action_deadline_ms=300)
-    server, driver, recorder = robot.serve(), robot.drive(), robot.recorder()
+    robot.configure()
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     server.kill()
     server.wait()
@@ -113,7 +114,7 @@ def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
 
 
 def test_a_recorder_that_comes_late_gets_the_policy_and_checks_actions_alone(robot: Recorded) -> None:
-    robot.configure()
+    robot.configure(**PATIENT)
     for name in ("robot", "driver"):
         path = robot.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "record": False}))

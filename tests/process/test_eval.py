@@ -14,6 +14,7 @@ import pytest
 
 from sims import tasks
 from td3_robot.bundle import Bundle, layer_shapes
+from td3_robot.cli.main import main
 
 
 @pytest.fixture
@@ -36,16 +37,18 @@ def run(command: Any, *arguments: str, code: int = 0) -> str:
     return text
 
 
-def test_figures_agree_and_repeat(command: Any, policy: Path) -> None:
-    first = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "5", "--json").splitlines()[-1])
-    again = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "5", "--json").splitlines()[-1])
-    other = json.loads(run(command, str(policy), "--episodes", "3", "--seed", "6", "--json").splitlines()[-1])
-    assert first == again
+def test_figures_agree_and_repeat(command: Any, policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    three = (str(policy), "--episodes", "3", "--seed")
+    first = json.loads(run(command, *three, "5", "--json").splitlines()[-1])
+    assert main(["eval", *three, "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert main(["eval", *three, "6", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
     assert first["returns"] != other["returns"]
     assert len(first["returns"]) == len(first["lengths"]) == 3
     assert first["mean"] == pytest.approx(sum(first["returns"]) / 3)
     assert first["std"] == pytest.approx(float(np.std(first["returns"])))
-    text = run(command, str(policy), "--episodes", "3", "--seed", "5")
+    text = run(command, *three, "5")
     assert f"Walker2D: mean return {first['mean']:.1f} ± {first['std']:.1f} over 3 episodes" in text
     assert f"episode 2: return {first['returns'][2]:.1f}, {first['lengths'][2]} steps" in text
 
@@ -78,14 +81,25 @@ def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> No
         ),
         (("policy.safetensors", "--env", "Walkr2D"), "near ones: Walker2D"),
         (("faster.safetensors",), "control_period is 0.0165 s here, 0.01 s there"),
-        (("policy.safetensors", "--episodes", "0"), "--episodes is 0"),
         (("policy.safetensors", "--video", "walk.txt"), "the name must end in .mp4"),
         (("policy.safetensors", "--video", "folder.mp4"), "--video 'folder.mp4': a file cannot be written there"),
         (("policy.safetensors", "--video", "no/where.mp4"), "the folder 'no' does not exist"),
     ],
 )
-def test_bad_input_is_one_line(command: Any, policy: Path, arguments: tuple[str, ...], words: str) -> None:
-    policy.with_name("folder.mp4").mkdir()
-    lines = run(command, *arguments, code=2).splitlines()
-    assert words in lines[-1]
-    assert len(lines) == 1
+def test_bad_input_is_one_line(
+    policy: Path,
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(policy.parent)
+    Path("folder.mp4").mkdir()
+    assert main(["eval", *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_bad_input_is_exit_code_2_of_a_process(command: Any, policy: Path) -> None:
+    assert "--episodes is 0" in run(command, str(policy), "--episodes", "0", code=2)

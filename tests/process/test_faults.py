@@ -22,6 +22,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import psutil
 import pytest
 import yaml
 import zmq
@@ -31,6 +32,7 @@ from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.keys import KeyFolder
+from tests.process.conftest import LOOPBACK
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
@@ -45,6 +47,8 @@ ACTS = "policy/leg: inactive -> active: a source has joined"
 DEADLINE = 1000  # ms: 50 control periods
 PERIODS = DEADLINE // 20
 AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
+PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
+"""For what is about no deadline: a process that gets no processor for a second would miss one."""
 
 
 def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
@@ -100,7 +104,7 @@ class Robot:
     def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "td3_robot.cli.main", "node", *words, "--config", "robot.yaml"]
         return subprocess.run(
-            [*command, "--timeout", "30"], cwd=self.folder, capture_output=True, text=True, check=False
+            [*command, "--timeout", "60"], cwd=self.folder, capture_output=True, text=True, check=False
         )
 
     def fault(self, word: str) -> None:
@@ -115,7 +119,7 @@ class Robot:
     def log(self, name: str) -> str:
         return (self.folder / name).read_text()
 
-    def wait(self, what: str, check: Callable[[], Any], timeout: float = 60) -> Any:
+    def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
         """What ``check`` gives once it is true."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -169,7 +173,7 @@ def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robo
     assert waited <= PERIODS + 1
     robot.serve()
     # The new server acts for it again, and the robot does not listen.
-    robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) == 2)
+    robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) >= 2)
     robot.wait("half a second", lambda: periods(robot.record()[safe:]) > 25)
     assert POLICY not in robot.record()[safe:]
     answer = json.loads(robot.operator("state", "--target", "leg", "--json").stdout)
@@ -185,8 +189,9 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
     robot.configure(**AUTOMATIC)
     server = robot.serve()
     robot.drive()
-    begin = robot.running()
+    robot.running()
     server.send_signal(signal.SIGSTOP)
+    begin = len(robot.record())
     safe, waited = until_safe(robot, begin)
     assert waited <= PERIODS + 1
     robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
@@ -252,7 +257,7 @@ class Cable:
 
 @pytest.mark.parametrize("how", ["cut", "late"])
 def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
-    """Late is 50 ms each way: every Action answers an observation that is not the newest any more."""
+    """Late is 300 ms each way: every Action answers an observation that is not the newest any more."""
     cable = Cable(robot.folder / "policy")
     try:
         robot.configure(server=cable.endpoint, **AUTOMATIC)
@@ -262,7 +267,7 @@ def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
         if how == "cut":
             cable.whole.clear()
         else:
-            cable.delay = 0.05
+            cable.delay = 0.3
         safe, waited = until_safe(robot, begin)
         assert waited <= PERIODS + 1
         if how == "cut":  # the server knows as well: its own watchdog, whose word cannot reach the robot
@@ -276,16 +281,17 @@ def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
 
 def test_observations_that_freeze(robot: Robot) -> None:
     """The stream goes on and says the same: 300 ms are 15 periods; the server is on its own clock, so twice that."""
-    robot.configure(frozen_ms=300, **AUTOMATIC)
+    deadline = 3 * DEADLINE  # beside which the 300 ms are short
+    robot.configure(frozen_ms=300, observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
     robot.serve()
     robot.drive()
     begin = robot.running()
     robot.fault("frozen")
     frozen = robot.wait_for("observe frozen", begin)
     safe = robot.wait_for(SAFE, frozen)
-    assert periods(robot.record()[frozen:safe]) <= 15 + PERIODS
+    assert periods(robot.record()[frozen:safe]) <= 15 + 3 * PERIODS
     reason = (
-        f"policy/leg: active -> fault: no observation for {DEADLINE} ms: the observation has been the same for 300 ms"
+        f"policy/leg: active -> fault: no observation for {deadline} ms: the observation has been the same for 300 ms"
     )
     robot.wait("the server's fault", lambda: reason in robot.log("server.log"))
     robot.fault("")
@@ -294,7 +300,7 @@ def test_observations_that_freeze(robot: Robot) -> None:
 
 def test_observations_that_are_no_numbers(robot: Robot) -> None:
     """The driver sees it first, and at once; nothing of it goes over the wire."""
-    robot.configure(**AUTOMATIC)
+    robot.configure(action_deadline_ms=60_000, **AUTOMATIC)
     robot.serve()
     robot.drive()
     begin = robot.running()
@@ -342,14 +348,14 @@ class Learner:
 
 def test_sensors_that_never_answer_end_the_driver(robot: Robot) -> None:
     """Neither SIGTERM nor a stop could reach it; systemd starts another, which begins with the safe action."""
-    robot.configure(hang_ms=500, **AUTOMATIC)
+    robot.configure(hang_ms=2000, **AUTOMATIC)
     robot.serve()
     driver = robot.drive()
     robot.running()
     robot.fault("hang")
-    assert driver.wait(60) == 70
+    assert driver.wait(120) == 70
     assert robot.record()[-2:] == ["observe hang", "stop"]
-    line = "HUNG: observe() has not returned for 500 ms; stop() was called; the driver ends\n"
+    line = "HUNG: observe() has not returned for 2000 ms; stop() was called; the driver ends\n"
     assert robot.log("driver.log").endswith(line)
     robot.wait("the server's fault", lambda: f"no observation for {DEADLINE} ms" in robot.log("server.log"))
     robot.fault("")
@@ -371,6 +377,7 @@ def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
             process.send_signal(signal.SIGSTOP)  # before the next is let in: whose word it is must be clear
+            robot.wait("its stop", lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -382,7 +389,7 @@ def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng:
     """Bad weights change nothing; good ones are adopted live; without a learner the last ones serve on."""
     learner = Learner(f"ipc://{robot.folder}/learner")
     try:
-        robot.configure(learner=f"ipc://{robot.folder}/learner")
+        robot.configure(learner=f"ipc://{robot.folder}/learner", **PATIENT)
         robot.serve()
         robot.drive()
         begin = robot.running()
@@ -421,7 +428,7 @@ def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) 
     robot.drive()
     begin = robot.running()
     learner = robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
-    robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5, 120)
+    robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5)
     learner.kill()
     learner.wait()
     end = len(robot.record())
@@ -429,24 +436,24 @@ def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) 
     robot.wait("its policy's actions", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
 
 
-def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> None:
-    # Long deadlines: two further processes start here, and on a busy machine alone could make one be missed.
-    robot.configure(observation_deadline_ms=60_000, action_deadline_ms=60_000)
+def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot.configure(**PATIENT)
     robot.serve()
     robot.drive()
     begin = robot.running()
     second = robot.serve(log="second.log")
-    assert second.wait(60) == 2
+    assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
+    monkeypatch.setenv("HOLD_OFF", "60")  # s: a server that is slow to say no is no server that is gone
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
-    assert impostor.wait(60) == 2
+    assert impostor.wait(120) == 2
     assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
     # By another way to the server, as from another machine, it is the server that says so.
     cable = Cable(robot.folder / "policy")
     other, later = cable.endpoint, str(int(time.time()) + 1000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
-    assert impostor.wait(60) == 2
+    assert impostor.wait(120) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
     assert (robot.folder / "impostor").read_text() == ""  # neither has asked its robot anything, or told it
     robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
@@ -455,7 +462,7 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot) -> No
     robot.fault("nan")
     robot.wait_for(SAFE, begin)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
-    assert impostor.wait(60) == 2
+    assert impostor.wait(120) == 2
     assert robot.log("impostor.log").count("name 'leg' is taken by a driver that is connected") == 2
     assert (robot.folder / "impostor").read_text() == ""
     cable.close()
@@ -473,16 +480,16 @@ def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -
         ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
         theirs.allow("server", ours.create("server").public, "server:policy")
         ours.allow("leg", theirs.create("leg").public, "evaluator")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+        with socket.create_server((LOOPBACK, 0)) as probe:
             port = probe.getsockname()[1]
         for name in ("robot", "driver"):
             path = robot.folder / f"{name}.yaml"
-            endpoints = {"policy": f"tcp://127.0.0.1:{port}", "keys": f"{name}-keys"}
+            endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
             path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
         reason = "the key of 'leg' may not be driver here"
     robot.serve()
     driver = robot.drive()
-    assert driver.wait(60) == 2
+    assert driver.wait(120) == 2
     assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
     assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
@@ -499,13 +506,14 @@ def test_a_driver_that_is_refused_after_another_was_killed_makes_its_robot_safe(
     first.kill()
     first.wait()
     (robot.folder / "record").unlink()
-    assert robot.drive(update).wait(60) == 2
+    assert robot.operator("state").returncode == 0  # the server has time to answer
+    assert robot.drive(update).wait(120) == 2
     assert set(robot.record()) == {SAFE}
     assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")
 
 
 def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -> None:
-    robot.configure(**AUTOMATIC)
+    robot.configure(**PATIENT, **AUTOMATIC)
     server, driver = robot.serve(), robot.drive()
     begin = robot.running()
     robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
@@ -544,7 +552,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     # Told to end, both do, and the robot's last word is the safe action.
     for process in (driver, server):
         process.terminate()
-        assert process.wait(60) == 143
+        assert process.wait(120) == 143
         if process is driver:
             assert robot.record()[-1] == SAFE
             alone = robot.operator("estop")
@@ -554,20 +562,24 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
 
 def test_a_terminal_that_is_closed_ends_a_driver_in_order(robot: Robot) -> None:
     """SIGHUP and SIGQUIT are as SIGTERM: the robot's last word is the safe action."""
-    robot.configure()
+    robot.configure(**PATIENT)
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        driver = robot.drive()
+        ours = signal.signal(number, signal.SIG_DFL)  # nohup, or a script's &, has us and so a child ignore it
+        try:
+            driver = robot.drive()
+        finally:
+            signal.signal(number, ours)
         robot.running()
         driver.send_signal(number)
-        assert driver.wait(60) == 128 + number
+        assert driver.wait(120) == 128 + number
         assert robot.record()[-1] == SAFE
 
 
 def test_the_example_driver_and_a_shutdown(robot: Robot) -> None:
     """As its author starts it, with policies loaded and rolled back by hand while it runs."""
-    robot.configure()
+    robot.configure(**PATIENT)
     server = robot.serve("--frozen")
     driver = robot._start("driver.log", str(EXAMPLE), "--config", "driver.yaml")
 
@@ -583,7 +595,7 @@ def test_the_example_driver_and_a_shutdown(robot: Robot) -> None:
     assert state("rollback")["version"] == 3
     for target, process in (("pendulum", driver), ("policy", server)):
         assert robot.operator("shutdown", "--target", target).returncode == 0
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     nobody = subprocess.run(
         [sys.executable, "-m", "td3_robot.cli.main", "node", "state", "--config", "robot.yaml", "--timeout", "0.2"],
         cwd=robot.folder,

@@ -28,7 +28,10 @@ DEPLOY = ROOT / "docs" / "deploy.md"
 RESIDENT = 60e6  # bytes of a policy server that has answered
 START = 0.5  # seconds to the first action, where
 IMPORT = 0.15  # seconds are more than a bare import of numpy takes; it takes thrice that beside much other work
-_NO_NETWORK = r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused"
+_NO_NETWORK = (
+    r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
+    r"|ProtocolError|Read timed out|ReadTimeoutError|HTTP error 5\d\d"
+)
 
 
 def interpreter(version: str) -> str | None:

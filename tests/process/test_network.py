@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from td3_robot.transport.keys import KeyFolder
-from tests.process.test_faults import AUTOMATIC, PERIODS, POLICY, SAFE, Robot, periods, until_safe
+from tests.process.test_faults import AUTOMATIC, DEADLINE, PERIODS, POLICY, SAFE, Robot, periods, until_safe
 
 ROOT = Path(__file__).parent.parent.parent
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
@@ -40,7 +40,7 @@ from td3_robot.transport.session import ClientSession, Peer, ServerSession
 
 role, endpoint, folder = sys.argv[1:4]
 bus = Bus(keys=open_keys(folder or None))
-end = time.monotonic() + 60
+end = time.monotonic() + 170
 if role == "server":
     bus.serve(endpoint, ServerSession("policy", "server", {"driver": (Step,)}, {}, 1))
     print("serving", flush=True)
@@ -82,12 +82,14 @@ class Cable:
         server, robot: names of the namespaces.
         delay: seconds that a packet takes.
         loss: how large a part of the packets is lost; lost: how many have been.
+        carried, late: how many packets have been carried, and how many of them 5 ms after their time or later, because
+            this thread did not get the processor.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.server, self.robot = self._spaces = [f"td3-{os.getpid()}-{end}" for end in "sr"]
         self.delay = self.loss = 0.0
-        self.lost = 0
+        self.lost = self.carried = self.late = 0
         self._rng = rng
         self._plugs: list[int] = []
         self._ends, self._end = os.pipe()
@@ -118,7 +120,9 @@ class Cable:
         while True:
             now = time.monotonic()
             while under_way and under_way[0][0] <= now:
-                _, plug, packet = under_way.popleft()
+                due, plug, packet = under_way.popleft()
+                self.carried += 1
+                self.late += now - due > 0.005
                 with contextlib.suppress(OSError):  # a full queue loses it, as on any way
                     os.write(plug, packet)
             ready = select.select([*self._plugs, self._ends], [], [], under_way[0][0] - now if under_way else None)[0]
@@ -237,18 +241,20 @@ def test_a_robot_over_a_bad_cable(cable: Cable, keys: tuple[KeyFolder, KeyFolder
     del keys
     robot = RemoteRobot(tmp_path, cable)
     try:
-        robot.configure(**AUTOMATIC)
+        deadline = 3 * DEADLINE  # a segment that is lost thrice is sent again within it
+        robot.configure(observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
         cable.delay, cable.loss = 0.003, 0.02
         robot.serve()
         robot.drive()
         begin = robot.running()
-        robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
-        assert SAFE not in robot.record()[begin:]
-        for delay, loss in ((0.05, 0.0), (0.003, 1.0)):
+        robot.wait("longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
+        slow = cable.late > cable.carried / 2  # then it is the machine that has made answers late
+        assert slow or SAFE not in robot.record()[begin:]
+        for delay, loss in ((0.3, 0.0), (0.003, 1.0)):
             begin = len(robot.record())
             cable.delay, cable.loss = delay, loss
             safe, waited = until_safe(robot, begin)
-            assert waited <= PERIODS + 1
+            assert waited <= 3 * PERIODS + 1
             cable.delay, cable.loss = 0.003, 0.02
             robot.wait_for(POLICY, safe)
     finally:

@@ -29,8 +29,8 @@ def compared(report: replay.CoreReport) -> dict[str, int]:
 
 def test_a_run_that_lost_a_simulator_and_went_back(train: Any, tmp_path: Path) -> None:
     """Policy server and both lives of the simulator do all again; the learner, up to where it read its checkpoint."""
-    run = train(1000, *LOCKSTEP, options=("--lockstep",))
-    run.wait_for_steps(600)
+    run = train(2000, *LOCKSTEP, options=("--lockstep",))
+    made = run.wait_for_steps(600)
     run.children()["sim-0"].kill()
     run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
     assert run.finish() == 0, run.output()
@@ -40,12 +40,12 @@ def test_a_run_that_lost_a_simulator_and_went_back(train: Any, tmp_path: Path) -
     reports = reports_of(path)
     for core in ("policy", "simulator", "learner"):
         assert reports[core].same
-    assert compared(reports["policy"])["action"] >= 1000
-    assert compared(reports["simulator"])["step"] >= 1000
+    assert compared(reports["policy"])["action"] >= 2000
+    assert compared(reports["simulator"])["step"] >= 2000
     assert not reports["policy"].notes
     assert not reports["simulator"].notes
     assert any("the checkpoint it went back to is not in the recording" in note for note in reports["learner"].notes)
-    assert compared(reports["learner"])["throttle"] > 500  # of before
+    assert compared(reports["learner"])["throttle"] >= made  # of before
 
 
 def test_a_run_that_was_resumed(train: Any, command: Any, tmp_path: Path) -> None:
