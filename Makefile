@@ -26,7 +26,7 @@ train: $(READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-
-
-def available_cores() -> int:
-    """Processor cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Crew:
@@ -66,16 +58,16 @@ class Crew:
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
                 self._work.put(help_along)
             work()
-        except (KeyboardInterrupt, SystemExit) as raised:  # who caught it now would meet robots still stepped
+        except BaseException as raised:  # who caught it now would meet robots still stepped
             interrupt = raised
-        while True:  # all of the wait is in the try: an interrupt comes at any step of the interpreter
+        while True:  # all of the wait is in the try: a signal's handler may raise at any step of the interpreter
             try:
                 for _ in numbers:  # interrupted between two turns: a helper that has not begun finds none left
                     pass
                 while len(ended) < len(begun):
                     finished.get()
                 break
-            except (KeyboardInterrupt, SystemExit) as raised:
+            except BaseException as raised:
                 interrupt = raised
         if interrupt:
             raise interrupt

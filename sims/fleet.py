@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sims.crew import Crew, available_cores
+from sims.crew import Crew
 from sims.environment import Environment, Outcome
 from td3_robot.errors import BundleError
+from td3_robot.machine import available_cores
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 

@@ -30,6 +30,21 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def version(package: str) -> str:
+    """The installed version of a package; empty where none is known, as of one that was not installed by pip."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def available_cores() -> int:
+    """Processor cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def resident_bytes(process: int | None = None) -> int | None:
     """Memory of a process (None: this one) that is in RAM now; None where there is no Linux to ask."""
     try:

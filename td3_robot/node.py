@@ -411,8 +411,9 @@ def _make_room(role: str, folder: RunFolder | None) -> str:
 
 def _ask_for_realtime(config: Config) -> None:
     outcome = realtime.apply(config.realtime)
-    if outcome.applied:
-        log.info("real time: %s", "; ".join(outcome.applied))
+    spins = [f"looks for messages for {config.realtime.spin_us} µs before it sleeps"] * bool(config.realtime.spin_us)
+    if applied := outcome.applied + spins:
+        log.info("real time: %s", "; ".join(applied))
     for reason in outcome.refused:
         log.warning("real time, not granted: %s", reason)
 

@@ -26,14 +26,21 @@ class RealtimeConfig(Section, frozen=True):
     cycles, after taking what is alive out of its sight: the loop makes no cycles. ``spin_us`` is no matter of the
     operating system: for so long (µs) after a message the server looks for the next one instead of sleeping, out of
     which a processor wakes slowly. Longer than the control period, it keeps one processor busy for as long as the robot
-    talks.
+    talks. Not together with ``priority``: nobody of lower priority would get that processor, the driver least of all.
     """
 
     processors: tuple[Natural, ...] = ()
     priority: Annotated[int, Meta(ge=0, le=99)] = 0
     lock_memory: bool = False
     freeze_gc: bool = False
-    spin_us: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    spin_us: Annotated[int, Meta(ge=0, le=20_000)] = 0
+
+    def __post_init__(self) -> None:
+        if self.spin_us and self.priority:
+            raise ValueError(
+                f"realtime.spin_us is {self.spin_us} and realtime.priority is {self.priority}: a server that spins "
+                "under SCHED_FIFO keeps the processor from the driver; one of them must be 0"
+            )
 
     @property
     def spin_s(self) -> float:

@@ -180,7 +180,7 @@ class Supervisor:
             if child.popen is None or (code := child.popen.poll()) is None:
                 continue
             child.popen = None
-            if code == 0:
+            if code == 0 and child.process.row.ends_run:
                 self._hear_out(child)
             if code == 0 and child.finished:
                 child.over = True
@@ -230,8 +230,9 @@ class Supervisor:
                 if self._interrupts > begin_interrupts and number != signal.SIGKILL:
                     begin_interrupts = self._interrupts
                     break
-        while self._listen(_ON_THE_WAY):  # their last figures
-            pass
+        deadline = time.monotonic() + _LAST_WORDS
+        while self._listen(_ON_THE_WAY) and time.monotonic() < deadline:
+            pass  # their last figures
         for child in self.children:
             if child.popen:
                 code = child.popen.wait()
@@ -245,7 +246,7 @@ class Supervisor:
     def _hear_out(self, child: Child) -> None:
         """Take what a process that has ended well said last: on a busy machine it comes after its exit code."""
         deadline = time.monotonic() + _LAST_WORDS
-        while not child.finished and time.monotonic() < deadline:
+        while not child.finished and not self._interrupts and time.monotonic() < deadline:
             self._listen(_ON_THE_WAY)
 
     def _listen(self, timeout: float) -> bool:

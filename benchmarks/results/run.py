@@ -73,7 +73,7 @@ def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     """Begin a training, or go on with it; its exit code."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
     if row.get("even_if_slower") and not folder.exists():  # a run that goes on keeps its precision, and is not asked
-        RunFolder.create(folder, configuration.load(row["config"], [*row["set"], f"seed={seed}"]))
+        RunFolder.create(folder, configuration.load(row["config"], [*row.get("set", []), f"seed={seed}"]))
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]
         if ended(folder):

@@ -106,9 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, low in (("trips", _BLOCK), ("seconds", 0.1), ("rate", 1)):
         if not low <= getattr(options, name) < math.inf:
             raise UsageError(f"--{name} is {getattr(options, name)}; at least {low} is needed")
-    for name, low, high in (("priority", 0, 99), ("spin", 0, 1_000_000)):
-        if not low <= getattr(options, name) <= high:
-            raise UsageError(f"--{name} is {getattr(options, name)}; allowed: {low} to {high:,}")
+    for name, high in (("priority", 99), ("spin", 20_000)):
+        if not 0 <= getattr(options, name) <= high:
+            raise UsageError(f"--{name} is {getattr(options, name)}; allowed: 0 to {high}")
+    if options.priority and options.spin:
+        raise UsageError(f"--spin is {options.spin} and --priority is {options.priority}; one of them must be 0")
     asked = RealtimeConfig(
         processors=options.processors,
         priority=options.priority,

@@ -1,18 +1,16 @@
-"""``td3-robot doctor``: what this machine has for each use of td3-robot, and what to do about what it has not."""
+"""``td3-robot doctor``: what this machine has for what td3-robot does, and what to do about what it has not."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import zmq
 
@@ -33,6 +31,18 @@ _USES = {
     "bundle export --onnx": ("onnx",),
 }
 """Commands, and the modules that they need beyond the base install."""
+_PATIENCE = 120.0  # seconds for a process of its own
+_IMPORT = """
+import importlib, json, sys
+broken = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        broken[name] = f"{type(error).__name__}: {error}"[:200]
+print()
+print(json.dumps(broken))
+"""
 _ASK = """
 import json
 from td3_robot.realtime import RealtimeConfig, apply
@@ -43,8 +53,9 @@ _EXAMPLES = """examples:
   td3-robot doctor
   td3-robot doctor --json
 
-A line begins with ok, or with "no" where something is not there that you may not need, or with BAD where something is
-there and cannot work. exit codes: 0 nothing is BAD, 1 something is
+It speaks for the user, the packages and the limits that it is started with. A line begins with ok, with "no" where
+something is not there that you may not need, or with BAD where something is there and cannot work.
+exit codes: 0 nothing is BAD, 1 something is
 """
 
 State = Literal["ok", "no", "BAD"]
@@ -77,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _packages() -> list[Finding]:
     python = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("td3-robot", *_BASE))
+    versions = ", ".join(f"{name} {machine.version(name)}".strip() for name in ("td3-robot", *_BASE))
     return [
         Finding("python", "ok" if sys.version_info >= (3, 10) else "BAD", python),
         Finding("base packages", "ok", f"{versions}; ZeroMQ {zmq.zmq_version()}"),
@@ -88,31 +99,50 @@ def _packages() -> list[Finding]:
 
 
 def _uses() -> list[Finding]:
+    """Each module is really imported, in a process of its own."""
     findings = []
-    for use, modules in _USES.items():
-        absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    modules = sorted({name for names in _USES.values() for name in names if importlib.util.find_spec(name)})
+    broken, problem = _asked(_IMPORT, *modules)
+    for use, names in _USES.items():
+        absent = [name for name in names if name not in modules]
+        unusable = [f"{name}: {broken[name]}" for name in names if broken.get(name)]
         if absent:
             words = missing(ModuleNotFoundError(name=absent[0])) or f"needs {absent[0]}"
-            findings.append(Finding(use, "no", words))
+            others = f"; nor is {', '.join(absent[1:])}" if absent[1:] else ""
+            findings.append(Finding(use, "no", words + others))
+        elif problem or unusable:
+            findings.append(Finding(use, "BAD", f"cannot be imported: {problem or '; '.join(unusable)}"))
         else:
-            findings.append(Finding(use, "ok", ", ".join(f"{name} {metadata.version(name)}" for name in modules)))
+            findings.append(Finding(use, "ok", ", ".join(f"{name} {machine.version(name)}".strip() for name in names)))
     return findings
+
+
+def _asked(code: str, *words: str) -> tuple[dict[str, Any], str]:
+    """What a process of its own prints as a JSON object, or why it prints none."""
+    command = [sys.executable, "-c", code, *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return {}, f"no end within {_PATIENCE:g} s"
+    if done.returncode:
+        return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told, ""
 
 
 def _processor() -> list[Finding]:
     told = machine.describe()
     room = machine.available_memory()
     memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else told["cores"]
-    return [Finding("processor", "ok", f"{told['processor']}, {cores} cores, load {told['load']}{memory}")]
+    words = f"{told['processor']}, {machine.available_cores()} cores, load {told['load']}{memory}"
+    return [Finding("processor", "ok", words)]
 
 
 def _realtime() -> list[Finding]:
     """What ``realtime`` in a configuration is granted: asked for by a process of its own, which ends with it."""
-    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [Finding("real time", "BAD", f"to ask for it fails: {(done.stderr.splitlines() or ['no message'])[-1]}")]
-    told = json.loads(done.stdout)
+    told, problem = _asked(_ASK)
+    if problem:
+        return [Finding("real time", "BAD", f"to ask for it fails: {problem}")]
     remedy = "; systemd: LimitRTPRIO and LimitMEMLOCK"
     return [Finding("real time", "ok", text) for text in told["applied"]] + [
         Finding("real time", "no", text + remedy) for text in told["refused"]

@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "node": ("td3_robot.cli.node", "command a policy server and its robots: state, activate, estop, load, …"),
     "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),
     "topic": ("td3_robot.cli.topic", "list topics, show their fields, and print what is said on one, live"),
-    "doctor": ("td3_robot.cli.doctor", "say what this machine has, and has not, for each command"),
+    "doctor": ("td3_robot.cli.doctor", "say what this machine has, and has not, for what"),
 }
 """Command: the module whose ``main(arguments)`` it is (by name: simulators are never imported), and what for."""
 

@@ -14,18 +14,21 @@ from typing import Any
 
 from td3_robot import node as nodes
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, Message, Record, wire_fields
+from td3_robot.messages import MESSAGES, Message, Record, Turn, wire_fields
 from td3_robot.node import Figures, Node, Parser
-from td3_robot.session.entries import Entry, printable
+from td3_robot.session.entries import Entry
 from td3_robot.session.monitor import Monitor
-from td3_robot.session.values import Names, rows
+from td3_robot.session.values import Names
 from td3_robot.topics import MONITOR, TOPICS
+from td3_robot.transport.tap import RECORDED
 
+WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
+"""What is offered to those who watch; Turns are for recorders."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
   td3-robot topic echo step --run runs/walker2d --count 10
-  td3-robot topic echo action --config robot.yaml --node policy | jq .action
+  td3-robot topic echo action --config robot.yaml --node policy | jq .message.action
 
 echo takes the place of a monitor, of which there is one at a time: rates and gaps are what td3-robot monitor shows.
 """
@@ -48,11 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.command == "list":
         _print(listed(), as_json=options.json)
-    else:
+    elif options.command == "show":
         kind = _kind(options.topic)
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
         _print(fields(kind), as_json=options.json)
+    else:  # behind a "--"
+        return _echo([])
     return EXIT_GOOD
 
 
@@ -83,7 +88,8 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
 def _kind(topic: str) -> type[Message]:
     if topic not in MESSAGES:
         near = difflib.get_close_matches(topic, MESSAGES, 1)
-        raise UsageError(f"there is no topic {topic!r}; allowed: {', '.join(near or sorted(MESSAGES))}")
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(MESSAGES))}"
+        raise UsageError(f"there is no topic {topic!r}; {hint}")
     return MESSAGES[topic]
 
 
@@ -107,9 +113,8 @@ def _echo(words: Sequence[str]) -> int:
     parser.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     options = parser.parse_args(words)
-    kind = _kind(options.topic)
-    if all(topic.recorded == "no" for topic in TOPICS if topic.message is kind):
-        raise UsageError(f"topic {options.topic!r} is offered to nobody who watches; allowed: those of a recording")
+    if _kind(options.topic).NAME not in WATCHED:
+        raise UsageError(f"topic {options.topic!r} is offered to nobody who watches; allowed: {', '.join(WATCHED)}")
     if options.count is not None and options.count < 1:
         raise UsageError(f"--count is {options.count}; allowed: 1 and more")
     return nodes.main(MONITOR, options, lambda node: _listen(node, options))
@@ -126,10 +131,9 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
         if not wanted or not read or said == options.count:
             return
         said += 1
-        where = {"node": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
+        head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
         try:
-            for row in rows(message, names):
-                print(printable(json.dumps({**where, **row}, default=_plain)), flush=True)
+            print(json.dumps({**head, "message": spoken(message, names)}, default=_plain), flush=True)
         except BrokenPipeError:  # head has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             read = False
@@ -142,6 +146,24 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
         report=lambda: Figures(counters=dict(monitor.counters)),
         after=lambda: not read or said == options.count,
     )
+
+
+def spoken(message: Message, names: Names) -> dict[str, Any]:
+    """The fields of a message as plain values, channels of observations and actions by their names where known."""
+    said: dict[str, Any] = {}
+    for name, wire in wire_fields(type(message)).items():
+        value = getattr(message, name)
+        if wire.kind == "array":
+            labels = names.get(wire.shape[-1], ())
+            value = _labelled(value.tolist(), labels) if len(labels) == value.shape[-1] else value.tolist()
+        said[name] = value
+    return said
+
+
+def _labelled(values: list[Any], labels: Sequence[str]) -> Any:
+    if values and isinstance(values[0], list):
+        return [_labelled(row, labels) for row in values]
+    return dict(zip(labels, values, strict=True))
 
 
 def _plain(value: Any) -> str:

@@ -36,7 +36,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     """Drive a robot until a signal, or a shutdown that an operator commands; the process's exit code.
 
     However it ends, but for SIGKILL and a method of the robot that does not return, the last thing the robot is told is
-    the safe action. A driver whose name another one has does not touch the robot at all.
+    the safe action. A driver whose name another one that is alive has does not touch the robot at all.
 
     Args:
         robot: what its author wrote.
@@ -89,7 +89,8 @@ def _drive_alone(node: Node, robot: Robot) -> None:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     except HandshakeError:
         # Whoever has our name moves the robot now, even if it was ours before.
-        core.in_charge = not (policy.refusal and policy.refusal.code == "name")
+        if policy.refusal:
+            core.in_charge = policy.refusal.code != "name"
         if core.in_charge:
             log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
         raise

@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 
 from td3_robot import machine
 from td3_robot.config import Config
@@ -101,11 +100,11 @@ class Facts:
 
 def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
     """What is true of every recording that is made here, of a run with this configuration."""
-    packages = [name for name in _PACKAGES if _version(name)]
+    packages = [name for name in _PACKAGES if machine.version(name)]
     return Facts(
         {
             "protocol": str(PROTOCOL_VERSION),
-            "td3-robot": _version("td3-robot"),
+            "td3-robot": machine.version("td3-robot"),
             "python": platform.python_version(),
             "task": config.task,
             "host": json.dumps(machine.describe(packages)),
@@ -117,10 +116,3 @@ def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()
 def printable(text: str) -> str:
     """Lines that a file had a part in, without what would steer a terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.1  # seconds between two looks at what has come: to be woken by each message costs more than to write it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
+_LAST_LOOKS = 100  # of some hundred messages each
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
@@ -138,8 +139,8 @@ def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), time.monotonic())
-    while inputs := node.bus.receive(0.0):  # what has come by now, however long we stood still
-        recorder.step(inputs, time.monotonic())
+    for _ in range(_LAST_LOOKS):  # at what has come by now, however long we stood still
+        recorder.step(node.bus.receive(0.0), time.monotonic())
 
 
 def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:

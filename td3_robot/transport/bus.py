@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -194,6 +195,7 @@ class Bus:
         while now < awake:
             if ready := self._poller.poll(0):
                 return [socket for socket, _ in ready]
+            os.sched_yield()  # to libzmq's threads, which may have nowhere else to run, and bring what we look for
             before, now = now, self._clock()
             wait -= now - before
         return [socket for socket, _ in self._poller.poll(math.ceil(max(0.0, wait) * 1e3))]

@@ -255,13 +255,14 @@ class ServerSession:
             # Of two drivers, the one that is heard stays (see _driver). A clock that was set back must not keep the
             # successor of one that was killed away from a robot that moves.
             drivers = hello.role == peer.role == "driver" and hello.incarnation != peer.hello.incarnation
-            if taken and not drivers and hello.incarnation <= peer.hello.incarnation:
+            drives = peer.role == "driver"  # and is not replaced by anything else
+            if taken and not drivers and (drives or hello.incarnation <= peer.hello.incarnation):
                 return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return self._other_robot(hello)
 
     def _driver(self, hello: Hello) -> bytes | None:
-        """The connection of a driver that another process with its name wants to replace."""
-        for key, peer in self.peers.items():
+        """The connection of a driver that another driver with its name wants to replace."""
+        for key, peer in self.peers.items() if hello.role == "driver" else ():
             if peer.name == hello.name and peer.role == "driver" and peer.hello.client != hello.client:
                 return key
         return None

@@ -83,7 +83,8 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["policy", "--actions", "0"], "--actions is 0; at least 1 is needed"),
         (["link", "--seconds", "nan"], "--seconds is nan; at least 0.1 is needed"),
         (["link", "--priority", "100"], "--priority is 100; allowed: 0 to 99"),
-        (["link", "--spin", "-1"], "--spin is -1; allowed: 0 to 1,000,000"),
+        (["link", "--spin", "-1"], "--spin is -1; allowed: 0 to 20000"),
+        (["link", "--spin", "9", "--priority", "1"], "--spin is 9 and --priority is 1; one of them must be 0"),
     ):
         assert cli.main(["bench", *words]) == 2
         assert line in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from td3_robot import machine
 from td3_robot.cli.main import main
 from td3_robot.transport.keys import KeyFolder
 
@@ -49,6 +50,19 @@ def test_a_package_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypat
     told = findings(capsys)
     assert told["record"] == ("no", "needs mcap, which is not installed; pip install 'td3-robot[record]'")
     assert told["train"][0] == "ok"
+
+
+def test_a_package_that_is_broken_and_one_that_nobody_knows_the_version_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in (("mcap", "raise ImportError('no libz')"), ("onnx", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the process that imports them
+    version = machine.version
+    monkeypatch.setattr(machine, "version", lambda name: "" if name == "onnx" else version(name))
+    told = findings(capsys, code=1)
+    assert told["record"] == ("BAD", "cannot be imported: mcap: ImportError: no libz")
+    assert told["bundle export --onnx"] == ("ok", "onnx")
 
 
 def test_a_place_where_no_socket_can_be(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
-from td3_robot.messages import MESSAGES
+from td3_robot.cli.topic import spoken
+from td3_robot.messages import MESSAGES, Step, Told, Weights
 from td3_robot.topics import TOPICS
 
 
@@ -49,11 +52,13 @@ def test_show_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["show", "acton"], "there is no topic 'acton'; allowed: action"),
-        (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; allowed: step"),
+        (["show", "acton"], "there is no topic 'acton'; did you mean 'action'?"),
+        (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; did you mean 'step'?"),
         (["echo", "step"], "one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed"),
         (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: 1 and more"),
-        (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' is offered to nobody who watches"),
+        (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' is offered to nobody who watches; allowed: action, "),
+        (["echo", "turn", "--run", "x"], "topic 'turn' is offered to nobody who watches"),
+        (["show", "x"], "there is no topic 'x'; allowed: action, "),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +66,20 @@ def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+def test_what_is_spoken_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:
+    names = {"O": ["x", "y", "z"], "A": ["left", "right"]}
+    observation = np.arange(6, dtype=np.float32).reshape(2, 3)
+    said = spoken(make_step(3, 2, observation=observation), names)
+    assert list(said) == [field.name for field in fields(Step)]
+    assert said["observation"] == [{"x": 0.0, "y": 1.0, "z": 2.0}, {"x": 3.0, "y": 4.0, "z": 5.0}]
+    assert said["reward"] == [0.0, 0.0]
+    assert said["source"] == "sim-0"
+    assert spoken(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
+
+
+def test_what_is_spoken_of_messages_without_robots() -> None:
+    told = {field.name: 0 for field in fields(Told)} | {"action": np.array([0.5, 0.25], np.float32)}
+    assert spoken(Told(**told), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
+    assert spoken(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"

@@ -31,7 +31,9 @@ from td3_robot.bundle import Bundle, layer_shapes, sha256
 from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
+from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
+from td3_robot.transport.session import ClientSession, hello
 from tests.process.conftest import LOOPBACK
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
@@ -493,6 +495,22 @@ def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -
     assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
     assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
+
+
+def test_a_driver_whose_name_a_dead_one_still_has_makes_its_robot_safe(robot: Robot) -> None:
+    """It has the same incarnation, so that the server cannot put it in the other's place: it may go on no more."""
+    robot.configure()
+    robot.serve()
+    dead = Bus()
+    introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
+    dead.connect(f"ipc://{robot.folder}/policy", ClientSession("policy", introduction, (), {}))
+    robot.wait("its welcome", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
+    words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
+    driver = robot._start("driver.log", *words)
+    assert driver.wait(120) == 2
+    assert set(robot.record()) == {SAFE}
+    assert "refused by the server: name 'leg' is taken by a driver that is connected" in robot.log("driver.log")
+    dead.close()
 
 
 def test_a_driver_that_is_refused_after_another_was_killed_makes_its_robot_safe(robot: Robot) -> None:

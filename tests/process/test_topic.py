@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sims.tasks import spec
 from td3_robot.messages import Step
 from td3_robot.session.reader import Session
 
@@ -20,15 +21,18 @@ def test_each_message_of_a_topic_is_a_line(command: Any, tmp_path: Path) -> None
     place, begun = f"ipc://{tmp_path}/monitor", time.time()
     echo = command("topic", "echo", "step", "--endpoint", place, "--count", "5")
     echo_of_none = command("topic", "echo", "step", "--endpoint", f"{place}2", "--node", "nobody")
-    command("play", str(SESSION), "--monitor", place)
+    command("play", str(SESSION), "--rate", "10", "--monitor", place)
     assert echo.finish() == 0, echo.output()
     for line, (entry, step) in zip(echo.lines, recorded, strict=True):
         assert isinstance(step, Step)
         told = json.loads(line)
-        assert (told["node"], told["number"], told["sequence"]) == (entry.publisher, entry.sequence, step.sequence)
-        assert list(told["observation"].values()) == step.observation[0].tolist()
+        assert (told["publisher"], told["number"]) == (entry.publisher, entry.sequence)
+        assert told["message"]["sequence"] == step.sequence
+        [observation] = told["message"]["observation"]  # of each robot
+        assert list(observation) == [channel.name for channel in spec("gymnasium:Pendulum-v1").observations]
+        assert list(observation.values()) == step.observation[0].tolist()
         assert begun <= told["time"] <= time.time()  # it is played now
-    assert command("play", str(SESSION), "--monitor", f"{place}2").finish() == 0
+    assert command("play", str(SESSION), "--rate", "10", "--monitor", f"{place}2").finish() == 0
     echo_of_none.interrupt()
     assert echo_of_none.finish() == 130
     assert echo_of_none.lines == []
@@ -38,10 +42,10 @@ def test_who_stops_reading_ends_it(command: Any, tmp_path: Path) -> None:
     place = f"ipc://{tmp_path}/monitor"
     words = [sys.executable, "-m", "td3_robot.cli.main", "topic", "echo", "action", "--endpoint", place]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as echo:
-        command("play", str(SESSION), "--monitor", place)
+        command("play", str(SESSION), "--rate", "10", "--monitor", place)
         assert echo.stdout
         assert echo.stderr
-        assert "action" in json.loads(echo.stdout.readline())
+        assert "action" in json.loads(echo.stdout.readline())["message"]
         echo.stdout.close()
         assert echo.wait(120) == 0
         assert echo.stderr.read() == ""

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sims.crew import Crew, available_cores
+from sims.crew import Crew
+from td3_robot.machine import available_cores
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ def test_an_interrupt_waits_for_the_others(crew: Crew) -> None:
     assert len(done) == 1
 
 
-def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew) -> None:
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew, raised: type[BaseException]) -> None:
     main = threading.main_thread()
     helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
     early: list[bool] = []
@@ -89,7 +91,7 @@ def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew) -> None:
     def press(_number: int, _frame: object) -> None:
         if not interrupted.is_set():
             interrupted.set()
-            raise KeyboardInterrupt
+            raise raised
 
     def turn(_: int) -> None:
         if threading.current_thread() is main:
@@ -105,7 +107,7 @@ def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew) -> None:
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(raised):
             crew.run(turn, 2)
         left.set()
     finally:

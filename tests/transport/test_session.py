@@ -273,6 +273,16 @@ def test_a_driver_whose_name_nobody_who_is_heard_drives_with(
         assert ask(server, hello, b"3", now=4.2)[1][0].code == "name"
 
 
+def test_nothing_but_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """However high its incarnation; and none of its Hellos makes the driver wait for who has its name."""
+    server = make_server()
+    ask(server, make_hello("driver", incarnation=5))
+    for role in ("simulator", "policy"):
+        refused = refusal(server, make_hello(role, client=8, incarnation=6), b"2")
+        assert (refused.code, refused.reason) == ("taken", "name 'sim-0' is taken by a driver that is connected")
+    assert list(server.peers) == [b"1"]
+
+
 @pytest.mark.parametrize("incarnation", [99, 0])
 def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
     """Also by one with an earlier incarnation: the clock it comes from may have been set back."""
