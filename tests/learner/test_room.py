@@ -25,7 +25,8 @@ from td3_robot.run_folder import RunFolder
 MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
 
 CHILD = """
-import sys
+import ctypes, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: else the kernel rounds up to 2 MB when it likes
 from pathlib import Path
 import numpy as np
 from td3_robot import config as configuration
@@ -90,7 +91,7 @@ else:
 def test_what_is_said_is_what_is_taken(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """By the operating system, of a learner whose buffer is full, and of one that goes on from its checkpoint.
 
-    Within 5 %, and 4 MB that libraries take as they please.
+    Within 5 %, and 6 MB that libraries take as they please.
     """
     config = parse({}, (f"learner.buffer_size={MANY}", f"total_steps={MANY}", *overrides))
     (tmp_path / "config.yaml").write_text(config.to_yaml())
@@ -102,7 +103,7 @@ def test_what_is_said_is_what_is_taken(overrides: tuple[str, ...], tmp_path: Pat
         taken |= {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
     need = needs(config, 3, 2)
     said = {"kept": need.kept, "memory": need.memory, "checkpoint": need.checkpoints // (config.checkpoint.keep + 1)}
-    assert taken == {name: pytest.approx(number, rel=0.05, abs=4e6) for name, number in said.items()}
+    assert taken == {name: pytest.approx(number, rel=0.05, abs=6e6) for name, number in said.items()}
     rows = tmp_path / "replay" / ROWS
     assert need.replay_file == (rows.stat().st_size if rows.exists() else 0)
 
