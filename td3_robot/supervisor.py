@@ -225,8 +225,9 @@ class Supervisor:
             if number != signal.SIGINT and alive:
                 self._say(f"{', '.join(child.name for child in alive)}: sent {number.name}")
             deadline = time.monotonic() + _GRACE.get(number, float("inf"))
-            while time.monotonic() < deadline and any(c.popen and c.popen.poll() is None for c in alive):
+            while alive and time.monotonic() < deadline:
                 self._listen(0.02)
+                alive = [child for child in alive if child.popen and child.popen.poll() is None]  # asks each
                 if self._interrupts > begin_interrupts and number != signal.SIGKILL:
                     begin_interrupts = self._interrupts
                     break

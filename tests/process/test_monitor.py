@@ -67,7 +67,7 @@ def test_a_monitor_of_a_training(train: Any, command: Callable[..., Any], plotte
         monitor,
         lambda it: (
             it["processes"].get("learner") == "ready"
-            and it["topics"]["sim-0/step"]["rate_hz"] > 0
+            and (it["topics"].get("sim-0/step", {}).get("rate_hz") or 0) > 0
             and it["loop_ms"].get("sim-0", {}).get("median", 0) > 0
             and it["states"].items() >= {"policy": "active", "sim-0": "active"}.items()  # told though it came late
         ),
