@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -177,7 +178,7 @@ class Bus:
             for _, tap in self._taps:  # here, where what the core had to say has gone out
                 tap.flush(now)
             wait = 0.0 if inputs else max(0.0, min(end, self._next_timer) - now)
-            for socket in self._readable(now, wait):
+            for socket, _ in self._readable(now + wait, now):
                 inputs += self._drain(socket)
             now = self._clock()
             if now >= self._next_timer:  # after draining: whoever spoke while we were busy is not silent
@@ -189,16 +190,14 @@ class Bus:
             if now >= end:
                 return inputs
 
-    def _readable(self, now: float, wait: float) -> list[zmq.Socket[bytes]]:
-        """The sockets that have something, waiting up to ``wait`` seconds for one."""
-        awake = min(now + wait, self._awake_until)
-        while now < awake:
+    def _readable(self, end: float, now: float) -> list[tuple[Any, int]]:
+        """What the poller finds, waiting for something until ``end``; both times in seconds."""
+        while now < min(end, self._awake_until):
             if ready := self._poller.poll(0):
-                return [socket for socket, _ in ready]
+                return ready
             os.sched_yield()  # to libzmq's threads, which may have nowhere else to run, and bring what we look for
-            before, now = now, self._clock()
-            wait -= now - before
-        return [socket for socket, _ in self._poller.poll(math.ceil(max(0.0, wait) * 1e3))]
+            now = self._clock()
+        return self._poller.poll(math.ceil(max(0.0, end - now) * 1e3))
 
     def send(self, to: Origin, message: Message) -> bool:
         """Hand a message to its link; False if its queue is full (ask again or count it lost) or the peer is gone."""

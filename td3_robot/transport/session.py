@@ -200,7 +200,7 @@ class ServerSession:
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
         refused = self._judge(hello, owner)
-        rival = self._driver(hello)
+        rival = self._driver(hello) if hello.role == "driver" else None
         if rival:
             # The one that has the name says by itself whether it is there. Until then a Heartbeat tells the client to
             # wait, and to ask again. To the one that has the name it is sent because a closed connection shows by it.
@@ -262,7 +262,7 @@ class ServerSession:
 
     def _driver(self, hello: Hello) -> bytes | None:
         """The connection of a driver that another driver with its name wants to replace."""
-        for key, peer in self.peers.items() if hello.role == "driver" else ():
+        for key, peer in self.peers.items():
             if peer.name == hello.name and peer.role == "driver" and peer.hello.client != hello.client:
                 return key
         return None
