@@ -13,6 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
 from td3_robot.extras import missing
+from td3_robot.text import nobody_reads
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"td3-robot {words[0]}: {problem}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # before its base class OSError
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nobody_reads()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

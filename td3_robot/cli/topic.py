@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import logging
-import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from td3_robot import node as nodes
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, Message, Record, Turn, wire_fields
-from td3_robot.node import Figures, Node, Parser
+from td3_robot.messages import MESSAGES, Message, Turn, wire_fields
+from td3_robot.node import Node, Parser
+from td3_robot.session import monitor_node
 from td3_robot.session.entries import Entry
-from td3_robot.session.monitor import Monitor
-from td3_robot.session.values import Names
+from td3_robot.session.values import Names, whole
+from td3_robot.text import say
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
 
@@ -103,15 +101,11 @@ def _print(table: list[dict[str, str]], *, as_json: bool) -> None:
 
 
 def _echo(words: Sequence[str]) -> int:
-    parser = nodes.parser(
-        MONITOR, MONITOR, "Print each message of a topic as a line of JSON.", deployable=True, epilog=_EXAMPLES
-    )
+    parser = monitor_node.watcher_parser("Print each message of a topic as a line of JSON.", _EXAMPLES)
     parser.prog = "td3-robot topic echo"
     parser.add_argument("topic", metavar="TOPIC", help="one of those of td3-robot topic list")
     parser.add_argument("--node", metavar="NAME", help="only what this one says")
     parser.add_argument("--count", type=int, metavar="N", help="end after so many messages")
-    parser.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
-    parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     options = parser.parse_args(words)
     if _kind(options.topic).NAME not in WATCHED:
         raise UsageError(f"topic {options.topic!r} is offered to nobody who watches; allowed: {', '.join(WATCHED)}")
@@ -121,49 +115,20 @@ def _echo(words: Sequence[str]) -> int:
 
 
 def _listen(node: Node, options: argparse.Namespace) -> None:
-    logging.getLogger().setLevel(logging.WARNING)
     said = 0
     read = True
 
-    def say(entry: Entry, message: Message, names: Names) -> None:
+    def hear(entry: Entry, message: Message, names: Names) -> None:
         nonlocal said, read
         wanted = entry.topic == options.topic and options.node in (None, entry.publisher)
         if not wanted or not read or said == options.count:
             return
         said += 1
         head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
-        try:
-            print(json.dumps({**head, "message": spoken(message, names)}, default=_plain), flush=True)
-        except BrokenPipeError:  # head has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            read = False
+        read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
-    monitor = Monitor(time.time_ns() - time.monotonic_ns(), say)
-    node.serve(MONITOR, {"node": (Record,)})
-    node.spin(
-        monitor,
-        busy=lambda: False,
-        report=lambda: Figures(counters=dict(monitor.counters)),
-        after=lambda: not read or said == options.count,
-    )
-
-
-def spoken(message: Message, names: Names) -> dict[str, Any]:
-    """The fields of a message as plain values, channels of observations and actions by their names where known."""
-    said: dict[str, Any] = {}
-    for name, wire in wire_fields(type(message)).items():
-        value = getattr(message, name)
-        if wire.kind == "array":
-            labels = names.get(wire.shape[-1], ())
-            value = _labelled(value.tolist(), labels) if len(labels) == value.shape[-1] else value.tolist()
-        said[name] = value
-    return said
-
-
-def _labelled(values: list[Any], labels: Sequence[str]) -> Any:
-    if values and isinstance(values[0], list):
-        return [_labelled(row, labels) for row in values]
-    return dict(zip(labels, values, strict=True))
+    node.serve(MONITOR, monitor_node.ACCEPTS)
+    monitor_node.watch(node, hear, lambda _: not read or said == options.count)
 
 
 def _plain(value: Any) -> str:

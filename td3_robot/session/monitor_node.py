@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from td3_robot import node as nodes
 from td3_robot.errors import UsageError
-from td3_robot.messages import Record
+from td3_robot.messages import Message, Record
 from td3_robot.node import Figures, Node
 from td3_robot.session.entries import printable
 from td3_robot.session.faults import line
-from td3_robot.session.monitor import Monitor
+from td3_robot.session.monitor import Listener, Monitor
 from td3_robot.session.plotjuggler import PlotJuggler
-from td3_robot.text import one_line
+from td3_robot.text import one_line, say
 from td3_robot.topics import MONITOR
 
+ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
+"""What a monitor takes from clients of each role."""
 _CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: to the upper left corner, and erase everything
 _WIDTH = 200  # characters of a line where there is no terminal
 _EXAMPLES = """examples:
@@ -37,11 +38,7 @@ No node waits for a monitor; what it could not take in time shows as gaps. It en
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser(
-        MONITOR, MONITOR, "Watch what nodes say; none of them waits for this.", deployable=True, epilog=_EXAMPLES
-    )
-    parser.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
-    parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
+    parser = watcher_parser("Watch what nodes say; none of them waits for this.", _EXAMPLES)
     parser.add_argument("--every", type=float, default=1.0, metavar="S", help="between reports (default: %(default)s)")
     parser.add_argument("--seconds", type=float, metavar="S", help="end after so long")
     parser.add_argument("--json", action="store_true", help="print each report as one JSON object a line")
@@ -57,14 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _watch(node: Node, options: argparse.Namespace) -> None:
-    logging.getLogger().setLevel(logging.WARNING)
     stream = PlotJuggler(options.plotjuggler, anywhere=options.anywhere) if options.plotjuggler else None
-    monitor = Monitor(time.time_ns() - time.monotonic_ns(), stream.say if stream else None)
     head = f"PlotJuggler: {stream.endpoint}" if stream else ""
     begun = time.monotonic()
     shown = begun
 
-    def after() -> bool:
+    def after(monitor: Monitor) -> bool:
         nonlocal shown
         now = time.monotonic()
         over = options.seconds is not None and now - begun >= options.seconds
@@ -74,13 +69,33 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         return over
 
     try:
-        node.serve(MONITOR, {"node": (Record,)})
+        node.serve(MONITOR, ACCEPTS)
         if head and not options.json:
             print(head, flush=True)
-        node.spin(monitor, busy=lambda: False, report=lambda: Figures(counters=dict(monitor.counters)), after=after)
+        watch(node, stream.say if stream else None, after)
     finally:
         if stream:
             stream.close()
+
+
+def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
+    """The arguments of whoever watches nodes: whose run or robot it is, or where they shall find it."""
+    result = nodes.parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
+    result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
+    result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
+    return result
+
+
+def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
+    """Take in what others say, until ``after``, called once a turn, is true, or a signal."""
+    logging.getLogger().setLevel(logging.WARNING)
+    monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
+    node.spin(
+        monitor,
+        busy=lambda: False,
+        report=lambda: Figures(counters=dict(monitor.counters)),
+        after=lambda: after(monitor),
+    )
 
 
 def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
@@ -94,12 +109,7 @@ def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
             columns, rows = shutil.get_terminal_size()
             lines = [item[: columns - 1] for item in ([head] if head else []) + lines][: rows - 1]
         text = (_CLEAR if terminal else "") + "\n".join(lines)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
-        return False
-    return True
+    return say(text)
 
 
 def table(report: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import zmq
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Message, wire_fields
 from td3_robot.session.entries import Entry
-from td3_robot.session.values import Names, rows
+from td3_robot.session.values import Names, rows, whole
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import endpoints
 
@@ -36,7 +36,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     shapes = [wire.shape for wire in wire_fields(type(message)).values() if wire.kind == "array"]
     time = f"{entry.received * 1e-9:.6f}".encode()
     about_robots = not shapes or shapes[0][0] == "N"
-    maps = list(rows(message, names)) if about_robots else [_lists(message)]
+    maps = list(rows(message, names)) if about_robots else [whole(message, {})]
     for index, values in enumerate(maps):
         name = topic if len(maps) == 1 else f"{topic}/{index}"
         if plotted := numbers(values):
@@ -59,12 +59,6 @@ def numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
-
-
-def _lists(message: Message) -> dict[str, Any]:
-    """The fields of a message that is about no robots; arrays as lists, whose items get their index as a name."""
-    values = {name: getattr(message, name) for name in wire_fields(type(message))}
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
 
 
 class PlotJuggler:

@@ -48,3 +48,21 @@ def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
                     labels = [str(channel) for channel in range(value.shape[1])]
                 row[name] = dict(zip(labels, value[index].tolist(), strict=True))
         yield row
+
+
+def whole(message: Message, names: Names) -> dict[str, Any]:
+    """The fields of a message; arrays as lists, in which channels have their names where these are known."""
+    said: dict[str, Any] = {}
+    for name, wire in wire_fields(type(message)).items():
+        value = getattr(message, name)
+        if wire.kind == "array":
+            labels = names.get(wire.shape[-1], ())
+            value = _labelled(value.tolist(), labels) if len(labels) == value.shape[-1] else value.tolist()
+        said[name] = value
+    return said
+
+
+def _labelled(values: list[Any], labels: Sequence[str]) -> Any:
+    if values and isinstance(values[0], list):
+        return [_labelled(row, labels) for row in values]
+    return dict(zip(labels, values, strict=True))

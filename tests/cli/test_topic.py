@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
-from td3_robot.cli.topic import spoken
 from td3_robot.messages import MESSAGES, Step, Told, Weights
+from td3_robot.session.values import whole
 from td3_robot.topics import TOPICS
 
 
@@ -71,15 +71,15 @@ def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.Captu
 def test_what_is_spoken_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:
     names = {"O": ["x", "y", "z"], "A": ["left", "right"]}
     observation = np.arange(6, dtype=np.float32).reshape(2, 3)
-    said = spoken(make_step(3, 2, observation=observation), names)
+    said = whole(make_step(3, 2, observation=observation), names)
     assert list(said) == [field.name for field in fields(Step)]
     assert said["observation"] == [{"x": 0.0, "y": 1.0, "z": 2.0}, {"x": 3.0, "y": 4.0, "z": 5.0}]
     assert said["reward"] == [0.0, 0.0]
     assert said["source"] == "sim-0"
-    assert spoken(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
+    assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 
 def test_what_is_spoken_of_messages_without_robots() -> None:
     told = {field.name: 0 for field in fields(Told)} | {"action": np.array([0.5, 0.25], np.float32)}
-    assert spoken(Told(**told), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
-    assert spoken(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"
+    assert whole(Told(**told), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
+    assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"
