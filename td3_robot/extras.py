@@ -18,6 +18,15 @@ _EXTRAS = {
     "minari": "minari",
     "h5py": "minari",
 }
+NEEDED = {
+    "train": ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"),
+    "eval": ("gymnasium", "pybullet"),
+    "record": ("mcap",),
+    "export --format parquet": ("mcap", "pyarrow"),
+    "export --format minari": ("mcap", "minari"),
+    "bundle export --onnx": ("onnx",),
+}
+"""Commands, and the modules that they need beyond the base install."""
 
 
 def missing(error: ModuleNotFoundError) -> str | None:

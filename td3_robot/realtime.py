@@ -18,6 +18,10 @@ from td3_robot.sections import Natural, Section
 _MCL_CURRENT, _MCL_FUTURE = 1, 2  # of mlockall(2)
 
 
+HIGHEST_PRIORITY = 99  # of SCHED_FIFO
+LONGEST_SPIN_US = 20_000
+
+
 class RealtimeConfig(Section, frozen=True):
     """What to ask of the operating system for the policy server; nothing by default.
 
@@ -30,10 +34,10 @@ class RealtimeConfig(Section, frozen=True):
     """
 
     processors: tuple[Natural, ...] = ()
-    priority: Annotated[int, Meta(ge=0, le=99)] = 0
+    priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] = 0
     lock_memory: bool = False
     freeze_gc: bool = False
-    spin_us: Annotated[int, Meta(ge=0, le=20_000)] = 0
+    spin_us: Annotated[int, Meta(ge=0, le=LONGEST_SPIN_US)] = 0
 
     def __post_init__(self) -> None:
         if self.spin_us and self.priority:

@@ -39,7 +39,6 @@ _STOPPED = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -num
 """How a process ends that was told to; by the bare signal if that came before it was ready for it."""
 _ON_THE_WAY = 0.05  # seconds of silence after which nothing more comes from processes that have ended
 _LAST_WORDS = 2.0  # seconds to wait for what one has said last
-_PREFIX = "td3-robot-"
 _STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there
 
 
@@ -94,7 +93,7 @@ class Supervisor:
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))
-        self._sockets = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=endpoints.socket_home()))
+        self._sockets = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
         addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
         self.run.write_run(endpoints=addresses, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
         for child in self.children:
@@ -290,7 +289,8 @@ def _remove_stale(folder: Path) -> None:
 
     The path comes from a file, which may be the copy of a run that is alive, or anything else.
     """
-    ours = folder.name.startswith(_PREFIX) and folder.parent in (endpoints.socket_home(), Path(tempfile.gettempdir()))
+    homes = (endpoints.socket_home(), Path(tempfile.gettempdir()))
+    ours = folder.name.startswith(endpoints.SOCKETS_PREFIX) and folder.parent in homes
     if not ours or folder.is_symlink() or any(endpoints.answers(folder / link) for link in LINKS):
         return
     with contextlib.suppress(OSError):

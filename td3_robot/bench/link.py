@@ -25,7 +25,7 @@ from td3_robot.bench import attack, example
 from td3_robot.bench.peers import Echo, Robot, serving
 from td3_robot.errors import UsageError
 from td3_robot.node import Parser
-from td3_robot.realtime import RealtimeConfig
+from td3_robot.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
 from td3_robot.transport.keys import AllowList, KeyFolder
 
 ROBOTS = (1, 8, 64)
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, low in (("trips", _BLOCK), ("seconds", 0.1), ("rate", 1)):
         if not low <= getattr(options, name) < math.inf:
             raise UsageError(f"--{name} is {getattr(options, name)}; at least {low} is needed")
-    for name, high in (("priority", 99), ("spin", 20_000)):
+    for name, high in (("priority", HIGHEST_PRIORITY), ("spin", LONGEST_SPIN_US)):
         if not 0 <= getattr(options, name) <= high:
             raise UsageError(f"--{name} is {getattr(options, name)}; allowed: 0 to {high}")
     if options.priority and options.spin:

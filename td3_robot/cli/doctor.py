@@ -16,21 +16,12 @@ import zmq
 
 from td3_robot import machine
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, KeysError
-from td3_robot.extras import missing
+from td3_robot.extras import NEEDED, missing
 from td3_robot.node import Parser
 from td3_robot.transport import endpoints
 from td3_robot.transport.keys import KeyFolder, default_folder
 
 _BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
-_USES = {
-    "train": ("torch", "tensorboard", "matplotlib", "gymnasium", "pybullet"),
-    "eval": ("gymnasium", "pybullet"),
-    "record": ("mcap",),
-    "export --format parquet": ("mcap", "pyarrow"),
-    "export --format minari": ("mcap", "minari"),
-    "bundle export --onnx": ("onnx",),
-}
-"""Commands, and the modules that they need beyond the base install."""
 _PATIENCE = 120.0  # seconds for a process of its own
 _IMPORT = """
 import importlib, json, sys
@@ -101,9 +92,9 @@ def _packages() -> list[Finding]:
 def _uses() -> list[Finding]:
     """Each module is really imported, in a process of its own."""
     findings = []
-    modules = sorted({name for names in _USES.values() for name in names if importlib.util.find_spec(name)})
+    modules = sorted({name for names in NEEDED.values() for name in names if importlib.util.find_spec(name)})
     broken, problem = _asked(_IMPORT, *modules)
-    for use, names in _USES.items():
+    for use, names in NEEDED.items():
         absent = [name for name in names if name not in modules]
         unusable = [f"{name}: {broken[name]}" for name in names if broken.get(name)]
         if absent:
@@ -153,7 +144,7 @@ def _sockets() -> Finding:
     """Whether processes of a run find one another: a real socket is bound where they bind theirs."""
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="td3-robot-", dir=endpoints.socket_home()) as folder,
+            tempfile.TemporaryDirectory(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()) as folder,
             zmq.Context() as context,
             context.socket(zmq.ROUTER) as socket,
         ):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from td3_robot import changes, files, launch, records
+from td3_robot import changes, extras, files, launch, records
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
 from td3_robot.config import Config
@@ -126,8 +126,8 @@ def _check_installed(config: Config) -> None:
     Raises:
         ModuleNotFoundError: a package is missing.
     """
-    recordings = ("mcap",) if config.record.enabled or config.learner.recordings else ()
-    for module in ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium", *recordings):
+    recordings = extras.NEEDED["record"] if config.record.enabled or config.learner.recordings else ()
+    for module in (*extras.NEEDED["train"], *recordings):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from td3_robot.errors import EndpointError
 
+SOCKETS_PREFIX = "td3-robot-"
+"""What the names of folders of sockets begin with, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
 """sun_path of unix(7) holds 108 bytes with its end mark."""
 
