@@ -107,6 +107,15 @@ def make_step() -> Callable[..., Step]:
     return make
 
 
+def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 120) -> Any:
+    """What ``check`` gives once it is true; the test fails with the complaint if it is not within so many seconds."""
+    end = time.monotonic() + timeout
+    while not (found := check()):
+        assert time.monotonic() < end, complaint()
+        time.sleep(0.01)
+    return found
+
+
 class Command:
     """A td3-robot command as a process: its lines as they come, its children by name."""
 
@@ -169,12 +178,18 @@ class Command:
 
     def until(self, what: str, check: Callable[[], Any], timeout: float = 120) -> None:
         """Wait, while the command goes on, until ``check`` is true."""
-        deadline = time.monotonic() + timeout
-        while not check():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self._take_lines()
-                raise AssertionError(f"{what} did not come:\n{self.output()}")
-            time.sleep(0.05)
+
+        def complaint() -> str:
+            self._take_lines()
+            return f"{what} did not come:\n{self.output()}"
+
+        def checked() -> Any:
+            over = self.process.poll() is not None
+            found = check()
+            assert found or not over, complaint()
+            return found
+
+        poll_until(checked, complaint, timeout)
 
     def finish(self, timeout: float = 300) -> int:
         """Wait for the end; the exit code."""

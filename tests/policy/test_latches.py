@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import Input, Output, Peer, hello
+from tests.conftest import poll_until
 from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(observation_deadline_ms=100)
@@ -217,13 +217,6 @@ def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
     assert again.kept.stopped == names
 
 
-def wait_until(check: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A disk that is full for a while must not lose a stop."""
     folder = tmp_path / "disk"
@@ -231,9 +224,9 @@ def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.Lo
     file = LatchFile(folder / "policy.state")
     folder.rename(tmp_path / "away")
     file.keep(Latches(stop="smoke"))
-    wait_until(lambda: "cannot be written" in caplog.text)
+    poll_until(lambda: "cannot be written" in caplog.text, lambda: "it did not come", 60)
     (tmp_path / "away").rename(folder)
-    wait_until(lambda: "is written now" in caplog.text)
+    poll_until(lambda: "is written now" in caplog.text, lambda: "it did not come", 60)
     assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
     assert caplog.text.count("cannot be written") == 1
     file.close()

@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +35,9 @@ from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config import Config
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
-from tests.process.conftest import LOOPBACK
+from tests.conftest import poll_until
+from tests.process.conftest import LOOPBACK, ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "deploy.md"
 UNITS = sorted((ROOT / "docs" / "systemd").glob("*.service"))
 SERVICES = ("td3-robot-policy", "td3-robot-driver")
@@ -259,10 +258,7 @@ class Site:
         return (self.folder / f"{name}.log").read_text()
 
     def wait(self, what: str, check: Callable[[], Any]) -> None:
-        end = time.monotonic() + 120
-        while not check():
-            assert time.monotonic() < end, f"{what} did not come\n{self.record()[-5:]}\n{self.logs()}"
-            time.sleep(0.02)
+        poll_until(check, lambda: f"{what} did not come\n{self.record()[-5:]}\n{self.logs()}")
 
     def wait_for(self, line: str, after: int = 0) -> None:
         self.wait(line, lambda: line in self.record()[after:])

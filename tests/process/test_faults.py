@@ -34,6 +34,7 @@ from td3_robot.transport import codec
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.session import ClientSession, hello
+from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
@@ -123,13 +124,12 @@ class Robot:
 
     def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
         """What ``check`` gives once it is true."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            if found := check():
-                return found
-            time.sleep(0.01)
-        logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
-        raise AssertionError(f"{what} did not come; record ends with {self.record()[-10:]}\n{logs}")
+
+        def complaint() -> str:
+            logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
+            return f"{what} did not come; record ends with {self.record()[-10:]}\n{logs}"
+
+        return poll_until(check, complaint, timeout)
 
     def wait_for(self, line: str, after: int = 0) -> int:
         """Index of the first such line of the record from index ``after`` on."""

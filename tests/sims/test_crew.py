@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from sims.crew import Crew
-from td3_robot.machine import available_cores
 
 
 @pytest.fixture
@@ -156,7 +155,3 @@ def test_a_closed_crew_leaves_the_work_to_the_caller(crew: Crew) -> None:
     taken: list[int] = []
     crew.run(taken.append, 3)
     assert taken == [0, 1, 2]
-
-
-def test_there_is_a_core() -> None:
-    assert available_cores() >= 1
