@@ -98,6 +98,7 @@ def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path
     run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
     run.interrupt()
     assert run.finish() == 130, run.output()
+    assert list(file.parent.glob("session*.mcap")) == [file]  # stopping a run is no failure
     assert examine(file)["damages"] == []
     steps = [m for _, m in Session([file]).messages((Step.NAME,)) if isinstance(m, Step)]
     assert {step.incarnation for step in steps} >= {0}  # of the one that was killed, to the end of its life
