@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
 from sims.environment import Environment, Outcome
@@ -11,6 +10,7 @@ from td3_robot.config import DISCRETE, GYMNASIUM
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
+from td3_robot.text import near
 
 __all__ = ["Environment", "Outcome", "make", "names", "spec"]
 
@@ -65,8 +65,8 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
 def _refuse_unknown(task: str) -> None:
     if task not in MODELS:
         by_lower_case = {name.lower(): name for name in MODELS}
-        near = difflib.get_close_matches(task.lower(), by_lower_case, 3, 0.4) or list(by_lower_case)
+        alike = near(task.lower(), by_lower_case, 3) or list(by_lower_case)
         raise ConfigError(
-            f"task {task!r} does not exist; near ones: {', '.join(by_lower_case[name] for name in near)} "
+            f"task {task!r} does not exist; near ones: {', '.join(by_lower_case[name] for name in alike)} "
             f"(continuous Gymnasium tasks are named {GYMNASIUM}ID)"
         )

@@ -7,7 +7,6 @@ wrong types, values out of range and contradictions are refused with one line.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from td3_robot.randomization import RandomizationConfig
 from td3_robot.realtime import RealtimeConfig
 from td3_robot.safety import SafetyConfig
 from td3_robot.sections import Count, Natural, NonNegative, Positive, Section
+from td3_robot.text import near
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
@@ -326,9 +326,9 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
     hints = get_type_hints(section)
     for key, value in tree.items():
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, 1, 0.5) or _elsewhere(str(key))
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(hints)}"
-            raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}{hint}")
+            alike = near(str(key), hints) or _elsewhere(str(key))
+            hint = f"did you mean {alike[0]!r}?" if alike else f"known keys: {', '.join(hints)}"
+            raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}; {hint}")
         inner = hints[key]
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
@@ -339,7 +339,7 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
 def _elsewhere(key: str) -> list[str]:
     """The full names of keys in any section that look like ``key``."""
     names = {name: f"{section}.{name}" for section, inner in _sections().items() for name in get_type_hints(inner)}
-    return [names[near] for near in difflib.get_close_matches(key, names, 1, 0.7)]
+    return [names[name] for name in near(key, names, alike=0.7)]  # of many more words
 
 
 def _sections() -> dict[str, type[Struct]]:

@@ -6,10 +6,10 @@ In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folde
 from __future__ import annotations
 
 import contextlib
-import difflib
 from pathlib import Path
 
 from td3_robot.errors import ConfigError
+from td3_robot.text import near
 
 _PACKAGE = Path(__file__).parent
 
@@ -37,5 +37,5 @@ def find(kind: str, name: str) -> Path:
             if candidate.is_file():
                 return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
-    near = difflib.get_close_matches(path.stem, known, 3, 0.4) or known
-    raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(near)}")
+    alike = near(path.stem, known, 3) or known
+    raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(alike)}")

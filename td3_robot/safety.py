@@ -6,7 +6,6 @@ says what this robot bears. They are joined so that each can only tighten the ot
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from msgspec import Meta
 from td3_robot.errors import ConfigError
 from td3_robot.sections import Positive, Section
 from td3_robot.specs import Channel, Float32, RobotSpec
+from td3_robot.text import meant
 
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
@@ -181,8 +181,7 @@ def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec
         return dict.fromkeys(range(len(names)), setting)
     for name in setting:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1, 0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names[:20])}"
+            hint = meant(name, names, "it has")
             raise ConfigError(f"safety.{key}: robot {spec.name!r} has no action {name!r}; {hint}")
     return {names.index(name): value for name, value in setting.items()}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from td3_robot.cli.node import _print, _watch
 from td3_robot.messages import Reply, StateChange
-from td3_robot.text import one_line
+from td3_robot.text import meant, near, one_line
 
 STEERS = "y\x1b[2J\npolicy: fault -> active: all well"
 
@@ -33,3 +33,11 @@ def test_a_peer_neither_steers_the_terminal_of_an_operator_nor_forges_a_line(
     assert printed.out.count("\n") == 1 + 4
     assert printed.err.count("\n") == 1
     assert "\x1b" not in printed.out + printed.err
+
+
+def test_what_was_meant_is_asked_for_and_what_is_like_nothing_is_told_what_there_is() -> None:
+    # difflib's ratio is twice the letters in common over all letters: "trian" and "train" share 4 of 10, 0.8.
+    assert near("trian", ["train", "eval", "brain"], 2) == ["train", "brain"]
+    assert meant("trian", ["train", "eval"], "commands:") == "did you mean 'train'?"
+    assert meant("zzz", ["train", "eval"], "commands:") == "commands: train, eval"
+    assert meant("zzz", [f"a{index}" for index in range(21)], "it has").endswith(", a19, …")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -13,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
 from td3_robot.extras import missing
-from td3_robot.text import nobody_reads
+from td3_robot.text import meant, nobody_reads
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
@@ -50,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"td3-robot {version('td3-robot')}")
         return 0
     if words[0] not in COMMANDS:
-        near = difflib.get_close_matches(words[0], COMMANDS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+        hint = meant(words[0], COMMANDS, "commands:")
         print(f"td3-robot: unknown command {words[0]!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
     try:

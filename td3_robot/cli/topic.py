@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from td3_robot.node import Node, Parser
 from td3_robot.session import monitor_node
 from td3_robot.session.entries import Entry
 from td3_robot.session.values import Names, whole
-from td3_robot.text import say
+from td3_robot.text import meant, say
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
 
@@ -85,9 +84,7 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
 
 def _kind(topic: str) -> type[Message]:
     if topic not in MESSAGES:
-        near = difflib.get_close_matches(topic, MESSAGES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(MESSAGES))}"
-        raise UsageError(f"there is no topic {topic!r}; {hint}")
+        raise UsageError(f"there is no topic {topic!r}; {meant(topic, sorted(MESSAGES), 'allowed:')}")
     return MESSAGES[topic]
 
 
