@@ -94,6 +94,18 @@ def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
     assert words == r"NOT confirmed by 'b, c\x1b'"
 
 
+def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() -> None:
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
+
+    def messages() -> Iterator[Reply]:
+        yield Reply(bus.sent[0].id, "a", "", "fault", {"stopped": True})
+
+    answer, words = _confirmed(bus, reply, messages())
+    assert answer.detail["confirmed"] == ["a"]
+    assert words == "NOT confirmed by 2 more robots"
+
+
 def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
     bus: Any = Asked()
     _, words = _confirmed(bus, Reply(1, "policy", "", "fault", {"connected": []}), iter([]))

@@ -172,8 +172,9 @@ def _confirmed(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> tu
     Returns:
         The Reply, and in words who has not confirmed; empty if every robot has, and there is one.
     """
-    connected = reply.detail.get("connected")
+    connected, in_all = reply.detail.get("connected"), reply.detail.get("connected_in_all")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
+    more = in_all - len(robots) if isinstance(in_all, int) else 0
     asked = {secrets.randbits(63): name for name in robots}
     for number, name in asked.items():
         bus.send("policy", Command(number, name, "state", "", 0, "", b""))
@@ -188,8 +189,9 @@ def _confirmed(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> tu
                 stopped.append(name)
     missing = sorted({*robots} - {*stopped})
     detail = {**reply.detail, "confirmed": sorted(stopped), "unconfirmed": missing}
-    if missing:
-        return replace(reply, detail=detail), f"NOT confirmed by {one_line(', '.join(missing), _LONGEST)}"
+    if missing or more > 0:
+        who = [one_line(", ".join(missing), _LONGEST)] * bool(missing) + [f"{more} more robots"] * (more > 0)
+        return replace(reply, detail=detail), f"NOT confirmed by {' and '.join(who)}"
     return replace(reply, detail=detail), "" if stopped else "no robot is connected: none has confirmed the stop"
 
 

@@ -47,6 +47,10 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 """What a policy server takes from clients of each role."""
 _WITHDRAWN = 16  # policies rolled back from that are remembered
 _AWAY = 1024  # robots that are away, and in FAULT or idle until activate, that are remembered
+_SOURCES = 256  # whose watch a Reply tells of: it has to be shorter than a message may be, however many there are
+_CONNECTED = 1024  # the same of names alone
+_REASON = 200  # characters of the reason of each watch
+_LATCHED = 500  # the same in what is kept over a restart
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) -> PolicyCore:
@@ -254,8 +258,9 @@ class PolicyCore:
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:
-        """What a Reply says of this server: as plain JSON values."""
+        """What a Reply says of this server: as plain JSON values; of many sources those that are not active first."""
         serving = self.store.serving
+        watches = sorted(self._watches.items(), key=lambda item: item[1].lifecycle.active)
         return {
             "version": serving.version if serving else 0,
             "newest": self.store.newest,
@@ -264,10 +269,12 @@ class PolicyCore:
             "robot": serving.bundle.spec.name if serving else "",
             "reason": self.lifecycle.reason,
             "sources": {
-                name: {"watch": watch.lifecycle.state, "reason": watch.lifecycle.reason}
-                for name, watch in self._watches.items()
+                name: {"watch": watch.lifecycle.state, "reason": watch.lifecycle.reason[:_REASON]}
+                for name, watch in watches[:_SOURCES]
             },
-            "connected": sorted(self.desk.robots),
+            "sources_in_all": len(watches),
+            "connected": sorted(self.desk.robots)[:_CONNECTED],
+            "connected_in_all": len(self.desk.robots),
             "counters": dict(self.counters),
         }
 
@@ -330,7 +337,7 @@ class PolicyCore:
             stop=stop,
             inactive=inactive,
             stopped=self.desk.all_stopped,
-            held={name: it.reason for name, it in watches.items() if it.state == FAULT},
+            held={name: it.reason[:_LATCHED] for name, it in watches.items() if it.state == FAULT},
             idle=tuple(name for name, it in watches.items() if it.state == INACTIVE),
             frozen=self.frozen,
             withdrawn=self._withdrawn,

@@ -15,7 +15,7 @@ from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 
 log = logging.getLogger(__name__)
 
-_RELAYS = 64  # Commands under way to robots; the oldest is forgotten for a further one
+_RELAYS = 1024  # Commands under way to robots, one to each, say; the oldest is forgotten for a further one
 _STOPS = 1024  # names of robots that are stopped one by one
 _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.messages import Action, Bye, Command, Reply, StateChange, Step, Weights
+from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
+from td3_robot.transport import codec
 from td3_robot.transport.session import Input, Output, Peer, hello
 from tests.policy.unrecorded import PolicyCore
 
@@ -201,10 +202,30 @@ def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
         core.step([(robot, robot.hello), (robot, make_step(0))], float(number))
         core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)  # 100 ms are over
         core.step([(robot, Bye("sold"))], number + 0.6)
-    sources = core.detail()["sources"]
-    assert {each["watch"] for each in sources.values()} == {"fault"}
-    assert [name for name in sources if name != "leg"] == ["r0", *(f"r{number}" for number in range(5, 1030))]
-    assert core.latches.held.keys() == sources.keys()
+    held = core.latches.held
+    assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]
+    assert core.detail()["sources_in_all"] == len(held) == 1 + 1025
+
+
+def test_what_is_told_of_many_robots_fits_into_a_message(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """1000 robots, all but one stopped, each for a reason as long as one can be, of characters of four bytes."""
+    core = make_core()
+    for number in range(1000):
+        robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=f"{number:🦿>64}"))
+        core.step([(robot, robot.hello), (robot, make_step(0))], 0.0)
+        if number:
+            stop = replace(command("estop", robot.name), reason="🦾" * 2048)
+            core.step([(operator, stop)], 0.0)
+    answer = reply(core, operator, command("state"))
+    assert len(codec.encode(answer)) < Reply.MAX_BYTES
+    told = answer.detail
+    assert (told["sources_in_all"], told["connected_in_all"]) == (1000, 1001)
+    assert (len(told["sources"]), len(told["connected"])) == (256, 1001)
+    assert {each["watch"] for each in told["sources"].values()} == {"fault"}
+    assert len(told["stopped"]) == 999
+    assert len(codec.encode(InForce(core.latches.plain()))) < InForce.MAX_BYTES
 
 
 def test_emergency_stop_wins_and_lasts(
@@ -351,9 +372,9 @@ def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
     assert isinstance(answer, Reply)
     assert (answer.id, answer.node, answer.state) == (77, "leg", "fault")
     assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # once
-    for _ in range(1000):  # a robot that never answers costs no memory
+    for _ in range(3000):  # a robot that never answers costs no memory
         core.step([(operator, command("state", "leg"))], 0.0)
-    assert len(core.desk._relayed) <= 64
+    assert len(core.desk._relayed) == 1024
 
 
 def test_states_of_robots_are_passed_on(make_core: Cores, peer: Peer, operator: Peer) -> None:
