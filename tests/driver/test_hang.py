@@ -160,7 +160,7 @@ def test_every_method_of_the_loop_is_watched(
     patient(monkeypatch)
     monkeypatch.setattr("td3_robot.driver.robot.HangWatch", lambda limit, stop: HangWatch(limit, stop, end))
     robot = Stuck(spec, end)
-    body = RobotBody(robot, LIMIT)
+    body = RobotBody(robot, 5 * LIMIT)  # of which the calls before the one that hangs must not take all
     body.step(body.action)
     body.command(body.action)
     robot.where = where
