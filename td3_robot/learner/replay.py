@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.storage import Memory, Storage, row_size
+
+log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 
@@ -200,9 +203,12 @@ class ReplayBuffer:
         if not self.storage.durable:
             self.storage.write(0, rows)
         elif total_added > self.storage.committed:
-            raise BundleError(
-                f"replay buffer state is from {total_added} transitions; its file has {self.storage.committed} of them"
-            )
+            known = self.storage.committed
+            short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
+            if not self.storage.found:
+                raise BundleError(short)
+            # They were written before the state was saved: what is missing is the journal, or its end.
+            log.warning("%s by its journal, and all by its size: it goes on with those", short)
         self.total_added = total_added
         self._random = np.random.Generator(generator)
 

@@ -25,6 +25,7 @@ Float32 = NDArray[np.float32]
 ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
+_LONGEST = 1 << 20  # bytes that a record can have
 _COMPACT = 1 << 22  # bytes of journal beyond which only the newest record of each source is kept
 
 
@@ -34,11 +35,13 @@ class Storage(Protocol):
     Attributes:
         rows: float32[capacity, width]; to be read, and written through :meth:`write` alone.
         durable: what was committed is still there after the process was killed.
+        found: the rows of a process before are there, those too that no note tells of.
         notes: the newest note of each source, those of the process before included.
     """
 
     rows: Float32
     durable: bool
+    found: bool
     notes: dict[str, Note]
 
     @property
@@ -55,7 +58,7 @@ class Storage(Protocol):
 class Memory:
     """Rows in memory, gone with the process."""
 
-    durable = False
+    durable = found = False
 
     def __init__(self, capacity: int, width: int) -> None:
         self.rows: Float32 = np.zeros((capacity, width), np.float32)
@@ -98,7 +101,8 @@ class File:
         notes: the newest record of each source; empty for a new file.
 
     Raises:
-        BundleError: the folder holds the rows of a buffer of another shape.
+        BundleError: the folder holds the rows of a buffer of another shape, or what it holds is damaged; nothing in it
+            was changed then.
         OSError: the disk is full or the folder cannot be written.
     """
 
@@ -107,13 +111,20 @@ class File:
         self.notes: dict[str, Note] = {}
         self._shape = capacity, width
         self._rows_file, self._journal_file = folder / ROWS, folder / JOURNAL
+        size, needed = self._rows_file.stat().st_size if self._rows_file.exists() else 0, 4 * capacity * width
+        self.found = size == needed
+        if recovers and self._journal_file.exists():
+            self._recover()
+            if self.committed and not self.found:
+                raise BundleError(
+                    f"replay file {str(self._rows_file)!r} has {size:,} bytes, and the {self.committed:,} transitions "
+                    f"that its journal tells of are in one of {needed:,}: bring it back, or begin another run"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         self._rows = os.open(self._rows_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with files.naming(self._rows_file):
-            os.posix_fallocate(self._rows, 0, 4 * capacity * width)  # so that a disk that fills up later has room
+            os.posix_fallocate(self._rows, 0, needed)  # so that a disk that fills up later has room
         self.rows: Float32 = np.asarray(np.memmap(self._rows_file, np.float32, "r", shape=(capacity, width)))
-        if recovers and self._journal_file.exists():
-            self._recover()
         if recovers:
             self._compact()
 
@@ -151,18 +162,18 @@ class File:
             os.close(self._journal)
 
     def _recover(self) -> None:
-        """Read the journal up to the first record that is not whole."""
+        """Read the journal. The end of its last record may be missing, after a kill; else what is wrong is damage."""
         content = self._journal_file.read_bytes()
         payloads: list[bytes] = []
         at = 0
-        while len(content) - at >= _HEAD:
-            length, check = (int.from_bytes(content[at + i : at + i + 4], "little") for i in (0, 4))
-            payload = content[at + _HEAD : at + _HEAD + length]
-            if len(payload) < length or zlib.crc32(payload) != check:
-                break
+        while payload := _whole(content, at):
             payloads.append(payload)
-            at += _HEAD + length
+            at += _HEAD + len(payload)
         where = f"replay journal {str(self._journal_file)!r}"
+        if at < len(content) and not _cut_off(content, at):
+            raise BundleError(
+                f"{where} is damaged at byte {at}; bring it back, or move it away to go on from the newest checkpoint"
+            )
         try:
             header = msgspec.msgpack.decode(payloads[0], type=dict[str, int]) if payloads else {}
             notes = [msgspec.msgpack.decode(payload, type=Note) for payload in payloads[1:]]
@@ -182,6 +193,26 @@ class File:
 
     def _header(self) -> dict[str, int]:
         return {"format": _FORMAT, "capacity": self._shape[0], "width": self._shape[1]}
+
+
+def _whole(content: bytes, at: int) -> bytes:
+    """What the record at this byte holds; empty where there is none, or not a whole one."""
+    length, check = (int.from_bytes(content[at + i : at + i + 4], "little") for i in (0, 4))
+    if len(content) - at - _HEAD < length:
+        return b""
+    payload = content[at + _HEAD : at + _HEAD + length]
+    return payload if zlib.crc32(payload) == check else b""
+
+
+def _cut_off(content: bytes, at: int) -> bool:
+    """Whether what begins at this byte is a record whose end is missing, rather than one whose bytes have changed.
+
+    A changed length looks like a missing end, but other records come after it.
+    """
+    left, length = len(content) - at, int.from_bytes(content[at : at + 4], "little")
+    if left > _LONGEST or _HEAD + length <= left:
+        return False
+    return not any(_whole(content, begin) for begin in range(at + 1, len(content) - _HEAD))
 
 
 def _record(payload: bytes) -> bytes:

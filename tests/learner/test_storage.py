@@ -48,7 +48,10 @@ def test_reopened_it_is_as_it_was(tmp_path: Path) -> None:
 def test_a_journal_that_ends_anywhere_is_good_up_to_there(
     cut: int, flip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut off, or with a changed bit: what is read is the notes before the damage, never another one."""
+    """Cut off: what is read is the notes before. With a changed bit: it is refused, and stays as it is.
+
+    Only a length that has grown, of the last record, cannot be told from a record that was cut off.
+    """
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a busy disk takes long, and no power is cut here
     for old in tmp_path.iterdir():
         old.unlink()
@@ -63,15 +66,71 @@ def test_a_journal_that_ends_anywhere_is_good_up_to_there(
     if place < 8 * len(content):
         content[place // 8] ^= 1 << place % 8
     (tmp_path / "journal").write_bytes(content)
-    end = min(len(content), place // 8 if place < 8 * len(content) else len(content))
-    whole = max(number for number, size in enumerate(sizes) if size <= end)
-    again = File(tmp_path, 8, WIDTH)
+    whole = max(number for number, size in enumerate(sizes) if size <= len(content))
+    byte, changed = place // 8, place < 8 * len(content)
+    hit = max(number for number, size in enumerate(sizes) if size <= byte)
+    try:
+        again = File(tmp_path, 8, WIDTH)
+    except BundleError as error:
+        refusal = str(error)
+        assert changed
+        assert f"journal' is damaged at byte {sizes[hit]}; bring it back" in refusal
+        assert (tmp_path / "journal").read_bytes() == content
+        return
+    if changed:
+        assert hit == whole or (hit == whole - 1 and byte < sizes[hit] + 4)
+        whole = hit
     assert again.notes == ({"sim-0": note(whole)} if whole else {})
     again.commit(note(9))
     again.close()
     third = File(tmp_path, 8, WIDTH)
     assert third.notes == {"sim-0": note(9)}
     third.close()
+
+
+@pytest.mark.parametrize("left", [None, 0, 8 * WIDTH * 4 - 100])
+def test_rows_that_are_gone_are_not_replaced_by_zeros(left: int | None, tmp_path: Path) -> None:
+    """A file of 8 rows of 10 numbers has 320 bytes."""
+    file = File(tmp_path, 8, WIDTH)
+    file.write(0, rows(1, 3))
+    file.commit(note(3))
+    file.close()
+    path = tmp_path / "rows.float32"
+    path.write_bytes(path.read_bytes()[:left]) if left is not None else path.unlink()
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    with pytest.raises(
+        BundleError, match=f"rows.float32' has {left or 0} bytes, and the 3 transitions .* one of 320: "
+    ):
+        File(tmp_path, 8, WIDTH)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+def test_rows_without_a_journal_are_those_of_the_checkpoint(
+    tmp_path: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten rows are saved in a state, five come after it; the journal is lost."""
+
+    def opened() -> ReplayBuffer:
+        return ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path, *size))
+
+    buffer = opened()
+    content = rng.normal(size=(15, 8)).astype(np.float32)
+
+    def add(part: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+        buffer.add(part[:, :3], part[:, 3:5], part[:, 5], part[:, 5:], part[:, 0] > 0)
+
+    add(content[:10])
+    arrays, scalars = buffer.state()
+    drawn = buffer.sample(16).reward.tolist()
+    add(content[10:])
+    buffer.storage.commit(note(15))
+    (tmp_path / "journal").unlink()
+    again = opened()
+    again.restore(arrays, scalars)
+    again.recover()
+    assert again.total_added == 10
+    assert again.sample(16).reward.tolist() == drawn
+    assert "from 10 transitions; its file has 0 of them by its journal, and all by its size" in caplog.text
 
 
 def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
