@@ -260,7 +260,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     file = resources.find("configs", str(path))
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = resources.read_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -304,7 +304,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example learner.batch_size=128")
     try:
-        value = yaml.safe_load(text)
+        value = resources.read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override!r}: the value is not YAML") from None
     if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
@@ -366,4 +366,6 @@ def _choices(keys: Sequence[str]) -> str:
     for key in keys[:-1]:
         section = _sections().get(key, Config)
     hint = get_type_hints(section).get(keys[-1].split("[")[0])
-    return f"; allowed: {', '.join(map(str, get_args(hint)))}" if get_origin(hint) is Literal else ""
+    kinds = [hint] if get_origin(hint) is Literal else get_args(hint)  # of a union, those that are a choice
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    return f"; allowed: {', '.join(choices)}" if choices else ""

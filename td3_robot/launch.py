@@ -59,7 +59,7 @@ def load(name: str) -> Launch:
     """
     file: Path = resources.find("launch", name)
     try:
-        launch = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Launch)
+        launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
     for module in (launch.evaluate, *(row.module for row in launch.processes.values())):

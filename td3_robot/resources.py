@@ -1,4 +1,4 @@
-"""Finds the data that travels with the package: configurations and launch descriptions.
+"""Finds and reads YAML: the configurations and launch descriptions that travel with the package, and a person's own.
 
 In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folders of the same names.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from td3_robot.errors import ConfigError
 from td3_robot.text import near
@@ -39,3 +42,27 @@ def find(kind: str, name: str) -> Path:
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
     alike = near(path.stem, known, 3) or known
     raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(alike)}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a map has twice, of which YAML's own readers silently drop the first."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        composed: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[Any] = set()
+        for key, _ in composed.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
+            if name in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice in one map")
+            seen.add(name)
+        return composed
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML document says, as plain values.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or a map has a key twice.
+        ValueError, RecursionError: a value in it cannot be understood.
+    """
+    return yaml.load(text, _Loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -166,3 +167,37 @@ def test_record_true_is_short_for_a_section() -> None:
     assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
     with pytest.raises(ConfigError, match=r"record\.ring_s is -1"):
         configuration.parse({"record": {"ring_s": -1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("safety: {hang_ms: 5}\npolicy: {}\nsafety: {rate: 1}\n", "line 3: the key 'safety' is there twice in one map"),
+        ("learner:\n  threads: 1\n  threads: 2\n", "line 3: the key 'threads' is there twice in one map"),
+        ("safety: {limits: {left: [0, 1], 'left': [0, 2]}}", "line 1: the key 'left' is there twice in one map"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    """YAML's readers keep the last, and drop limits without a word."""
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        configuration.load(tmp_path / "c.yaml")
+
+
+def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
+    text = "network: &small {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    loaded = configuration.load(tmp_path / "c.yaml")
+    assert (loaded.learner.threads, loaded.learner.n_step) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("safety", "words"),
+    [
+        ({"safe_action": "Zero"}, "safety.safe_action is 'Zero': invalid enum value 'Zero'; allowed: hold, zero"),
+        ({"recovery": "auto"}, "safety.recovery is 'auto': invalid enum value 'auto'; allowed: manual, automatic"),
+    ],
+)
+def test_a_choice_names_what_is_allowed(safety: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        configuration.parse({"safety": safety})
