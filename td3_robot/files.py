@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -35,19 +36,28 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """A file beside the target, to be written inside the block; then it is flushed to the disk and renamed over it.
 
     Raises:
-        OSError: as :func:`write_atomically`.
+        OSError: as :func:`write_atomically`; or there is something under that name which is no file.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(descriptor)
+    temporary = ""
     try:
-        with naming(path):
-            yield Path(temporary)
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-            _flush_folder(path.parent)
-    except BaseException:
+        if path.exists() and not path.is_file():  # a device, which must not become a file
+            code = errno.EISDIR if path.is_dir() else errno.EINVAL
+            raise OSError(code, os.strerror(code) if path.is_dir() else "is a device or a pipe, not a file", str(path))
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        os.close(descriptor)
+        yield Path(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        _flush_folder(path.parent)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            named = Path(error.filename or "").name
+            if not named or named.startswith(f".{path.name}-"):
+                error.filename = str(path)  # the name that a person has given
+                if error.filename2 is not None:
+                    del error.filename2
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,18 @@ def test_curve_reads_what_a_crash_left(tmp_path: Path) -> None:
     assert curve.read(metrics, "train") == rows[:1]
     curve.draw(metrics, tmp_path / "curve.png", "title")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """A pipe stands for a device, which only root may make; as root, /dev/full would become a file."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    with pytest.raises(OSError, match=rf"is a device or a pipe, not a file: '{pipe}'$"):
+        files.write_atomically(pipe, b"x")
+    with pytest.raises(IsADirectoryError, match=rf"Is a directory: '{folder}'$"):
+        files.write_atomically(folder, b"x")
+    with pytest.raises(FileNotFoundError, match=rf"No such file or directory: '{tmp_path}/none/x'$"):
+        files.write_atomically(tmp_path / "none" / "x", b"x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "pipe"]
