@@ -124,6 +124,9 @@ class Bundle:
         """
         try:
             header = read_metadata(payload, source)
+            if "scalars" in header:
+                how = "make one of it with 'td3-robot bundle create CHECKPOINT OUT.safetensors'"
+                raise BundleError(f"{source}: a learner's checkpoint, and no policy: {how}")
             if header["format"] != FORMAT:
                 raise BundleError(
                     f"{source}: bundle format {str(header['format'])[:40]!r}; this version reads format {FORMAT}"

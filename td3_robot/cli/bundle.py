@@ -115,18 +115,27 @@ def _from_checkpoint(path: Path) -> Bundle:
     arrays, scalars = checkpoint.load(path)
     run = path.resolve().parent.parent
     config = configuration.load(run / "config.yaml")
-    averaged = config.learner.policy_average and scalars["td3"]["updates"] >= config.learner.policy_delay
+    updates = scalars["parts"]["td3"]["updates"]
+    averaged = config.learner.policy_average and updates >= config.learner.policy_delay
     part = "td3.average/" if averaged else "td3.online/"
     tensors = {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(f"{part}actor.")}
+    spec = RobotSpec.from_description(scalars["spec"])
+    if config.learner.normalise_observations:
+        from td3_robot.learner.normaliser import Normaliser  # not for everybody: it needs torch
+
+        normaliser, begin = Normaliser(spec.observation_size), "normaliser."
+        mine = {name.removeprefix(begin): array for name, array in arrays.items() if name.startswith(begin)}
+        normaliser.restore(mine, scalars["parts"]["normaliser"])
+        tensors |= normaliser.tensors()
     provenance = {
         "version": scalars["version"],
-        "updates": scalars["td3"]["updates"],
+        "updates": updates,
         "env_steps": scalars["env_steps"],
         "checkpoint": path.name,
         "task": config.task,
         "seed": config.seed,
     }
-    bundle = Bundle(RobotSpec.from_description(scalars["spec"]), config.network.hidden, tensors, provenance=provenance)
+    bundle = Bundle(spec, config.network.hidden, tensors, provenance=provenance, safety=config.safety)
     return Bundle.decode(bundle.encode(), f"checkpoint {path.name}")
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from td3_robot import config as configuration
-from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.bundle import OBSERVATION_MEAN, Bundle, Exploration, sha256
 from td3_robot.cli import main as cli
-from td3_robot.learner import checkpoint
+from td3_robot.learner import checkpoint, state
+from td3_robot.learner.core import LearnerCore
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport.session import Peer, hello
 
 
 @pytest.fixture
@@ -69,28 +71,44 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
     assert Bundle.load(out).exploration == Exploration("gaussian", 0.05)
 
 
+@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("average", [0.0, 0.01])
-def test_create_from_a_run(run: Any, tmp_path: Path, make_bundle: Any, average: float) -> None:
-    config = configuration.parse({"network": {"hidden": [8, 4]}, "learner": {"policy_average": average}})
+def test_create_from_a_run(
+    run: Any, tmp_path: Path, make_bundle: Any, average: float, normalised: bool, rng: np.random.Generator
+) -> None:
+    """From its folder, and from what a learner that has made four updates saves."""
+    last, best = make_bundle(0), make_bundle(1)
+    settings = {"policy_average": average, "normalise_observations": normalised, "threads": 1, "precision": "fp32"}
+    config = configuration.parse(
+        {"network": {"hidden": [8, 4]}, "learner": settings, "safety": {"limits": {"left": [-0.5, 0.5]}}}
+    )
     folder = RunFolder.create(tmp_path / "run", config)
-    last, best, online, averaged = (make_bundle(seed) for seed in range(4))
     last.save(folder.policy_file)
     best.save(folder.best_file)
-    arrays = {f"td3.online/{name}": tensor for name, tensor in online.tensors.items()}
-    arrays |= {f"td3.average/{name}": tensor for name, tensor in averaged.tensors.items()}
-    scalars = {"spec": online.spec.describe(), "td3": {"updates": 9}, "env_steps": 12, "version": 3}
-    saved = checkpoint.save(folder.checkpoints, 12, arrays, scalars, keep=1)
+    core = LearnerCore(config)
+    simulator = Peer("learner", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=last.spec), {})
+    core.step([(simulator, simulator.hello)], 0.0)
+    content = rng.normal(size=(50, 10)).astype(np.float32)
+    if core.training.normaliser:
+        core.training.normaliser.add(content[:, :3] * 5 + 1)
+    core.training.replay.add(content[:, :3], content[:, 3:5], content[:, 5], content[:, 6:9], np.ones(50, np.float32))
+    for _ in range(4):
+        core.training.update(1e-2)
+    saved = checkpoint.save(folder.checkpoints, 12, *state.save(core, 0.0), keep=1)
     out = tmp_path / "out.safetensors"
-    expected = {
-        (folder.path,): last,
-        (folder.path, "--best"): best,
-        (saved,): averaged if average else online,
-    }
-    for (source, *options), bundle in expected.items():
+    learned = core.bundle(averaged=True)
+    assert (OBSERVATION_MEAN in learned.tensors) == normalised
+    for (source, *options), bundle in {(folder.path,): last, (folder.path, "--best"): best, (saved,): learned}.items():
         assert run("create", source, out, *options)[0] == 0
         made = Bundle.load(out)
+        assert made.tensors.keys() == bundle.tensors.keys()
         assert all(np.array_equal(made.tensors[name], bundle.tensors[name]) for name in bundle.tensors)
-    assert (made.provenance["env_steps"], made.provenance["version"]) == (12, 3)
+    assert (made.provenance["updates"], made.safety) == (4, learned.safety)
+    assert made.safety.limits == {"left": (-0.5, 0.5)}
+    assert (average == 0) == np.array_equal(learned.tensors["actor.0.weight"], core.bundle().tensors["actor.0.weight"])
+    code, _, error = run("verify", saved)
+    assert code == 1
+    assert "a learner's checkpoint, and no policy: make one of it with 'td3-robot bundle create" in error
 
 
 def test_verify(run: Any, file: Path) -> None:
