@@ -88,10 +88,25 @@ def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "fault", {"stopped": command.target == "a"})
 
-    answer, words = _confirmed(bus, reply, messages())
+    answer, words = _confirmed(bus, "estop", reply, messages())
     assert [(command.verb, command.target) for command in bus.sent] == [("state", name) for name in ("a", "b", "c\x1b")]
     assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c\x1b"])
-    assert words == r"NOT confirmed by 'b, c\x1b'"
+    assert words == r"estop is NOT confirmed by 'b (fault), c\x1b (no answer)'"
+
+
+def test_robots_that_do_not_follow_an_activate_are_named_with_their_states() -> None:
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "active", {"connected": ["a", "b"]})
+
+    def messages() -> Iterator[Reply]:
+        for command in bus.sent:
+            yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
+
+    answer, words = _confirmed(bus, "activate", reply, messages())
+    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b"])
+    assert words == "activate is NOT confirmed by b (unconfigured); to command one of them alone: --target NAME"
+    nobody = Reply(1, "policy", "", "active", {"connected": []})
+    assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
 
 def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() -> None:
@@ -101,14 +116,14 @@ def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() ->
     def messages() -> Iterator[Reply]:
         yield Reply(bus.sent[0].id, "a", "", "fault", {"stopped": True})
 
-    answer, words = _confirmed(bus, reply, messages())
+    answer, words = _confirmed(bus, "estop", reply, messages())
     assert answer.detail["confirmed"] == ["a"]
-    assert words == "NOT confirmed by 2 more robots"
+    assert words == "estop is NOT confirmed by 2 more robots"
 
 
 def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
     bus: Any = Asked()
-    _, words = _confirmed(bus, Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
+    _, words = _confirmed(bus, "estop", Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
     assert words == "no robot is connected: none has confirmed the stop"
 
 
@@ -123,3 +138,16 @@ def test_a_policy_too_large_for_a_command(
     monkeypatch.setattr(node_command, "LONGEST_PAYLOAD", 100)
     assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
     assert "at most 100 can be loaded into a running server: start it with --bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_is_none_is_refused_before_anything_is_sent(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["node", "estop", "--endpoint", "tcp://127.0.0.1:1", f"--timeout={seconds}"]) == 2
+    assert f"--timeout is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
+
+
+def test_an_endpoint_that_is_empty_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "state", "--endpoint", ""]) == 2
+    assert "endpoint '' is not understood; allowed: ipc://PATH, tcp://HOST:PORT" in capsys.readouterr().err

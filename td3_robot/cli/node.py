@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
+from td3_robot.lifecycle import ACTIVE, UNCONFIGURED
 from td3_robot.messages import LONGEST_PAYLOAD, Command, Message, Reply, StateChange
 from td3_robot.node import Parser
 from td3_robot.run_folder import RunFolder
@@ -49,13 +51,19 @@ examples:
   td3-robot node activate --config robot.yaml --target leg-0
   td3-robot node load policy.safetensors --config robot.yaml
 
-exit codes: 0 done, 1 refused, no answer, or an estop that not every connected robot confirmed in time (or none is
-connected; the server is stopped all the same), 2 usage"""
+exit codes: 0 done, 1 refused, no answer, or an estop, configure or activate that not every connected robot followed in
+time (or, of an estop, that none is connected; the server has done it all the same), 2 usage"""
+_FOLLOWED: dict[str, Callable[[Reply], bool]] = {
+    "estop": lambda answer: answer.detail.get("stopped") is True,
+    "configure": lambda answer: answer.state != UNCONFIGURED,
+    "activate": lambda answer: answer.state == ACTIVE,
+}
+"""What a robot says of its state when it has followed a Command that the server passed on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    if parsed.timeout <= 0:
+    if not 0 < parsed.timeout < math.inf:  # NaN as well
         raise UsageError(f"--timeout is {parsed.timeout:g}; allowed: above 0 s")
     command = None if parsed.verb == "watch" else _command(parsed)
     endpoint, keys = _place(parsed)
@@ -97,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
     """Where the policy server is, and the folder of keys to go there with."""
-    if parsed.endpoint:
+    if parsed.endpoint is not None:
         return str(parsed.endpoint), parsed.keys
     if parsed.keys:
         raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
@@ -153,8 +161,8 @@ def _ask(
             bus.send("policy", command)
         elif isinstance(message, Reply) and message.id == command.id:
             reply, unconfirmed = message, ""
-            if command.verb == "estop" and not command.target and not reply.error:
-                reply, unconfirmed = _confirmed(bus, reply, messages)
+            if command.verb in _FOLLOWED and not command.target and not reply.error:
+                reply, unconfirmed = _confirmed(bus, command.verb, reply, messages)
             (_print_json if parsed.json else _print)(reply)
             if unconfirmed:
                 print(f"td3-robot node: {unconfirmed}", file=sys.stderr)
@@ -164,13 +172,13 @@ def _ask(
     return EXIT_CHECK_FAILED
 
 
-def _confirmed(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
-    """Ask every robot that was told of an emergency stop whether it has stopped; the Reply with who said so.
+def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
+    """Ask every robot that was told of a Command whether it has followed; the Reply with who said so.
 
-    The server passes commands on in order, so the robot has had the stop before the question.
+    The server passes commands on in order, so the robot has had this one before the question.
 
     Returns:
-        The Reply, and in words who has not confirmed; empty if every robot has, and there is one.
+        The Reply, and in words who has not followed; empty if every robot has. Somebody must have followed an estop.
     """
     connected, in_all = reply.detail.get("connected"), reply.detail.get("connected_in_all")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
@@ -178,21 +186,25 @@ def _confirmed(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> tu
     asked = {secrets.randbits(63): name for name in robots}
     for number, name in asked.items():
         bus.send("policy", Command(number, name, "state", "", 0, "", b""))
-    stopped: list[str] = []
+    followed: list[str] = []
+    missing = dict.fromkeys(robots, "no answer")
     while asked:
         answer = next(messages, reply)
         if answer is reply:  # the time is over
             break
         if isinstance(answer, Reply) and answer.id in asked:
             name = asked.pop(answer.id)
-            if answer.detail.get("stopped") is True:
-                stopped.append(name)
-    missing = sorted({*robots} - {*stopped})
-    detail = {**reply.detail, "confirmed": sorted(stopped), "unconfirmed": missing}
+            missing[name] = answer.state
+            if _FOLLOWED[verb](answer):
+                followed.append(name)
+                del missing[name]
+    reply = replace(reply, detail={**reply.detail, "confirmed": sorted(followed), "unconfirmed": sorted(missing)})
     if missing or more > 0:
-        who = [one_line(", ".join(missing), _LONGEST)] * bool(missing) + [f"{more} more robots"] * (more > 0)
-        return replace(reply, detail=detail), f"NOT confirmed by {' and '.join(who)}"
-    return replace(reply, detail=detail), "" if stopped else "no robot is connected: none has confirmed the stop"
+        names = ", ".join(f"{name} ({state})" for name, state in sorted(missing.items()))
+        who = [one_line(names, _LONGEST)] * bool(missing) + [f"{more} more robots"] * (more > 0)
+        how = "" if verb == "estop" else "; to command one of them alone: --target NAME"
+        return reply, f"{verb} is NOT confirmed by {' and '.join(who)}{how}"
+    return reply, "" if followed or verb != "estop" else "no robot is connected: none has confirmed the stop"
 
 
 def _watch(messages: Iterator[Message | None]) -> int:
