@@ -20,7 +20,7 @@ class InProcess:
     """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
 
     def __init__(self, config: Config) -> None:
-        compute.use_threads(config.learner.threads)
+        compute.use_threads(config.learner.threads, config.learner.threads_in)
         self.config = config
         self._time = itertools.count()
         agreement = config.agreement()

@@ -41,7 +41,10 @@ class LearnerConfig(Section, frozen=True):
     it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
     ``precision`` auto is bf16 on a processor that is faster with it, and fp32 elsewhere; a run keeps what both were
     when it began. Random numbers are the same
-    on every device, so that a checkpoint goes on on another one. ``recordings`` are files
+    on every device, so that a checkpoint goes on on another one. With ``threads_in:
+    critics`` the ``threads`` each take one critic, or half of the policy's batch, and seldom meet; with ``operators``
+    they share every matrix product out, which is faster for a learner that has its cores to itself, and may be far
+    slower for one that has not. ``recordings`` are files
     whose transitions the replay buffer begins with; they count as no environment steps. ``offline_updates`` are made on
     them before the first environment step; the policy that is learned then acts in place of uniform actions.
 
@@ -78,6 +81,7 @@ class LearnerConfig(Section, frozen=True):
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
+    threads_in: Literal["critics", "operators"] = "critics"
     recordings: tuple[str, ...] = ()
     offline_updates: Natural = 0
     start_from: str | None = None

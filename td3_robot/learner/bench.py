@@ -3,7 +3,8 @@
 Batches of 256 from a full buffer of random transitions of Walker2D's sizes; sampling included. Every contestant has a
 process of its own; they take turns, so that a change of the machine's load meets all of them. A figure is the median
 over the turns, a ratio the median of the ratios within one turn. Two of the contestants are only the matrix products
-of an update, one after the other in each thread: what an update's speed cannot exceed on this machine.
+of an update, one after the other in each thread: what an update's speed cannot exceed on this machine. With several
+threads ours takes part twice: with the two critics side by side, and as ``operators`` with all threads inside those.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report |= {"seconds": options.seconds, "repetitions": options.repetitions, "results": []}
         for network, threads in itertools.product(options.networks, options.threads):
             variant = common | {"hidden": NETWORKS[network], "threads": threads}
-            turns = _take_turns(kinds, variant, options.seconds, options.repetitions)
+            several = threads > 1 and device.type == "cpu"  # or it makes no difference where they are
+            taking_part = kinds + [f"operators {kind}" for kind in kinds if several and kind in PRECISIONS]
+            turns = _take_turns(taking_part, variant, options.seconds, options.repetitions)
             report["results"] += _rows(network, threads, turns, report["gflop_per_update"][network])
     print(json.dumps(report, indent=2) if options.json else _text(report))
     return 0
@@ -167,7 +170,7 @@ def _rows(network: str, threads: int, turns: Mapping[str, Sequence[Turn]], gflop
             "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in turns[kind]),
             "gflops": statistics.median(values) * gflop,
             "over_sb3": ratio(values, speeds.get("sb3")),
-            "share_of_peak": ratio(values, speeds.get(f"products {kind}")),
+            "share_of_peak": ratio(values, speeds.get(f"products {kind.removeprefix('operators ')}")),
         }
         for kind, values in speeds.items()
     ]

@@ -27,7 +27,9 @@ Product = tuple[int, int, int]
 
 
 def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, layer_norm: bool) -> Run:
-    """``sb3``, ``fp32``, ``bf16``, ``products fp32`` or ``products bf16``; takes over this process's threads."""
+    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, and
+    ``products fp32``. It takes over this process's threads.
+    """
     if kind == "sb3":
         torch.set_num_threads(threads)
         return stable_baselines3(hidden, device)
@@ -35,10 +37,12 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
     if name == "products":
         torch.set_num_threads(1)
         return products_alone(hidden, threads, DTYPES[precision], torch.device(device))
-    compute.use_threads(threads)
+    where: compute.ThreadsIn = "operators" if name == "operators" else "critics"
+    compute.use_threads(threads, where)
     config = LearnerConfig(
         precision=precision,  # type: ignore[arg-type]
         threads=threads,
+        threads_in=where,
         layer_norm=layer_norm,
         learning_rate=1e-3,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from td3_robot.errors import ConfigError
 
 Precision = Literal["fp32", "bf16"]
+ThreadsIn = Literal["critics", "operators"]
 Result = TypeVar("Result")
 
 
@@ -119,17 +120,17 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def use_threads(threads: int) -> None:
-    """Share out ``threads`` in this process: two of them work for TD3 side by side, each with half of the threads.
+def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
+    """Share out ``threads`` in this process: all of them inside operators, or two in TD3, each with half of them.
 
-    Side by side are the two critics, and the two halves of a batch where there is one network. Threads inside a matrix
-    product meet at every operation, and on a machine whose cores are all busy each meeting waits for the scheduler;
-    these two meet seven times in two updates.
+    Side by side are then the two critics, and the two halves of a batch where there is one network. Threads inside a
+    matrix product meet at every operation, and on a machine whose cores are all busy each meeting waits for the
+    scheduler; these two meet seven times in two updates. But they also wait for each other at Python's lock.
 
     Call it before torch has worked in this process: its threads inside operators are made for the first one that is
     large enough, and treat vanishing numbers for good as the thread that makes them does then.
     """
-    torch.set_num_threads(max(1, threads // 2))
+    torch.set_num_threads(threads if where == "operators" else max(1, threads // 2))
     with vanishing_is_zero():
         torch.zeros(_LARGE).add_(1.0)
 
@@ -161,9 +162,9 @@ class SecondThread:
         return self._pool.submit(_in_second_thread, work, *arguments)
 
 
-def second_thread(threads: int) -> SecondThread | None:
-    """The second thread; None if there is to be one thread only."""
-    return SecondThread() if threads >= 2 else None
+def second_thread(threads: int, where: ThreadsIn = "critics") -> SecondThread | None:
+    """The second thread; None if there is to be one only, outside operators."""
+    return SecondThread() if threads >= 2 and where == "critics" else None
 
 
 def _in_second_thread(work: Callable[..., Result], *arguments: Any) -> Result:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn(node: Node) -> None:
-    compute.use_threads(node.config.learner.threads)
+    compute.use_threads(node.config.learner.threads, node.config.learner.threads_in)
     provenance, new = _provenance(node.config), is_new(node.run)
     core = start(node, provenance)
     node.begin({"provenance": provenance, "new": new})

@@ -33,8 +33,9 @@ class TD3:
     Args:
         observation_size, action_size: O and A.
         hidden: the sizes of the hidden layers, of actor and critics alike.
-        config: TD3's parameters, ``precision``, ``threads``, ``critic_loss``, ``gradient_clip``, ``critics_first``, and
-            ``layer_norm`` (in the critics only); no other key plays a part. The discount comes with each transition.
+        config: TD3's parameters, ``precision``, ``threads``, ``threads_in``, ``critic_loss``, ``gradient_clip``,
+            ``critics_first`` and ``layer_norm`` (in the critics only); no other key plays a part. The discount comes
+            with each transition.
         seed: of the initial parameters and the target noise; torch's global generator is not touched.
         device: where the networks live. Batches may lie elsewhere. All random numbers are drawn on the CPU: they are
             the same for every device.
@@ -80,7 +81,7 @@ class TD3:
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
         self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
         self._loss = LOSSES[config.critic_loss]
-        self._second = compute.second_thread(config.threads) if self._device.type == "cpu" else None
+        self._second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""

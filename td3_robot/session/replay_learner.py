@@ -201,7 +201,7 @@ def _relive(session: Session, life: Life, recording: _Recording, outcome: Outcom
 
     def make(life: Life, memory: Memory) -> _Told:
         del memory
-        compute.use_threads(config.learner.threads)
+        compute.use_threads(config.learner.threads, config.learner.threads_in)
         core = None if why else LearnerCore(config, provenance=life.setting("provenance", dict))
         told.append(_Told(config, sum(len(step.phase) for _, step in recording.steps), core))
         return told[-1]

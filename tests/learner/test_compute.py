@@ -178,6 +178,17 @@ print(tenths())
 """
 
 
+@pytest.mark.parametrize(
+    ("threads", "where", "inside", "second"),
+    [(1, "critics", 1, False), (2, "critics", 1, True), (5, "critics", 2, True), (1, "operators", 1, False),
+     (3, "operators", 3, False)],
+)  # fmt: skip
+def test_where_threads_are(threads: int, where: Any, inside: int, second: bool) -> None:
+    compute.use_threads(threads, where)
+    assert torch.get_num_threads() == inside
+    assert (compute.second_thread(threads, where) is not None) == second
+
+
 def test_numbers_that_vanish_are_zero_in_the_threads_inside_operators_too() -> None:
     """With four threads each of the two has one more. It stays like this for what the caller computes outside."""
     done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)

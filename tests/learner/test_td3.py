@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from td3_robot.errors import BundleError
+from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.td3_metrics import GAUGES, MEANS
@@ -412,12 +413,21 @@ def test_the_averaged_policy_by_hand(seed: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("size", [1, 33])
-def test_two_threads_do_the_same_each_time_and_what_one_does(precision: Any, size: int) -> None:
-    """Halves of a batch round otherwise than the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each."""
+@pytest.mark.parametrize(
+    ("where", "hidden", "size"), [("critics", 24, 1), ("critics", 24, 33), ("operators", 256, 256)]
+)
+def test_two_threads_do_the_same_each_time_and_what_one_does(
+    precision: Any, where: Any, hidden: int, size: int
+) -> None:
+    """Halves of a batch round otherwise than the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each.
+
+    Operators are shared out from 32,768 elements on.
+    """
 
     def run(threads: int) -> dict[str, Any]:
-        td3 = TD3(O, A, (24, 16), LearnerConfig(precision=precision, threads=threads), seed=71)
+        compute.use_threads(threads, where)
+        config = LearnerConfig(precision=precision, threads=threads, threads_in=where)
+        td3 = TD3(O, A, (hidden, 16), config, seed=71)
         for batch in batches(4, seed=72, size=size):
             td3.update(batch)
         return td3.state()[0]
