@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sims import core as sims_core
 from td3_robot import node as nodes
+from td3_robot.claim import claim
 from td3_robot.node import Figures, Node
 
 
@@ -15,12 +16,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = nodes.parser(
         "sim", f"guest-{os.getpid()}", "Simulate robots: publish what they do, apply what the policy server says."
     )
-    return nodes.main("simulator", parser.parse_args(arguments), _simulate)
+    return nodes.main("simulator", parser.parse_args(arguments), _simulate_alone)
+
+
+def _simulate_alone(node: Node) -> None:
+    where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
+    # Servers believe the later one of two simulators: it would be the one that was started after a crash.
+    with claim(f"simulator {node.name} {node.run.path.resolve()}", f"--name is {node.name!r}: {where}"):
+        _simulate(node)
 
 
 def _simulate(node: Node) -> None:
     config = node.config
-
     core = sims_core.make(config, node.name, node.incarnation)
     fleet, guard = core.fleet, core.guard
     node.patient = config.pacing.mode == "fast"

@@ -9,6 +9,7 @@ from typing import Any
 from td3_robot.errors import Td3RobotError
 from td3_robot.lifecycle import Lifecycle
 from td3_robot.messages import Command, Reply
+from td3_robot.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -41,5 +42,5 @@ def carry_out(
         except Td3RobotError as refusal:
             error = str(refusal)
     if error or command.verb != "state":
-        log.info("%s: %r from %s: %s", lifecycle.node, command.verb[:40], sender, error or "done")
+        log.info("%s: %r from %s: %s", lifecycle.node, command.verb[:40], sender, one_line(error, 2048) or "done")
     return Reply(command.id, lifecycle.node, error[:2048], lifecycle.state, detail())

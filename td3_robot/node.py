@@ -34,6 +34,7 @@ from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
 from td3_robot.notify import Notifier
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
+from td3_robot.text import STANDARD_OUTPUT
 from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
@@ -135,7 +136,10 @@ class Node:
             EndpointError: busy, malformed or not allowed.
         """
         server = ServerSession(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
-        self.bus.serve(self.endpoint(link), server)
+        endpoint = self.endpoint(link)
+        bound = self.bus.serve(endpoint, server)
+        if bound != endpoint:  # the port was ours to choose
+            log.info("link %s is served at %s", link, bound)
 
     def connect(
         self,
@@ -300,12 +304,18 @@ def parser(
     )
     result.add_argument(
         "--incarnation",
-        type=int,
+        type=_incarnation,
         default=int(time.time() * 1000),
         metavar="N",
         help="tells the starts of one name apart; must grow (default: the time in ms)",
     )
     return result
+
+
+def _incarnation(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 64):
+        raise argparse.ArgumentTypeError(f"{text!r} is no incarnation; allowed: 0 to {(1 << 64) - 1}")
+    return int(text)
 
 
 def check_name(option: str, name: str) -> None:
@@ -382,7 +392,8 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = f"{error.filename or 'system'}: {error.strerror or error}"
-        print(f"{arguments.name}: {what}{_make_room(role, folder) if full else ''}", file=sys.stderr)
+        disk = full and error.filename != STANDARD_OUTPUT
+        print(f"{arguments.name}: {what}{_make_room(role, folder) if disk else ''}", file=sys.stderr)
         _tell_failure(node, what)
         bus.close("failed")
         return 1

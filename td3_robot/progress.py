@@ -14,11 +14,11 @@ _REWRITE_PERIOD = 0.5
 class Progress:
     """Shows the learner's figures on ``stream``; other lines go through :meth:`say`, so that nothing is overwritten."""
 
-    def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0) -> None:
+    def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0, steps_made: int = 0) -> None:
         self._stream = stream
         self._total = total_steps
         self._line_period = line_period  # seconds between plain lines
-        self._before: dict[str, float] = {}
+        self._before: dict[str, float] = {"env_steps": steps_made}  # what is less than before was lost
         self._terminal = stream.isatty()
         self._next = float("-inf")
         self._width = 0  # of the line that stands unfinished on the terminal

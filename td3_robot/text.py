@@ -12,6 +12,8 @@ from typing import Any
 _LONGEST = 100  # characters
 _ALIKE = 0.5  # of 1, which difflib gives to two words that are the same
 _LISTED = 20  # words
+STANDARD_OUTPUT = "standard output"
+"""Names it in errors, as a file."""
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
@@ -35,12 +37,20 @@ def meant(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def say(text: str) -> bool:
-    """Print a line, or several, at once; False where nobody reads any more (``| head``)."""
+    """Print a line, or several, at once; False where nobody reads any more (``| head``).
+
+    Raises:
+        OSError: it cannot be written otherwise.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
         nobody_reads()
         return False
+    except OSError as error:
+        nobody_reads()
+        error.filename = STANDARD_OUTPUT
+        raise
     return True
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from td3_robot.commands import carry_out
 from td3_robot.errors import LifecycleError
 from td3_robot.lifecycle import ACTIVE, FAULT, FINALIZED, INACTIVE, UNCONFIGURED, Lifecycle, Watchdog
+from td3_robot.messages import Command
 
 
 def at(state: str) -> Lifecycle:
@@ -158,3 +160,15 @@ def test_a_clock_that_jumps_ahead_is_a_deadline_missed() -> None:
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)
     assert watchdog.bites(1e6)
+
+
+def test_a_refusal_in_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The reason of a stop is a peer's."""
+    lifecycle = Lifecycle("policy")
+    verbs = {"activate": lambda command, now: lifecycle.command(command.verb, now)}
+    lifecycle.stop("x\ny\x1b[31m", 0.0)
+    with caplog.at_level("INFO"):
+        reply = carry_out(Command(1, "", "activate", "", 0, "", b""), "operator", verbs, lifecycle, dict, 1.0)
+    assert "an emergency stop is in force" in reply.error
+    [line] = [record.getMessage() for record in caplog.records if record.name == "td3_robot.commands"]
+    assert line.isprintable()

@@ -6,9 +6,11 @@ bytes. Both are asked in turns, block by block, so that a noisy machine treats t
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
+import re
 import statistics
 import sys
 import tempfile
@@ -139,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of processors; allowed: numbers like 0,1")
     return tuple(int(word) for word in text.split(","))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 # Small matrices on a control loop: threads of the linear algebra library only get in its way. Read when numpy loads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError, UsageError
 from td3_robot.extras import missing
 from td3_robot.text import meant, nobody_reads
 
@@ -40,39 +40,41 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code: 0 good, 1 a check failed, 2 usage or configuration, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if words else EXIT_USAGE
-    if words[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"td3-robot {version('td3-robot')}")
-        return 0
-    if words[0] not in COMMANDS:
-        hint = meant(words[0], COMMANDS, "commands:")
-        print(f"td3-robot: unknown command {words[0]!r}; {hint}", file=sys.stderr)
-        return EXIT_USAGE
+    name = " ".join(["td3-robot", *words[:1]])
     try:
-        command = importlib.import_module(COMMANDS[words[0]][0])
-        code: int = command.main(words[1:])
+        return _run(words)
     except Td3RobotError as error:
-        print(f"td3-robot {words[0]}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         problem = missing(error)
         if problem is None:
             raise
-        print(f"td3-robot {words[0]}: {problem}", file=sys.stderr)
+        print(f"{name}: {problem}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # before its base class OSError
         nobody_reads()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"td3-robot {words[0]}: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
         return EXIT_CHECK_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), flush=True)
+        return 0 if words else EXIT_USAGE
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"td3-robot {version('td3-robot')}", flush=True)
+        return 0
+    if words[0] not in COMMANDS:
+        raise UsageError(f"unknown command {words[0]!r}; {meant(words[0], COMMANDS, 'commands:')}")
+    code: int = importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
     return code
 
 

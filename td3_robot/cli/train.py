@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import time
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--log-every", type=float, default=10.0, metavar="S", help="seconds between progress lines off a terminal"
     )
     options = parser.parse_args(arguments)
+    if not 0 < options.log_every < math.inf:  # NaN as well
+        raise UsageError(f"--log-every is {options.log_every:g}; allowed: above 0 s")
     run, config, notices = _resumed(options) if options.resume else _created(options)
     with run.locked():
         return _train(run, config, notices, options.log_every)
@@ -112,8 +115,14 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     declared = {override.partition("=")[0] for override in overrides}
     changed = changes.accepted(before, config, declared)
     made = run.steps_made()
-    if options.steps is not None and options.steps < made:
-        raise UsageError(f"--steps is {options.steps}; the run in {run.path} has already made {made}")
+    if config.total_steps != before.total_steps and config.total_steps < made:
+        what = "--steps" if options.steps is not None else "total_steps"
+        raise UsageError(f"{what} is {config.total_steps}; the run in {run.path} has already made {made}")
+    if run.policy_file.exists() and not any(run.checkpoints.glob("checkpoint-*")):
+        raise UsageError(
+            f"--resume: the run in {run.path} has learned a policy in {made} steps, and no checkpoint to go on from is "
+            f"left in {run.checkpoints}; bring one back, or begin another run"
+        )
     fits = _check(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
@@ -157,7 +166,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:
     description = launch.load(config.launch)
-    progress = Progress(sys.stderr, config.total_steps, log_every)
+    progress = Progress(sys.stderr, config.total_steps, log_every, run.steps_made())
     progress.say(f"training {config.task} for {config.total_steps:,} steps in {run.path}")
     for notice in notices:
         progress.say(notice)

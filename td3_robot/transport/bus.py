@@ -275,7 +275,7 @@ class Bus:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
+        socket.setsockopt(zmq.IPV6, endpoints.ipv6(endpoint))
         if endpoints.is_tcp(endpoint):  # where a peer can vanish without a word
             socket.setsockopt(zmq.HANDSHAKE_IVL, _DEAD)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _DEAD // 5)

@@ -65,6 +65,16 @@ def is_tcp(endpoint: str) -> bool:
     return endpoint.startswith("tcp://")
 
 
+def ipv6(endpoint: str) -> bool:
+    """Whether an endpoint that is well-formed is an IPv6 address, or a name that has no other."""
+    match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
+    if match is None or match[1]:
+        return match is not None
+    with contextlib.suppress(OSError, UnicodeError):  # libzmq says what is wrong with it
+        return {found[0] for found in socket.getaddrinfo(match[2], None)} == {socket.AF_INET6}
+    return False
+
+
 def local(endpoint: str) -> bool:
     """Whether an endpoint that is well-formed can be reached from this machine alone."""
     if not is_tcp(endpoint):

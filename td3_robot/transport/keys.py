@@ -99,7 +99,9 @@ class KeyFolder:
         with self._locked():
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
-            public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
+            public = "-"
+            while public.startswith("-"):  # on a command line that would be an option
+                public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
             content = json.dumps({"name": name, "public": public, "secret": secret}) + "\n"
             files.write_atomically(self.secret_file, content.encode(), 0o600)
             files.write_atomically(self.public_file, f"{name} {public}\n".encode())

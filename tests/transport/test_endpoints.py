@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,30 @@ def test_the_same_socket_has_one_name_in_every_folder(tmp_path: Path, monkeypatc
     names = {endpoints.absolute(f"ipc://{path}") for path in ("policy", "./policy", "link/policy", tmp_path / "policy")}
     assert names == {f"ipc://{tmp_path.resolve()}/policy"}
     assert endpoints.absolute("tcp://127.0.0.1:5555") == "tcp://127.0.0.1:5555"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "addresses", "expected"),
+    [
+        ("tcp://[::1]:5555", None, True),
+        ("tcp://127.0.0.1:5555", None, False),
+        ("ipc:///tmp/x", None, False),
+        ("tcp://robot:5555", [socket.AF_INET6], True),
+        ("tcp://robot:5555", [socket.AF_INET6, socket.AF_INET], False),
+        ("tcp://robot:5555", OSError("no such host"), False),
+    ],
+)
+def test_a_name_that_has_no_other_address_is_looked_up_as_ipv6(
+    endpoint: str, addresses: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: Any) -> list[Any]:
+        if host != "robot":
+            return list(real(host, port))
+        if isinstance(addresses, OSError):
+            raise addresses
+        return [(family, socket.SOCK_STREAM, 6, "", ()) for family in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert endpoints.ipv6(endpoint) == expected

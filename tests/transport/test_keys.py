@@ -227,3 +227,10 @@ def test_the_documents_say_what_each_role_may_do() -> None:
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted((*ROLES, CLIENT))
+
+
+def test_a_public_key_is_no_option_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 85 characters of a key, a minus is one."""
+    drawn = iter([(b"-" + b"x" * 39, b"s" * 40), (b"y" * 40, b"t" * 40)])
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: next(drawn))
+    assert KeyFolder(tmp_path / "keys").create("robot").public == "y" * 40
