@@ -29,7 +29,10 @@ class Progress:
         learner = statuses.get("learner")
         if learner is None or not learner.figures:  # it is starting: where it goes on from is not known yet
             return
-        steps, updates = (self._before.get(key, 0) - learner.figures.get(key, 0) for key in ("env_steps", "updates"))
+        now_made = dict(learner.figures)
+        if now_made.get("began_at") != self._before.get("began_at"):  # another process, which may be beyond that by now
+            now_made["env_steps"] = now_made.get("began_at", 0)
+        steps, updates = (self._before.get(key, 0) - now_made.get(key, 0) for key in ("env_steps", "updates"))
         if max(steps, updates) > 0:
             lost = f"{max(0, updates):,.0f} updates and {max(0, steps):,.0f} steps lost"
             self.say(f"learner is back from its checkpoint: {lost}")

@@ -76,3 +76,13 @@ def test_a_learner_that_went_back_says_so() -> None:
     progress(status())
     progress(status(env_steps=24_000, updates=14_100))
     assert "learner is back from its checkpoint: 900 updates and 1,000 steps lost" in stream.getvalue()
+
+
+def test_a_run_that_goes_on_before_where_it_ended_says_so() -> None:
+    """1500 steps had been made; the learner began at 1000, and has made 600 since."""
+    stream: Any = io.StringIO()
+    progress = Progress(stream, 100_000, line_period=1e9, steps_made=1500)
+    progress(status(env_steps=1600, began_at=1000))
+    progress(status(env_steps=1700, began_at=1000))
+    assert stream.getvalue().count("learner is back from its checkpoint: 0 updates and 500 steps lost") == 1
+    assert stream.getvalue().count("back from") == 1

@@ -60,9 +60,15 @@ def _learn(node: Node) -> None:
             saver()
             return core.done and saver.settled
 
+        began_at: int | None = None
+
         def report() -> Figures:
+            nonlocal began_at
+            figures: dict[str, float] = {}
             # Before a simulator has joined, a learner does not know how far rows that outlived a process go.
-            figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates) if core.spec else {}
+            if core.spec:
+                began_at = core.env_steps if began_at is None else began_at
+                figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates) | {"began_at": began_at}
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
         node.spin(core, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)

@@ -268,6 +268,31 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert end <= Bundle.load(tmp_path / "run" / "policy.safetensors").provenance["env_steps"] < 100_000
 
 
+def test_a_resume_says_what_is_gone(train: Any, command: Any, tmp_path: Path) -> None:
+    """Of a run of 1500 steps the newest checkpoint, then the steps that are asked for, and then all checkpoints."""
+    run = train(1500, "checkpoint.every=500", "checkpoint.keep=3")
+    assert run.finish() == 0, run.output()
+    made = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]["env_steps"]
+    *_, before, last = sorted((tmp_path / "run" / "checkpoint").glob("checkpoint-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1])
+    lost = int(made) - checkpoint.load(before)[1]["env_steps"]
+    assert lost > 0
+    fewer = command("train", "--resume", "run", "--set", "total_steps=1000")
+    assert fewer.finish() == 2
+    assert f"total_steps is 1000; the run in {Path('run')} has already made {int(made)}" in fewer.lines[-1]
+    again = command("train", "--resume", "run", "--steps", "1800")
+    assert again.finish() == 0, again.output()
+    assert f"learner is back from its checkpoint: 0 updates and {lost:,} steps lost" in again.output()
+    policy = (tmp_path / "run" / "policy.safetensors").read_bytes()
+    for path in (tmp_path / "run" / "checkpoint").iterdir():
+        path.unlink()
+    refused = command("train", "--resume", "run")
+    assert refused.finish() == 2
+    assert "has learned a policy in 1" in refused.lines[-1]
+    assert "no checkpoint to go on from is left in" in refused.lines[-1]
+    assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
+
+
 def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) -> None:
     """Any evaluation reaches -1000 (of Walker2D, where falling at once earns about 15)."""
     run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")

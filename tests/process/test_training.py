@@ -239,6 +239,10 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     log = tmp_path / "run" / "logs" / "learner.log"
     guest = command("sim", "--run", "run", "--name", "guest")
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
+    for name in ("guest", "sim-0"):  # a mistake, which must not cost the training that one's place
+        twin = command("sim", "--run", "run", "--name", name)
+        assert twin.finish() == 2, twin.output()
+        assert f"--name is {name!r}: a simulator of that name takes part in the run in" in twin.lines[-1]
     run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
