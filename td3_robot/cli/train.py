@@ -21,6 +21,8 @@ from td3_robot.config import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import beginning, room
 from td3_robot.learner.settle import settle
+from td3_robot.learner_config import LearnerConfig
+from td3_robot.machine import available_cores
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
@@ -161,7 +163,20 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
             experience.check(Path(file), spec)
     if not any(process.row.module == _LEARNER for process in processes):
         return []
-    return [room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)]
+    fits = room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
+    return [*crowded(config.learner, available_cores()), fits]
+
+
+def crowded(learner: LearnerConfig, cores: int) -> list[str]:
+    """What to say of a learner whose threads will wait for processors."""
+    if learner.device == "cuda":
+        return []
+    what, has = f"learner.threads is {learner.threads}", f"this machine has {cores} processors for all processes"
+    if learner.threads > cores:
+        return [f"{what}, and {has}: they will wait for one another"]
+    if learner.threads_in == "operators" and 2 <= learner.threads == cores:
+        return [f"{what} in operators, and {has}: in critics they wait less"]
+    return []
 
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:

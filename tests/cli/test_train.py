@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
+from td3_robot.cli.train import crowded
+from td3_robot.learner_config import LearnerConfig
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,28 @@ def test_a_missing_package_is_named_before_the_machine_is_looked_at(
     assert main(["train", "walker2d", "--out", str(tmp_path / "run")]) == 2
     assert "td3-robot train: needs torch, which is not installed; pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "0", "-3", "inf"])
+def test_progress_wants_a_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "walker2d", "--out", str(tmp_path / "run"), f"--log-every={seconds}"]) == 2
+    assert f"--log-every is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("threads", "where", "device", "said"),
+    [
+        (2, "critics", "cpu", []),
+        (3, "critics", "cpu", ["learner.threads is 3, and this machine has 2 processors for all processes: they will"]),
+        (2, "operators", "cpu", ["learner.threads is 2 in operators, and this machine has 2 processors for all"]),
+        (1, "operators", "cpu", []),
+        (9, "operators", "cuda", []),
+    ],
+)
+def test_threads_that_will_wait_for_processors_are_spoken_of(
+    threads: int, where: Any, device: Any, said: list[str]
+) -> None:
+    found = crowded(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
+    assert len(found) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True))
