@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
     options = parser.parse_args(arguments)
-    if options.run is None and options.out is None:
+    if options.config is not None and options.out is None:
         raise UsageError("OUT.mcap is needed with --config: where to record to")
     if options.out and options.out.exists():
         raise UsageError(f"{str(options.out)!r} exists already; name another file")
