@@ -305,8 +305,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example learner.batch_size=128")
     try:
         value = resources.read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"--set {override!r}: the value is not YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
     if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
         with contextlib.suppress(ValueError):
             value = float(value)

@@ -34,7 +34,10 @@ class Progress:
             now_made["env_steps"] = now_made.get("began_at", 0)
         steps, updates = (self._before.get(key, 0) - now_made.get(key, 0) for key in ("env_steps", "updates"))
         if max(steps, updates) > 0:
-            lost = f"{max(0, updates):,.0f} updates and {max(0, steps):,.0f} steps lost"
+            lost = (
+                f"{max(0, updates):,.0f} updates and " * ("updates" in self._before)
+                + f"{max(0, steps):,.0f} steps lost"
+            )
             self.say(f"learner is back from its checkpoint: {lost}")
         self._before = learner.figures
         if now < self._next:

@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key, _ in composed.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
-            if name in seen:
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice in one map")
             seen.add(name)
         return composed

@@ -96,15 +96,17 @@ def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
 
 def test_robots_that_do_not_follow_an_activate_are_named_with_their_states() -> None:
     bus: Any = Asked()
-    reply = Reply(1, "policy", "", "active", {"connected": ["a", "b"]})
+    reply = Reply(1, "policy", "", "active", {"connected": ["a", "b", "c"]})
 
     def messages() -> Iterator[Reply]:
-        for command in bus.sent:
+        for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
+        yield Reply(bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {})  # for it: it has just gone
 
     answer, words = _confirmed(bus, "activate", reply, messages())
-    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b"])
-    assert words == "activate is NOT confirmed by b (unconfigured); to command one of them alone: --target NAME"
+    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])
+    who = "b (unconfigured), c (no robot 'c' is connected)"
+    assert words == f"activate is NOT confirmed by {who}; to command one of them alone: --target NAME"
     nobody = Reply(1, "policy", "", "active", {"connected": []})
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 

@@ -194,8 +194,8 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
             break
         if isinstance(answer, Reply) and answer.id in asked:
             name = asked.pop(answer.id)
-            missing[name] = answer.state
-            if _FOLLOWED[verb](answer):
+            missing[name] = answer.error or answer.state
+            if not answer.error and _FOLLOWED[verb](answer):
                 followed.append(name)
                 del missing[name]
     reply = replace(reply, detail={**reply.detail, "confirmed": sorted(followed), "unconfirmed": sorted(missing)})

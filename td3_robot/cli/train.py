@@ -120,11 +120,14 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     if config.total_steps != before.total_steps and config.total_steps < made:
         what = "--steps" if options.steps is not None else "total_steps"
         raise UsageError(f"{what} is {config.total_steps}; the run in {run.path} has already made {made}")
-    if run.policy_file.exists() and not any(run.checkpoints.glob("checkpoint-*")):
-        raise UsageError(
-            f"--resume: the run in {run.path} has learned a policy in {made} steps, and no checkpoint to go on from is "
-            f"left in {run.checkpoints}; bring one back, or begin another run"
-        )
+    if not any(run.checkpoints.glob("checkpoint-*.safetensors")):
+        damaged = any(run.checkpoints.glob("checkpoint-*.damaged"))
+        # In lock-step a run that was stopped before its first cut begins once more, by itself to the bit the same.
+        if damaged or (made and run.policy_file.exists() and before.timing != "lockstep"):
+            raise UsageError(
+                f"--resume: the run in {run.path} has made {made} steps, and no whole checkpoint to go on from is left "
+                f"in {run.checkpoints}; bring one back, or begin another run"
+            )
     fits = _check(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())

@@ -206,9 +206,9 @@ class ReplayBuffer:
             known = self.storage.committed
             short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
             if not self.storage.found:
-                raise BundleError(short)
-            # They were written before the state was saved: what is missing is the journal, or its end.
-            log.warning("%s by its journal, and all by its size: it goes on with those", short)
+                raise BundleError(f"{short}; to go on with those that are there, move its journal away")
+            # A person has moved the journal away: the rows were written before the state was saved.
+            log.warning("%s by its journal, which is not there: it goes on with what the file holds", short)
         self.total_added = total_added
         self._random = np.random.Generator(generator)
 

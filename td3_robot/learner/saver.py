@@ -44,7 +44,8 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     def room(capacity: int, width: int) -> Storage:
         if node.config.learner.replay_storage == "file":
-            return File(node.run.replay, capacity, width, recovers=node.config.timing != "lockstep")
+            recovers = node.config.timing != "lockstep"
+            return File(node.run.replay, capacity, width, recovers=recovers, needed=saved is not None)
         return Memory(capacity, width)
 
     if saved is None:

@@ -3,7 +3,7 @@
 The file's guarantee is about processes, not about power: rows are handed to the operating system as they come, and only
 then a record in the journal beside them says that they are there. A process killed at any instant thus loses no row
 that was recorded, and none is half written. Nothing is flushed to the disk for it, so that after a power cut the file
-may hold anything, and the last checkpoint is what is left.
+may hold anything: of checkpoints, which then hold no rows, the policy is what is left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Storage(Protocol):
     Attributes:
         rows: float32[capacity, width]; to be read, and written through :meth:`write` alone.
         durable: what was committed is still there after the process was killed.
-        found: the rows of a process before are there, those too that no note tells of.
+        found: the rows of a process before are there, without any note of them.
         notes: the newest note of each source, those of the process before included.
     """
 
@@ -96,34 +96,35 @@ class File:
     Args:
         folder: made if it is missing.
         recovers: go on with what is there; False begins anew, and keeps no journal.
+        needed: something is known to be there: without it, nothing is made.
 
     Attributes:
         notes: the newest record of each source; empty for a new file.
 
     Raises:
-        BundleError: the folder holds the rows of a buffer of another shape, or what it holds is damaged; nothing in it
-            was changed then.
+        BundleError: the folder holds the rows of a buffer of another shape, what it holds is damaged, or nothing that
+            is ``needed`` is there; nothing was changed then.
         OSError: the disk is full or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, capacity: int, width: int, *, recovers: bool = True) -> None:
+    def __init__(self, folder: Path, capacity: int, width: int, *, recovers: bool = True, needed: bool = False) -> None:
         self.durable = recovers
         self.notes: dict[str, Note] = {}
         self._shape = capacity, width
         self._rows_file, self._journal_file = folder / ROWS, folder / JOURNAL
-        size, needed = self._rows_file.stat().st_size if self._rows_file.exists() else 0, 4 * capacity * width
-        self.found = size == needed
+        size, whole = self._rows_file.stat().st_size if self._rows_file.exists() else 0, 4 * capacity * width
+        self.found = size == whole and not self._journal_file.exists()
         if recovers and self._journal_file.exists():
             self._recover()
-            if self.committed and not self.found:
-                raise BundleError(
-                    f"replay file {str(self._rows_file)!r} has {size:,} bytes, and the {self.committed:,} transitions "
-                    f"that its journal tells of are in one of {needed:,}: bring it back, or begin another run"
-                )
+        if recovers and (self.committed or needed) and size != whole:
+            raise BundleError(
+                f"replay file {str(self._rows_file)!r} has {size:,} bytes; the one that the run goes on with has "
+                f"{whole:,}: bring it back, or begin another run"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self._rows = os.open(self._rows_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with files.naming(self._rows_file):
-            os.posix_fallocate(self._rows, 0, needed)  # so that a disk that fills up later has room
+            os.posix_fallocate(self._rows, 0, whole)  # so that a disk that fills up later has room
         self.rows: Float32 = np.asarray(np.memmap(self._rows_file, np.float32, "r", shape=(capacity, width)))
         if recovers:
             self._compact()
@@ -209,6 +210,8 @@ def _cut_off(content: bytes, at: int) -> bool:
 
     A changed length looks like a missing end, but other records come after it.
     """
+    if not any(content[at:]):  # of a file that a power cut left longer than what was written
+        return True
     left, length = len(content) - at, int.from_bytes(content[at : at + 4], "little")
     if left > _LONGEST or _HEAD + length <= left:
         return False

@@ -48,7 +48,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 _WITHDRAWN = 16  # policies rolled back from that are remembered
 _AWAY = 1024  # robots that are away, and in FAULT or idle until activate, that are remembered
 _SOURCES = 256  # whose watch a Reply tells of: it has to be shorter than a message may be, however many there are
-_CONNECTED = 1024  # the same of names alone
+_CONNECTED = 512  # the same of names alone; who asks each of them must not fill a queue
 _REASON = 200  # characters of the reason of each watch
 _LATCHED = 500  # the same in what is kept over a restart
 

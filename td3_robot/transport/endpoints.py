@@ -66,10 +66,13 @@ def is_tcp(endpoint: str) -> bool:
 
 
 def ipv6(endpoint: str) -> bool:
-    """Whether an endpoint that is well-formed is an IPv6 address, or a name that has no other."""
+    """Whether an endpoint that is well-formed is an IPv6 address, or a name that has no other.
+
+    It looks a name up, once, and waits for that: a robot's should be in its hosts file, or be an address.
+    """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
-    if match is None or match[1]:
-        return match is not None
+    if match is None or match[1] or match[2] == "*":
+        return bool(match and match[1])
     with contextlib.suppress(OSError, UnicodeError):  # libzmq says what is wrong with it
         return {found[0] for found in socket.getaddrinfo(match[2], None)} == {socket.AF_INET6}
     return False

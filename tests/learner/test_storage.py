@@ -98,11 +98,31 @@ def test_rows_that_are_gone_are_not_replaced_by_zeros(left: int | None, tmp_path
     path = tmp_path / "rows.float32"
     path.write_bytes(path.read_bytes()[:left]) if left is not None else path.unlink()
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    with pytest.raises(
-        BundleError, match=f"rows.float32' has {left or 0} bytes, and the 3 transitions .* one of 320: "
-    ):
-        File(tmp_path, 8, WIDTH)
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    for _ in range(2):  # the first try makes nothing that the second one would go on with
+        with pytest.raises(
+            BundleError, match=f"rows.float32' has {left or 0} bytes; the one .* goes on with has 320: "
+        ):
+            File(tmp_path, 8, WIDTH)
+        assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+def test_what_is_needed_and_not_there_is_not_made(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes; the one that the run goes on with has 320"):
+            File(tmp_path / "replay", 8, WIDTH, needed=True)
+        assert list(tmp_path.iterdir()) == []
+    File(tmp_path / "replay", 8, WIDTH, recovers=False, needed=True).close()
+
+
+def test_a_journal_that_ends_in_zeros_is_good_up_to_them(tmp_path: Path) -> None:
+    file = File(tmp_path, 8, WIDTH)
+    file.commit(note(3))
+    file.close()
+    with (tmp_path / "journal").open("ab") as journal:
+        journal.write(bytes(5000))
+    again = File(tmp_path, 8, WIDTH)
+    assert again.notes == {"sim-0": note(3)}
+    again.close()
 
 
 def test_rows_without_a_journal_are_those_of_the_checkpoint(
@@ -130,7 +150,13 @@ def test_rows_without_a_journal_are_those_of_the_checkpoint(
     again.recover()
     assert again.total_added == 10
     assert again.sample(16).reward.tolist() == drawn
-    assert "from 10 transitions; its file has 0 of them by its journal, and all by its size" in caplog.text
+    assert "from 10 transitions; its file has 0 of them by its journal, which is not there" in caplog.text
+    again.storage.commit(note(9))
+    third = opened()
+    with pytest.raises(
+        BundleError, match="its file has 9 of them; to go on with those that are there, move its journal"
+    ):
+        third.restore(arrays, scalars)
 
 
 def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

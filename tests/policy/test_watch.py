@@ -222,7 +222,7 @@ def test_what_is_told_of_many_robots_fits_into_a_message(
     assert len(codec.encode(answer)) < Reply.MAX_BYTES
     told = answer.detail
     assert (told["sources_in_all"], told["connected_in_all"]) == (1000, 1001)
-    assert (len(told["sources"]), len(told["connected"])) == (256, 1001)
+    assert (len(told["sources"]), len(told["connected"])) == (256, 512)
     assert {each["watch"] for each in told["sources"].values()} == {"fault"}
     assert len(told["stopped"]) == 999
     assert len(codec.encode(InForce(core.latches.plain()))) < InForce.MAX_BYTES
