@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from sims import core as sims_core
 from td3_robot import node as nodes
 from td3_robot.claim import claim
-from td3_robot.errors import UsageError
 from td3_robot.node import Figures, Node
 
 _PATIENCE = 10.0  # seconds that one of the name before has to end
@@ -26,16 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _simulate_alone(node: Node) -> None:
     where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
     # Servers believe the later one of two simulators: it would be the one that was started after a crash.
-    end = time.monotonic() + (_PATIENCE if node.supervised else 0.0)
-    while True:
-        try:
-            claimed = claim(f"simulator {node.name} {node.run.path.resolve()}", f"--name is {node.name!r}: {where}")
-            break
-        except UsageError:  # of a supervised one, perhaps one that has not noticed yet that its run has ended
-            if time.monotonic() >= end:
-                raise
-            time.sleep(_PATIENCE / 100)
-    with claimed:
+    # A supervised one may find one that has not noticed yet that its run has ended.
+    patience = _PATIENCE if node.supervised else 0.0
+    what = f"simulator {node.name} {node.run.path.resolve()}"
+    with claim(what, f"--name is {node.name!r}: {where}", patience):
         _simulate(node)
 
 

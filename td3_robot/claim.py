@@ -7,21 +7,39 @@ import hashlib
 import os
 import socket
 import struct
+import time
 
 from td3_robot.errors import UsageError
 
 _CREDENTIALS = struct.Struct("iII")  # pid, uid and gid of unix(7)
+_LOOK = 0.1  # seconds between two tries
 
 
-def claim(what: str, refusal: str) -> socket.socket:
+def claim(what: str, refusal: str, patience: float = 0.0) -> socket.socket:
     """Hold it until the socket is closed or the process ends, however it ends.
 
     It is an abstract Unix address (unix(7)): no file is left behind, and no user's permissions matter, so another user
     can take it first; processes in another network namespace are another machine.
 
+    Args:
+        what: names it.
+        refusal: the text of the error, to which is added which process has it, of which user.
+        patience: seconds for which one that is about to end is waited for.
+
     Raises:
-        UsageError: another process has it; ``refusal`` is the text, to which is added which one, of which user.
+        UsageError: another process has it.
     """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return _claim(what, refusal)
+        except UsageError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_LOOK)
+
+
+def _claim(what: str, refusal: str) -> socket.socket:
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

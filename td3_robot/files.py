@@ -12,12 +12,19 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the operating system inside the block name this file if they name none: those of a write do not."""
+def naming(path: Path, instead_of: str = "") -> Iterator[None]:
+    """Errors of the operating system inside the block name this file if they name none: those of a write do not.
+
+    Or if they name one beside it whose name begins like ``instead_of``, which no person has given.
+    """
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        named = Path(error.filename or "").name
+        if not named or (instead_of and named.startswith(instead_of)):
+            error.filename = str(path)
+            if error.filename2 is not None:
+                del error.filename2
         raise
 
 
@@ -38,29 +45,25 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     Raises:
         OSError: as :func:`write_atomically`; or there is something under that name which is no file.
     """
-    temporary = ""
-    try:
-        if path.exists() and not path.is_file():  # a device, which must not become a file
-            code = errno.EISDIR if path.is_dir() else errno.EINVAL
-            raise OSError(code, os.strerror(code) if path.is_dir() else "is a device or a pipe, not a file", str(path))
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # it must not become one
+        raise OSError(errno.EINVAL, "is a device or a pipe, not a file", str(path))
+    beginning = f".{path.name}-"
+    with naming(path, instead_of=beginning):
+        descriptor, temporary = tempfile.mkstemp(prefix=beginning, dir=path.parent)
         os.close(descriptor)
-        yield Path(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
-    except BaseException as error:
-        if isinstance(error, OSError):
-            named = Path(error.filename or "").name
-            if not named or named.startswith(f".{path.name}-"):
-                error.filename = str(path)  # the name that a person has given
-                if error.filename2 is not None:
-                    del error.filename2
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        try:
+            yield Path(temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+            _flush_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def _flush_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 _LONGEST = 100  # characters
 _ALIKE = 0.5  # of 1, which difflib gives to two words that are the same
-_LISTED = 20  # words
+_LISTED = 32  # words
 STANDARD_OUTPUT = "standard output"
 """Names it in errors, as a file."""
 

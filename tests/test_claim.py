@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import uuid
 
 import pytest
@@ -40,3 +41,10 @@ def test_the_second_is_told_who_the_first_is(user: int) -> None:
         first.kill()
     for _ in range(2):
         claim(what, "it is taken").close()
+
+
+def test_one_that_is_about_to_end_is_waited_for() -> None:
+    what = str(uuid.uuid4())
+    first = claim(what, "it is taken")
+    threading.Timer(0.3, first.close).start()
+    claim(what, "it is taken", patience=60).close()

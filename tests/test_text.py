@@ -40,4 +40,4 @@ def test_what_was_meant_is_asked_for_and_what_is_like_nothing_is_told_what_there
     assert near("trian", ["train", "eval", "brain"], 2) == ["train", "brain"]
     assert meant("trian", ["train", "eval"], "commands:") == "did you mean 'train'?"
     assert meant("zzz", ["train", "eval"], "commands:") == "commands: train, eval"
-    assert meant("zzz", [f"a{index}" for index in range(21)], "it has").endswith(", a19, …")
+    assert meant("zzz", [f"a{index}" for index in range(33)], "it has").endswith(", a31, …")

@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code: 0 good, 1 a check failed, 2 usage or configuration, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = " ".join(["td3-robot", *words[:1]])
+    name = f"td3-robot {words[0]}" if words and words[0] in COMMANDS else "td3-robot"
     try:
         return _run(words)
     except Td3RobotError as error:

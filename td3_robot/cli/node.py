@@ -186,7 +186,6 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
     asked = {secrets.randbits(63): name for name in robots}
     for number, name in asked.items():
         bus.send("policy", Command(number, name, "state", "", 0, "", b""))
-    followed: list[str] = []
     missing = dict.fromkeys(robots, "no answer")
     while asked:
         answer = next(messages, reply)
@@ -196,9 +195,9 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
             name = asked.pop(answer.id)
             missing[name] = answer.error or answer.state
             if not answer.error and _FOLLOWED[verb](answer):
-                followed.append(name)
                 del missing[name]
-    reply = replace(reply, detail={**reply.detail, "confirmed": sorted(followed), "unconfirmed": sorted(missing)})
+    followed = sorted({*robots} - {*missing})
+    reply = replace(reply, detail={**reply.detail, "confirmed": followed, "unconfirmed": sorted(missing)})
     if missing or more > 0:
         names = ", ".join(f"{name} ({state})" for name, state in sorted(missing.items()))
         who = [one_line(names, _LONGEST)] * bool(missing) + [f"{more} more robots"] * (more > 0)

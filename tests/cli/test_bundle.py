@@ -94,6 +94,7 @@ def test_create_from_a_run(
     core.training.replay.add(content[:, :3], content[:, 3:5], content[:, 5], content[:, 6:9], np.ones(50, np.float32))
     for _ in range(4):
         core.training.update(1e-2)
+    core.env_steps, core.version = 12, 3
     saved = checkpoint.save(folder.checkpoints, 12, *state.save(core, 0.0), keep=1)
     out = tmp_path / "out.safetensors"
     learned = core.bundle(averaged=True)
@@ -103,6 +104,7 @@ def test_create_from_a_run(
         made = Bundle.load(out)
         assert made.tensors.keys() == bundle.tensors.keys()
         assert all(np.array_equal(made.tensors[name], bundle.tensors[name]) for name in bundle.tensors)
+    assert (made.provenance["env_steps"], made.provenance["version"]) == (12, 3)
     assert (made.provenance["updates"], made.safety) == (4, learned.safety)
     assert made.safety.limits == {"left": (-0.5, 0.5)}
     assert (average == 0) == np.array_equal(learned.tensors["actor.0.weight"], core.bundle().tensors["actor.0.weight"])

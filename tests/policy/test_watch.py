@@ -192,19 +192,27 @@ def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_s
     assert all(map(is_safe, actions(outputs)))
 
 
+def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now: float) -> Peer:
+    """A further robot like this one, that has said something."""
+    robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=name))
+    core.step([(robot, robot.hello), (robot, step)], now)
+    return robot
+
+
 def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     """1024 in FAULT are remembered while they are away: as the last is in FAULT but there, those from 5 to 1028."""
     core = make_core()
     for number in range(1030):
-        robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=f"r{number}"))
-        core.step([(robot, robot.hello), (robot, make_step(0))], float(number))
+        robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
         core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)  # 100 ms are over
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.latches.held
     assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]
-    assert core.detail()["sources_in_all"] == len(held) == 1 + 1025
+    told = core.detail()
+    assert told["sources_in_all"] == len(held) == 1 + 1025
+    assert {each["watch"] for each in told["sources"].values()} == {"fault"}
 
 
 def test_what_is_told_of_many_robots_fits_into_a_message(
@@ -213,8 +221,7 @@ def test_what_is_told_of_many_robots_fits_into_a_message(
     """1000 robots, all but one stopped, each for a reason as long as one can be, of characters of four bytes."""
     core = make_core()
     for number in range(1000):
-        robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=f"{number:🦿>64}"))
-        core.step([(robot, robot.hello), (robot, make_step(0))], 0.0)
+        robot = joined(core, peer, number, f"{number:🦿>64}", make_step(0), 0.0)
         if number:
             stop = replace(command("estop", robot.name), reason="🦾" * 2048)
             core.step([(operator, stop)], 0.0)

@@ -470,7 +470,7 @@ def test_bad_input_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trian",), "did you mean 'train'"),
+        (("trian",), "td3-robot: unknown command 'trian'; did you mean 'train'"),
         (("train", "walker2d", "--steps", "5.5"), "argument --steps: invalid int value: '5.5'"),
         (("train", "walker2d", "--set", "learner.batch_size=0"), "learner.batch_size is 0"),
     ],
