@@ -86,6 +86,7 @@ class Bus:
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: list[Path] = []
         self._waiting: list[Input] = []
+        self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
         self._next_timer = float("-inf")
         self._awake_until = float("-inf")
 
@@ -177,9 +178,11 @@ class Bus:
             now = self._clock()
             for _, tap in self._taps:  # here, where what the core had to say has gone out
                 tap.flush(now)
-            wait = 0.0 if inputs else max(0.0, min(end, self._next_timer) - now)
+            wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):
                 inputs += self._drain(socket)
+            if self._unreachable:
+                inputs += self._forget_unreachable()
             now = self._clock()
             if now >= self._next_timer:  # after draining: whoever spoke while we were busy is not silent
                 self._next_timer = now + _TIMER
@@ -358,9 +361,14 @@ class Bus:
             if foreign >= FOREIGN:
                 break
             # To ask is cheaper than to try: an exception costs as much as a message.
-            if not int(socket.get(_EVENTS)) & _READABLE or self._clock() - now > _TURN:
+            if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs
+
+    @staticmethod
+    def _has_more(socket: zmq.Socket[bytes]) -> bool:
+        """Whether there is a message to be read now."""
+        return bool(int(socket.get(_EVENTS)) & _READABLE)
 
     def _from_client(self, socket: zmq.Socket[bytes], session: ServerSession, now: float) -> list[Input]:
         owner = ""
@@ -398,8 +406,18 @@ class Bus:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._waiting += session.forget(key, "connection closed")
+            self._unreachable.add((session.link, key))
             return False
+
+    def _forget_unreachable(self) -> list[Input]:
+        """Let go of clients that have closed, as soon as all has been read that they said before they did."""
+        inputs: list[Input] = []
+        for link, key in sorted(self._unreachable):
+            socket, session = self._servers[link]
+            if not self._has_more(socket):
+                self._unreachable.remove((link, key))
+                inputs += session.forget(key, "connection closed")
+        return inputs
 
     def _say(self, socket: zmq.Socket[bytes], link: str, message: Message, *to: bytes) -> bool:
         payload = codec.encode(message)

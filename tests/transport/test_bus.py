@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -237,6 +238,37 @@ def test_vanished_client_is_noticed_when_it_is_sent_to(
     (got,) = pump(lambda got: not server.send(peer, action(0)) and bool(got[0]), server)
     assert kinds(got) == [Bye]
     assert got[0][1].reason == "connection closed"
+
+
+@pytest.mark.parametrize("farewell", [Bye("done"), None], ids=["bye", "none"])
+def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_reach_it(
+    endpoint: str,
+    make_bus: Make,
+    make_server: Make,
+    make_hello: Make,
+    make_step: Make,
+    pump: Make,
+    farewell: Bye | None,
+) -> None:
+    """More messages than one socket may give at a time: the Bye of the bus comes after the last of them."""
+    server = make_bus()
+    server.serve(endpoint, make_server())
+    said = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.connect(endpoint)
+        client.send_multipart([b"hello", codec.encode(make_hello())])
+        (got,) = pump(lambda got: bool(got[0]), server)
+        for message in [Heartbeat(0, 0), *said]:
+            client.send_multipart([message.NAME.encode(), codec.encode(message)])
+    peer = got[0][0]
+    deadline = time.monotonic() + 60.0
+    while server.send(peer, action(0)):
+        assert time.monotonic() < deadline
+    (got,) = pump(lambda got: Bye in kinds(got[0]), server)
+    assert [message.sequence for _, message in got if isinstance(message, Step)] == list(range(600))
+    assert kinds(got)[600:] == [Bye]
+    assert got[-1][1].reason == (farewell.reason if farewell else "connection closed")
+    assert server.peers("policy") == []
 
 
 def test_silent_client_expires(
