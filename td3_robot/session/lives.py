@@ -10,7 +10,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import yaml
@@ -31,6 +31,9 @@ _OVERHEAD = 2000  # bytes that a message takes beside its payload
 
 _LATER = ("told", "latches")
 """Topics that the first recordings of this protocol version lack: since then a Start says what its node offers."""
+
+
+Said = TypeVar("Said", bound=Message)
 
 
 class Core(Protocol):
@@ -134,6 +137,14 @@ class Life:
             self._read = f"Step {message.sequence}"
         self.where[id(message)] = self._read
         self.said.setdefault(entry.topic, []).append((entry, message, self._begun))
+
+    def says(self, kind: type[Said]) -> Iterator[Said]:
+        """What it was recorded to say, of this kind, in the turn that its core is being told."""
+        for _, message, begun in reversed(self.said.get(kind.NAME, [])):
+            if begun < self.told:
+                return
+            if begun == self.told and isinstance(message, kind):
+                yield message
 
     def go_on(self, memory: Memory, make: Callable[[Life, Memory], Core | None], *, end: bool = False) -> None:
         """Tell the core its turns, as far as all that they name is known.

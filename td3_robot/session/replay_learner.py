@@ -8,6 +8,7 @@ holds, the transitions are still made again, and compared with those that ``--up
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -38,6 +39,9 @@ _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 
+
+Key = tuple[str, int]
+"""Name and incarnation of a node, or source."""
 
 _O, _A, _1 = ({"wire": FieldType("array", "", dtype="<f4", shape=(size,))} for size in "OA1")
 
@@ -75,30 +79,21 @@ def replay(session: Session) -> Outcome:
         return Outcome(notes=["there are no Steps in it"] if recording.learners else [])
     found, notes = lives.whole(session, "learner")
     outcome = Outcome(notes=notes)
-    if len(recording.learners) > 1:
-        outcome.notes.append(f"it was started {len(recording.learners)} times while this was recorded")
-        found = {}
-    if found:
-        (life,) = found.values()
-        told = _relive(session, life, recording, outcome)
-        if told is None:
-            return outcome
-        got, counted = told.stored()
+    learners = sorted(recording.learners | found.keys())
+    told = _relive(session, found, recording, len(learners) == 1, outcome)
+    for key in learners:
+        _compare_counters(recording, key, found.get(key), told.get(key), len(learners) == 1, outcome)
+    expected = _reference(session)
+    if len(learners) == 1 and told:
+        got = next(iter(told.values())).stored()
     elif missing := sorted(recording.names() - recording.hellos.keys()):
-        outcome.notes.append(f"which robot {', '.join(missing)} is was not recorded: there is no Hello")
+        outcome.notes.append(f"transitions: which robot {', '.join(missing)} is was not recorded: there is no Hello")
         return outcome
     else:
-        got, counted = _stored(recording)
-    if why := recording.not_counted(next(iter(found.values()), None)):
-        outcome.notes.append(f"the learner's counters: {why}")
-    elif recording.status:
-        entry, status = recording.status
-        counters = {**status.counters, **counted.get(int(status.counters["steps"]), {"steps": 0})}
-        ours = dataclasses.replace(status, counters=counters)
-        outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, status)], [ours]))
-    expected = _reference(session)
+        got = recording.stored.rows()
     if expected is None:
-        outcome.notes.append("transitions, row by row: the recording holds none to compare with; --update adds them")
+        whose = "transitions, row by row: " if learners else "there is no learner in it, and of its Steps' transitions "
+        outcome.notes.append(f"{whose}the recording holds none to compare with; --update adds them")
     rows = [(None, item) for item in (expected if expected is not None else [])]
     outcome.parts.append(Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got)))
     return outcome
@@ -112,8 +107,8 @@ class _Recording:
         self.config: Config = session.config()
         self.hellos: dict[str, Hello] = {}
         self.steps: list[tuple[Entry, Step]] = []
-        self.status: tuple[Entry, Status] | None = None
-        self.learners: set[tuple[str, int]] = set()
+        self.statuses: dict[Key, tuple[Entry, Status]] = {}  # the last one with Steps of each learner
+        self.learners: set[Key] = set()
         statuses: list[tuple[Entry, Status]] = []
         topics = [kind.NAME for kind in (Hello, Step, Throttle, Status)]
         for entry, message in session.messages(topics):
@@ -128,23 +123,20 @@ class _Recording:
                 self.learners.add((entry.publisher, entry.incarnation))
         self._undelivered = any(s.counters.get("undelivered") for e, s in statuses if e.publisher in self.names())
         for entry, status in statuses:
-            if (entry.publisher, entry.incarnation) in self.learners and status.counters.get("steps"):
-                self.status = entry, status
+            key = entry.publisher, entry.incarnation
+            if key in self.learners and status.counters.get("steps"):
+                self.statuses[key] = entry, status
 
     def names(self) -> set[str]:
         return {step.source for _, step in self.steps}
 
-    def not_counted(self, life: Life | None) -> str | None:
-        """Why the learner's counters cannot be counted again, by its life if that is recorded; None if they can."""
-        if self.status is None:
-            return "no Status of it with Steps is recorded"
-        if life:
-            return "its last Status came later" if life.stopped else None
+    def not_counted(self) -> str | None:
+        """Why the counters of a learner cannot be counted from the Steps alone; None if they can."""
         if len(self.names()) != 1:
             return "in which order it saw the Steps of several sources is not recorded"
         if self._undelivered:
             return "there were Steps that did not reach it"
-        expected: dict[tuple[str, int], int] = {}
+        expected: dict[Key, int] = {}
         for entry, step in self.steps:
             source = step.source, step.incarnation
             if entry.sequence != expected.get(source, 0):
@@ -152,22 +144,32 @@ class _Recording:
             expected[source] = entry.sequence + 1
         return None
 
-    def peers(self) -> dict[str, Peer]:
-        return {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
+    @functools.cached_property
+    def stored(self) -> _Storing:
+        """A learner that was told all recorded Steps in their order; there must be a Hello of each source."""
+        core = _Storing(self.config, sum(len(step.phase) for _, step in self.steps))
+        peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
+        joined: dict[str, int] = {}
+        for _, step in self.steps:
+            peer = peers[step.source]
+            if joined.get(step.source) != step.incarnation:
+                joined[step.source] = step.incarnation
+                core.step([(peer, peer.hello)], 0.0)
+            core.step([(peer, step)], 0.0)
+        return core
 
 
 class _Told:
-    """The learner, and one that only stores, both told the same.
+    """The learner of a life, and one that only stores, both told the same.
 
     Args:
         learning: None where what was learned cannot be computed again.
     """
 
-    def __init__(self, config: Config, rows: int, learning: LearnerCore | None) -> None:
+    def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
         self.learning = learning
-        self._storing = _Storing(config, rows)
-        self._every = config.checkpoint.every
-        self._next = self._every or _NEVER
+        self._life = life
+        self._storing = _Storing(life.config, rows)
         if learning and learning.lockstep:
             learning.rounds.keep()
 
@@ -175,51 +177,89 @@ class _Told:
         self._storing.step(inputs, now)
         if self.learning is None:
             return []
+        rounds = self.learning.rounds
+        # When to take a cut is its saver's business, who also takes one when told to stop: what was said shows it.
+        rounds.wanted = any(throttle.save for throttle in self._life.says(Throttle))
         outputs = self.learning.step(inputs, now)
-        self._cut(self.learning)
+        if rounds.setback:
+            raise SessionError("a simulator was lost, and the checkpoint it went back to is not in the recording")
+        if rounds.cut_complete:
+            rounds.taken()
         return outputs
 
-    def stored(self) -> tuple[list[Transition], dict[int, dict[str, int]]]:
-        return self._storing.rows(), self._storing.counted
+    def stored(self) -> list[Transition]:
+        return self._storing.rows()
 
-    def _cut(self, core: LearnerCore) -> None:
-        """What a saver does between turns, but for the writing."""
-        if core.rounds.setback:
-            raise SessionError("a simulator was lost, and the checkpoint it went back to is not in the recording")
-        if core.lockstep and core.env_steps >= self._next and not core.done:
-            self._next, core.rounds.wanted = core.env_steps + self._every, True
-        if core.rounds.cut_complete:
-            core.rounds.taken()
+    @property
+    def counted(self) -> dict[int, dict[str, int]]:
+        """The counters by the number of Steps."""
+        return self._storing.counted
 
 
-def _relive(session: Session, life: Life, recording: _Recording, outcome: Outcome) -> _Told | None:
-    """Drive the learner of this life, and note in the outcome what it says; None if it cannot be driven at all."""
-    config, why = life.config, _not_learned(session, life)
-    if why:
-        outcome.notes.append(f"weights, Throttles and losses: {why}")
-    told: list[_Told] = []
+def _relive(
+    session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
+) -> dict[Key, _Told]:
+    """Drive the learners of these lives, and note in the outcome what they say; those that could be driven.
+
+    Args:
+        alone: there is no other learner in the recording.
+    """
+    learning: dict[Key, Life] = {}
+    for key, life in found.items():
+        if why := _not_learned(session, life):
+            outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {life}'}: {why}")
+        else:
+            learning[key] = life
+    told: dict[Key, _Told] = {}
 
     def make(life: Life, memory: Memory) -> _Told:
         del memory
+        config, key = life.config, (life.name, life.incarnation)
         compute.use_threads(config.learner.threads, config.learner.threads_in)
-        core = None if why else LearnerCore(config, provenance=life.setting("provenance", dict))
-        told.append(_Told(config, sum(len(step.phase) for _, step in recording.steps), core))
-        return told[-1]
+        core = LearnerCore(config, provenance=life.setting("provenance", dict)) if key in learning else None
+        told[key] = _Told(life, sum(len(step.phase) for _, step in recording.steps), core)
+        return told[key]
 
-    said = () if why else (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
-    for _ in lives.relive(session, {(life.name, life.incarnation): life}, said, make):
+    said = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
+    for _ in lives.relive(session, found, said, make):
         pass
-    result = lives.outcome([life], said, _PACKAGES)
-    outcome.turns = result.turns
-    outcome.notes += result.notes
-    for part in result.parts:
-        said_then = [(entry, _unasked(message)) for entry, message in part.expected]
-        outcome.parts.append(dataclasses.replace(part, expected=said_then, got=[_unasked(item) for item in part.got]))
-    if not told:
-        return None
-    if core := told[0].learning:
-        outcome.parts += _compare_losses(session, core, outcome) if not life.stopped else []
-    return told[0]
+    result = lives.outcome(learning.values(), said, _PACKAGES)
+    outcome.turns = sum(life.told for life in found.values())
+    outcome.notes += [note for life in found.values() for note in life.notes()]
+    outcome.parts += result.parts
+    if not alone:
+        outcome.notes.append(f"loss statistics: {len(recording.learners)} learners made them, or one in as many lives")
+    for key, life in learning.items():
+        core = told[key].learning if key in told else None
+        if core and alone and not life.stopped:
+            outcome.parts += _compare_losses(session, core, outcome)
+    return told
+
+
+def _compare_counters(
+    recording: _Recording, key: Key, life: Life | None, told: _Told | None, alone: bool, outcome: Outcome
+) -> None:
+    """The counters of a learner's last Status with those counted again, or a note why there are none."""
+    whose = f"counters of {key[0]} ({key[1]})" if not alone else "the learner's counters"
+    status = recording.statuses.get(key)
+    counted: dict[int, dict[str, int]] = {}
+    if status is None:
+        why: str | None = "no Status of it with Steps is recorded"
+    elif life and not life.setting("new", bool):
+        why = "it went on from a checkpoint, or a replay file, that is not in the recording"
+    elif life and told:
+        why, counted = "its last Status came later" if life.stopped else None, told.counted
+    elif not alone:
+        why = "its beginning is not recorded"
+    elif not (why := recording.not_counted()) and recording.names() <= recording.hellos.keys():
+        counted = recording.stored.counted
+    if why or status is None:
+        outcome.notes.append(f"{whose}: {why}")
+        return
+    entry, said = status
+    others = {name: value for name, value in said.counters.items() if name not in _COUNTED and name != "steps"}
+    ours = dataclasses.replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
+    outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, said)], [ours]))
 
 
 def _not_learned(session: Session, life: Life) -> str | None:
@@ -267,11 +307,6 @@ def _losses(session: Session) -> list[dict[str, Any]] | None:
         raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
 
 
-def _unasked(message: Message) -> Message:
-    """Without the wish for a simulator's state: when to save is not the core's business."""
-    return dataclasses.replace(message, save=0) if isinstance(message, Throttle) else message
-
-
 class _Storing:
     """A learner that only stores: it is never done, never updates, and its buffer holds everything."""
 
@@ -291,26 +326,13 @@ class _Storing:
     def step(self, inputs: Sequence[Input], now: float) -> None:
         self._core.step(inputs, now)
         counts = self._core.counts()
-        self.counted[counts.get("steps", 0)] = {name: counts.get(name, 0) for name in _COUNTED}
+        self.counted[counts.get("steps", 0)] = {name: counts[name] for name in ("steps", *_COUNTED) if name in counts}
 
     def rows(self) -> list[Transition]:
         if self._core.spec is None:
             return []
         stored = self._core.training.replay.state()[0]["rows"]
         return list(_rows(stored, self._core.spec.observation_size, self._core.spec.action_size))
-
-
-def _stored(recording: _Recording) -> tuple[list[Transition], dict[int, dict[str, int]]]:
-    """The transitions of all recorded Steps in their order, and what was counted after so many of them."""
-    core, peers = _Storing(recording.config, sum(len(step.phase) for _, step in recording.steps)), recording.peers()
-    joined: dict[str, int] = {}
-    for _, step in recording.steps:
-        peer = peers[step.source]
-        if joined.get(step.source) != step.incarnation:
-            joined[step.source] = step.incarnation
-            core.step([(peer, peer.hello)], 0.0)
-        core.step([(peer, step)], 0.0)
-    return core.rows(), core.counted
 
 
 def _rows(stored: Float32, o: int, a: int) -> Iterator[Transition]:

@@ -12,8 +12,8 @@ from td3_robot.session.reader import Session
 LOCKSTEP = ("record=true", "checkpoint.every=250", "learner.publish_every=100", "learner.replay_ratio=0.2")
 
 
-def reports_of(path: Path) -> dict[str, replay.CoreReport]:
-    session = Session([path])
+def reports_of(*parts: Path) -> dict[str, replay.CoreReport]:
+    session = Session(parts)
     reports = replay.check(session)
     print(replay.text(session, reports))
     return {report.core: report for report in reports}
@@ -59,9 +59,21 @@ def test_a_run_that_was_resumed(train: Any, command: Any, tmp_path: Path) -> Non
     path = tmp_path / "run" / "session_1.mcap"
     reports = reports_of(path)
     for core in ("policy", "simulator"):
-        assert reports[core].same
         assert not reports[core].notes
+    for core in ("policy", "simulator", "learner"):
+        assert reports[core].same
     assert compared(reports["simulator"])["step"] == recorded(path, "step") > 0
     assert compared(reports["policy"])["action"] == recorded(path, "action") > 0
-    assert any("it went on from a checkpoint" in note for note in reports["learner"].notes)
-    assert "weights" not in compared(reports["learner"])
+    notes = [note.partition(": ") for note in reports["learner"].notes]
+    gone_on = "it went on from a checkpoint, or a replay file, that is not in the recording"
+    assert [what for what, _, why in notes if why == gone_on] == [
+        "weights, Throttles and losses",
+        "the learner's counters",
+    ]
+    assert not {"weights", "status"} & compared(reports["learner"]).keys()
+    # Of both parts together, the learner before the stop is compared as it is without the other one.
+    alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
+    assert compared(alone["learner"])["weights"] >= 2
+    expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}
+    assert compared(whole["learner"]) == expected
+    assert all(report.same for report in whole.values())

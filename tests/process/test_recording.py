@@ -13,7 +13,9 @@ import pytest
 
 from td3_robot import node as nodes
 from td3_robot.cli.main import main
+from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Status, Step
+from td3_robot.session import replay
 from td3_robot.session.info import examine
 from td3_robot.session.reader import Session
 from td3_robot.session.recover import EXIT_LOST
@@ -86,6 +88,28 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
     (action,) = (stream for name, stream in report["topics"].items() if name == "policy/action")
     assert action["begins_at"] > 0
     assert main(["replay", str(second), "--core", "policy"]) == 0
+
+
+def test_a_learner_is_replayed_up_to_where_it_was_killed(train: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    run = train(100_000, "record=true", "learner.replay_ratio=0.1", "learner.publish_every=20", "checkpoint.every=700")
+    run.wait_for_steps(1000)
+    run.children()["learner"].send_signal(signal.SIGKILL)
+    run.wait_for("^learner is back from its checkpoint")
+    run.wait_for_more_steps(300)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    session = Session([tmp_path / "run" / "session.mcap"])
+    (report,) = replay.check(session, ["learner"])
+    compared = {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
+    assert report.same, report
+    assert compared.keys() == {"weights", "throttle", "status"}
+    assert compared["weights"] >= 2  # (700 - 500) · 0.1 updates at least, and those that it began with
+    assert compared["status"] == 1
+    why = "it went on from a checkpoint, or a replay file, that is not in the recording"
+    assert sum(why in note for note in report.notes) == 2  # what it learned, and its counters
+    monkeypatch.setattr(LearnerCore, "learning_rate", property(lambda _: 0.9e-3))
+    (report,) = replay.check(session, ["learner"])
+    assert {comparison.topic for comparison, _ in report.comparisons if not comparison.same} == {"weights"}
 
 
 def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path) -> None:
