@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,6 +62,7 @@ class SessionFile:
     Attributes:
         damages: what was found so far, while :meth:`items` is read: of these places something may be lost.
         index: what is wrong with the index at the end, which other readers go by; it holds nothing of its own.
+        counts: messages of each stream, as the index says; None where it is damaged or not there.
         size: bytes of the file.
         read: bytes read so far.
     """
@@ -69,6 +71,7 @@ class SessionFile:
         self.path = path
         self.damages: list[Damage] = []
         self.index: Damage | None = None
+        self.counts: Counter[tuple[str, int, str]] | None = None
         self.size = 0
         self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
@@ -92,6 +95,7 @@ class SessionFile:
                 self.size = self.path.stat().st_size
                 if file.read(len(_MAGIC)) != _MAGIC:
                     raise SessionError(f"{str(self.path)!r} is not an MCAP file")
+                self._take_index(file)
                 yield from self._records(file)
         except OSError as error:
             raise SessionError(f"{str(self.path)!r} cannot be read: {error.strerror or error}") from None
@@ -112,12 +116,12 @@ class SessionFile:
             if opcode == Opcode.DATA_END and length == 4:  # of another length it is a damaged record of another kind
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
                     self._damaged(offset, "the checksum of all before this does not fit")
-                self.index = _index_damage(file)
+                self.index = _index_damage(file.tell(), file.read())
                 self.read = self.size
                 return
             checksum = zlib.crc32(body, zlib.crc32(head, checksum))
             try:
-                items = self._items(opcode, body)
+                items = self._items(opcode, body, offset)
             except SessionError:
                 raise
             except Exception as error:  # struct, UTF-8, zstd, checksums: the libraries below raise a dozen kinds
@@ -125,7 +129,40 @@ class SessionFile:
                 continue
             yield from items
 
-    def _items(self, opcode: int, body: bytes) -> list[Item]:
+    def _take_index(self, file: BinaryIO) -> None:
+        """Which channels there are, and how many messages of each: the chunk that names a channel may be damaged."""
+        begin = file.tell()
+        with contextlib.suppress(Exception):  # what is wrong with it is said where it is come to
+            file.seek(-_FOOTER.size, SEEK_END)
+            file.seek(_FOOTER.unpack(file.read())[2])
+            rest = file.read()
+            if _index_damage(0, rest) is None:
+                self.counts = self._counts(rest[: -_FOOTER.size])
+        file.seek(begin)
+
+    def _counts(self, index: bytes) -> Counter[tuple[str, int, str]]:
+        """Take over the channels in an index; how many messages of each stream there are."""
+        counts: Counter[tuple[str, int, str]] = Counter()
+        begin = 0
+        while begin < len(index):
+            opcode, length = _HEAD.unpack_from(index, begin)
+            body = index[begin + _HEAD.size : begin + _HEAD.size + length]
+            begin += _HEAD.size + length
+            if opcode == Opcode.CHANNEL:
+                self._take_channel(body)
+            elif opcode == Opcode.STATISTICS:
+                for channel, count in records.Statistics.read(
+                    ReadDataStream(BytesIO(body))
+                ).channel_message_counts.items():
+                    counts[self._channels[channel][:3]] += count
+        return counts
+
+    def _take_channel(self, body: bytes) -> None:
+        record = records.Channel.read(ReadDataStream(BytesIO(body)))
+        about = record.metadata
+        self._channels[record.id] = about["publisher"], int(about["incarnation"]), about["topic"], about["link"]
+
+    def _items(self, opcode: int, body: bytes, offset: int) -> list[Item]:
         stream = ReadDataStream(BytesIO(body))
         if opcode == Opcode.HEADER:
             if records.Header.read(stream).profile != PROFILE:
@@ -139,15 +176,15 @@ class SessionFile:
             attached = records.Attachment.read(stream)
             return [Attachment(attached.name, attached.media_type, attached.data)]
         elif opcode == Opcode.CHUNK:
-            return list(self._chunk(records.Chunk.read(stream)))
+            return list(self._chunk(records.Chunk.read(stream), offset))
         return []
 
-    def _chunk(self, chunk: records.Chunk) -> Iterator[Entry]:
+    def _chunk(self, chunk: records.Chunk, offset: int) -> Iterator[Entry]:
         """The messages in it. The library's own way takes ten times as long, which is most of reading a session."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not fit")
-        begin = 0
+        begin = unknown = 0
         while begin < len(data):
             opcode, length = _HEAD.unpack_from(data, begin)
             body = begin + _HEAD.size
@@ -158,21 +195,22 @@ class SessionFile:
                 if length < _MESSAGE.size:
                     raise ValueError(f"a message record of {length} bytes in it")
                 channel, sequence, received, published = _MESSAGE.unpack_from(data, body)
-                payload = data[body + _MESSAGE.size : begin]
-                yield Entry(*self._channels[channel], sequence, published, received, payload)
+                about = self._channels.get(channel)
+                if about is None:
+                    unknown += 1
+                    continue
+                yield Entry(*about, sequence, published, received, data[body + _MESSAGE.size : begin])
             elif opcode == Opcode.CHANNEL:
-                record = records.Channel.read(ReadDataStream(BytesIO(data[body:begin])))
-                about = record.metadata
-                channel_of = about["publisher"], int(about["incarnation"]), about["topic"], about["link"]
-                self._channels[record.id] = channel_of
+                self._take_channel(data[body:begin])
+        if unknown:
+            self._damaged(offset, f"{unknown} messages in it are of channels whose names were in what is damaged")
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
 
 
-def _index_damage(file: BinaryIO) -> Damage | None:
+def _index_damage(offset: int, rest: bytes) -> Damage | None:
     """What is wrong with all that comes after the data: the index and the footer, which has their checksum."""
-    offset, rest = file.tell(), file.read()
     if len(rest) < _FOOTER.size:
         return Damage(offset, "the file ends here, without its index")
     opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,11 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
     file, contents = SessionFile(source), Contents()
     metadata: dict[str, str] = {}
     attachments: list[Attachment] = []
+    kept: Counter[tuple[str, int, str]] = Counter()
     for item in file.items():
         if isinstance(item, Entry):
             contents.add(item)
+            kept[item.stream] += 1
         elif isinstance(item, Attachment):
             attachments.append(item)
         elif item.name == METADATA:
@@ -60,13 +63,22 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         "bytes_not_read": file.size - file.read,
         "messages_kept": len(contents.seen),
         "attachments_kept": [attachment.name for attachment in attachments],
-        "missing": {
-            f"{publisher}/{topic}": stream.missing
-            for (publisher, _, topic), stream in contents.streams.items()
-            if stream.missing
-        },
+        "index_known": file.counts is not None,
+        "missing": _by_topic(
+            {key: stream.missing for key, stream in contents.streams.items()}
+            if file.counts is None
+            else file.counts - kept
+        ),
         "last_s": {f"{publisher}/{topic}": s.last * 1e-9 for (publisher, _, topic), s in contents.streams.items()},
     }
+
+
+def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
+    """Of all starts of a node together, without what is none."""
+    total: Counter[str] = Counter()
+    for (publisher, _, topic), count in counts.items():
+        total[f"{publisher}/{topic}"] += count
+    return dict(+total)
 
 
 def _protocol(source: Path) -> str:
@@ -123,6 +135,8 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     if report["bytes_not_read"]:
         lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and whatever came after them")
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
+    if not report["index_known"]:
+        lines.append("without its index it is not known how many there were: more may be lost, at the ends of topics")
     return printable("\n".join(lines))
 
 
