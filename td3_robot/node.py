@@ -219,6 +219,7 @@ class Node:
         for _, message in self._pending:
             self.bus.send(RECORDER, message)
         self.status(report(), now=True)
+        self.bus.flush()
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
         """Inputs, waiting up to ``timeout`` seconds for one, but not beyond a deadline.

@@ -37,7 +37,9 @@ class Records:
     def __init__(self) -> None:
         self.topics: list[str] = []
         hello = handshake.hello("node", "n", client=1)
-        self.tap = Tap(ClientSession("recorder", hello, (), state="welcome"), self._take)
+        client = ClientSession("recorder", hello, (), state="welcome")
+        client.sent(0.0)
+        self.tap = Tap(client, self._take)
 
     def _take(self, name: str, payload: bytes) -> bool:
         assert name == Record.NAME

@@ -201,7 +201,7 @@ class SourceCore:
                 if origin == "policy":
                     self._greeted = self.in_charge = True
                     outputs += [("policy", self._own_stop)] if self._own_stop else []  # it may never have heard of it
-                if self._step:
+                if self._step and origin in self._links:
                     outputs += self._greet(str(origin))
             elif isinstance(message, Heartbeat) and self._holds_off and origin == "policy":
                 # Another one has our name, and the server looks whether it is there. Even if the robot was ours before:

@@ -192,6 +192,8 @@ def _offers(said: Said, *, welcome: bool, rounds: int) -> float:
         tap = Tap(session, _swallow)
         begin = time.perf_counter()
         for number, ((_, message), payload) in enumerate(zip(said, payloads, strict=True)):
+            if number % (3 * RATE) == 0:
+                session.sent(number / 3 / RATE)  # as by a Heartbeat
             tap.offer("learner", message, payload)
             tap.flush(number / 3 / RATE)
         taken.append((time.perf_counter() - begin) / len(said))

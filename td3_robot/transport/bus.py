@@ -22,7 +22,16 @@ from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
 from td3_robot.transport.frames import Receiver, longest_frame
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
-from td3_robot.transport.session import ClientSession, Input, Origin, Peer, ServerSession, Tally
+from td3_robot.transport.session import (
+    HEARTBEAT_PERIOD,
+    PEER_TIMEOUT,
+    ClientSession,
+    Input,
+    Origin,
+    Peer,
+    ServerSession,
+    Tally,
+)
 from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
@@ -84,10 +93,11 @@ class Bus:
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
-        self._paths: list[Path] = []
+        self._paths: dict[Path, int] = {}  # files of the sockets that we serve, with their inodes
         self._waiting: list[Input] = []
         self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
-        self._next_timer = float("-inf")
+        self._behind: dict[str, float] = {}  # links served of which not all was read, and since when
+        self._next_timer = self._timed_at = float("-inf")
         self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, session: ServerSession) -> str:
@@ -116,7 +126,7 @@ class Bus:
         if bound.startswith("ipc://"):
             path = Path(bound.removeprefix("ipc://"))
             path.chmod(0o600)
-            self._paths.append(path)
+            self._paths[path] = path.stat().st_ino
         self._servers[session.link] = (socket, session)
         self._sessions[socket] = session
         self._poller.register(socket, zmq.POLLIN)
@@ -184,7 +194,7 @@ class Bus:
             if self._unreachable:
                 inputs += self._forget_unreachable()
             now = self._clock()
-            if now >= self._next_timer:  # after draining: whoever spoke while we were busy is not silent
+            if now >= self._next_timer:
                 self._next_timer = now + _TIMER
                 self._timers(now)
             if inputs:
@@ -213,10 +223,18 @@ class Bus:
                 tap.offer(to, message, payload)
             return True
         socket, client = self._clients[to]
+        now = self._clock()
+        if client.wake(now):
+            self._introduce(socket, client, now)
         if self._say(socket, to, message):
-            client.sent(self._clock())
+            client.sent(now)
             return True
         return False
+
+    def flush(self) -> None:
+        """Send the recorder what was gathered for it: for a while nobody will look at the links."""
+        for _, tap in self._taps:
+            tap.flush(self._clock(), at_once=True)
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Tell the recorder, if there is one, what a core is told in its turn at ``now`` (s)."""
@@ -255,16 +273,18 @@ class Bus:
         for watcher in self._watchers:
             watcher.socket.close(linger=0)
         for socket, tap in self._taps:
-            tap.leave(reason)
+            tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
-        for socket, _ in self._links():
-            socket.close(linger=_FAREWELL)
+        for socket, end in self._links():
+            unmet = isinstance(end, ClientSession) and end.state != "welcome"
+            socket.close(linger=0 if unmet else _FAREWELL)  # Hellos to nobody are not worth waiting for
         if self._gatekeeper:
             self._gatekeeper.socket.close()
-        self._context.term()
-        for path in self._paths:
+        for path, inode in self._paths.items():  # now: once we do not listen any more, a successor may
             with contextlib.suppress(OSError):
-                path.unlink()
+                if path.stat().st_ino == inode:
+                    path.unlink()
+        self._context.term()
 
     def _links(self) -> list[tuple[zmq.Socket[bytes], ServerSession | ClientSession]]:
         return [*self._servers.values(), *self._clients.values()]
@@ -298,8 +318,14 @@ class Bus:
             self._introduce(socket, client, now)
         for _, tap in self._taps:
             tap.turn(now)
-        for _, server in self._servers.values():
-            self._waiting += server.expire(now)
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # we stood still
+            self._behind.clear()
+        self._timed_at = now
+        for link, (socket, server) in self._servers.items():
+            # Who spoke while we stood still is not silent: what is left to be read is looked at first, within limits.
+            since = self._behind.setdefault(link, now) if self._has_more(socket) else self._behind.pop(link, now)
+            if link not in self._behind or now - since > PEER_TIMEOUT:
+                self._waiting += server.expire(now)
 
     def _rekey(self) -> None:
         """Let go of clients that may no longer connect in their role, and of servers that are not expected any more."""

@@ -67,6 +67,9 @@ class MemoryBus:
                 self.tap(to, message, codec.encode(message))
             return True
         session, server, key = self._clients[to]
+        if session.wake(now):
+            for greeting in session.due(now):
+                server.deliver(key, self._frames(to, greeting))
         session.sent(now)
         server.deliver(key, self._frames(to, message))
         return True

@@ -25,6 +25,8 @@ HEARTBEAT_PERIOD = 1.0
 """Seconds of silence after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server takes a client for gone."""
+LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
+"""Seconds of a client's own silence after which its server may have taken it for gone: it was stopped, or busy."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 """Seconds of silence after which another process may take a driver's name: two must never move the same motors."""
 LOG_PERIOD = 10.0
@@ -221,6 +223,9 @@ class ServerSession:
                 again = peer.hello.client == hello.client
                 inputs += self.forget(other, "connected anew" if again else "replaced by a later incarnation")
         known = self.peers.get(key)
+        if known and known.hello.client != hello.client:  # a new process that uses the routing identity of another one
+            inputs += self.forget(key, "replaced by a later incarnation")
+            known = None
         if known is None:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
             if self.spec is None:
@@ -251,6 +256,8 @@ class ServerSession:
         for peer in self.peers.values():
             if peer.name == hello.name and peer.owner != owner:
                 return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
+            if peer.name == hello.name and peer.role != hello.role:  # a guest must not take the place of a server
+                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
             taken = peer.name == hello.name and peer.hello.client != hello.client
             # Of two drivers, the one that is heard stays (see _driver). A clock that was set back must not keep the
             # successor of one that was killed away from a robot that moves.
@@ -306,6 +313,7 @@ class ClientSession:
         """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
         if now - self._asked < HELLO_PERIOD:
             return []
+        self.wake(now)
         silent = max(now - self._sent, now - self._heard) >= HEARTBEAT_PERIOD
         if not self.essential and self.state == "refused" and now - self._asked >= LOG_PERIOD:
             self.state = "connecting"
@@ -317,6 +325,13 @@ class ClientSession:
             return []
         self._sent = self._asked = now
         return [message]
+
+    def wake(self, now: float) -> bool:
+        """Whether we have been silent for so long that the server must be told first who we are; once."""
+        if self.state != "welcome" or now - self._sent < LONG_SILENCE:
+            return False
+        self.state, self._asked = "connecting", float("-inf")
+        return True
 
     def sent(self, now: float) -> None:
         """Told by the bus that an application message went out."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
@@ -21,10 +22,14 @@ _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
 """The same for one link: who begins to watch wants to know what state everybody is in."""
 _MOST = 1024  # messages held back, in one turn or for a recorder that is expected and not there yet
 _MOST_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
+_AGAIN_S = 2.0
+"""Seconds for which what was sent is kept, to be sent once more to a recorder that did not know us when it came, and
+for which is gathered for one that is being met anew."""
+_AGAIN_BYTES = 1 << 22
 GATHERED_S = 0.1
 """Seconds that messages are gathered for: to wake up the recorder costs as much as ten messages."""
 _GATHERED_BYTES = 1 << 16  # and how large they may be in all, but for those of one turn
-_AGAIN = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
+_STEPS = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
 
 
@@ -52,7 +57,7 @@ class Once:
         if key in self._steps:
             return True
         self._steps[key] = None
-        if len(self._steps) > _AGAIN:
+        if len(self._steps) > _STEPS:
             del self._steps[next(iter(self._steps))]
         return False
 
@@ -88,6 +93,9 @@ class Tap:
         }
         self._gathered: list[tuple[int, Record]] = []
         self._gathered_bytes = 0
+        self._sent: deque[tuple[float, int, list[tuple[int, Record]]]] = deque()  # newest last, with time and bytes
+        self._sent_bytes = 0
+        self._meeting_until: float | None = None  # a recorder that knew us is being met anew, and waited for
         self._offered = 0
         self._early = expected
         self._pause = GATHERED_S if session.link == RECORDER else 0.0  # who watches wants to see it now
@@ -131,38 +139,55 @@ class Tap:
 
     @property
     def _listens(self) -> bool:
-        """Whether there is a recorder, or the first one is expected, and room for what waits for it."""
+        """Whether there is a recorder, or one is expected, and room for what waits for it."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
-        return room and (self._early or self._session.state == "welcome")
+        return room and (self._early or self._meeting_until is not None or self._session.state == "welcome")
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
         before = self._session.state
         if self._session.receive(frames, now):
-            kept = (item for kept in self._kept.values() for item in kept)
-            self._gathered = sorted({**dict(kept), **dict(self._gathered)}.items())
-            self._expected, self._early = True, False
-            self._send()
+            kept = (item for items in self._kept.values() for item in items)
+            again = [item for sent_at, _, items in self._sent if now - sent_at <= _AGAIN_S for item in items]
+            self._gathered = sorted({**dict(kept), **dict(again), **dict(self._gathered)}.items())
+            self._expected, self._early, self._meeting_until = True, False, None
+            self._send(now)
+        self._lost(before, now)
         if self._session.refusal and before != "refused":
             log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
 
-    def flush(self, now: float) -> None:
+    def flush(self, now: float, *, at_once: bool = False) -> None:
         """Send what was gathered, if it is time (s): to be called when nobody waits for this process."""
-        if self._gathered and (now >= self._due or self._gathered_bytes > _GATHERED_BYTES):
-            self._due = now + self._pause
-            if self._session.state == "welcome":
-                self._send()
+        if self._gathered and (at_once or now >= self._due or self._gathered_bytes > _GATHERED_BYTES):
+            before = self._session.state
+            if before == "welcome" and not self._session.wake(now):
+                self._due = now + self._pause
+                self._send(now)
+            self._lost(before, now)
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
+        if self._meeting_until is not None and now > self._meeting_until:
+            self._missed += len(self._gathered)
+            self._gathered, self._gathered_bytes, self._meeting_until = [], 0, None
+        before = self._session.state
         for message in self._session.due(now):
             self._post(message.NAME, codec.encode(message))
+        self._lost(before, now)
 
-    def leave(self, reason: str) -> None:
-        """Say Bye, if there is anybody to say it to."""
-        if self._session.state == "welcome":
-            self._send()
-            self._post(Bye.NAME, codec.encode(Bye(reason)))
+    def leave(self, reason: str, now: float) -> None:
+        """Say Bye at this time (s), if there is anybody to say it to."""
+        if self._session.state == "welcome" and self._session.wake(now):
+            self.turn(now)
+        elif self._session.state != "welcome" and self._meeting_until is None:
+            return
+        self._send(now)
+        self._post(Bye.NAME, codec.encode(Bye(reason)))
+
+    def _lost(self, before: str, now: float) -> None:
+        """Take note of a recorder that knew us and has to be met anew: what is said until then is gathered for it."""
+        if before == "welcome" and self._session.state == "connecting" and self._session.link == RECORDER:
+            self._meeting_until = now + _AGAIN_S
 
     def counts(self) -> Counter[str]:
         """What was published and not recorded, once a recorder was expected or there.
@@ -173,11 +198,26 @@ class Tap:
         missed = self._missed + waiting if self._session.link == RECORDER else 0
         return Counter({"not_recorded": missed}) + self._session.tally.counts
 
-    def _send(self) -> None:
+    def _send(self, now: float) -> None:
+        posted: list[tuple[int, Record]] = []
+        items = iter(self._gathered)
         for records in _handfuls([record for _, record in self._gathered]):
-            if not self._post(Record.NAME, codec.encode_records(records)):
+            those = list(islice(items, len(records)))
+            if self._post(Record.NAME, codec.encode_records(records)):
+                posted += those
+            else:
                 self._missed += len(records)
         self._gathered, self._gathered_bytes = [], 0
+        if self._session.link == RECORDER and posted:
+            self._remember(posted, now)
+
+    def _remember(self, posted: list[tuple[int, Record]], now: float) -> None:
+        """Keep what was sent just now, for a while and within limits."""
+        size = sum(len(record.payload) for _, record in posted)
+        self._sent.append((now, size, posted))
+        self._sent_bytes += size
+        while self._sent and (now - self._sent[0][0] > _AGAIN_S or self._sent_bytes > _AGAIN_BYTES):
+            self._sent_bytes -= self._sent.popleft()[1]
 
 
 def _handfuls(records: Sequence[Record]) -> Iterator[Sequence[Record]]:

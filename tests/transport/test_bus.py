@@ -271,6 +271,57 @@ def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_rea
     assert server.peers("policy") == []
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_nobody_is_silent_before_all_is_read_that_came_while_a_server_stood_still(
+    endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch, emptied: bool
+) -> None:
+    """And if others keep it from ever reading all, one more PEER_TIMEOUT has to do."""
+    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    now = 100.0
+    server = Bus(clock=lambda: now)
+    try:
+        server.serve(endpoint, make_server())
+        client = raw(zmq.DEALER)
+        client.connect(endpoint)
+        client.send_multipart([b"hello", codec.encode(make_hello())])
+        while not server.peers("policy"):
+            server.receive(0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
+            for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
+                now += seconds
+                assert [*server.receive(0.0), *server.receive(0.0)] == []
+            if not emptied:
+                now += 0.5
+                assert kinds([*server.receive(0.0), *server.receive(0.0)]) == [Bye]
+        if emptied:
+            now += 1.0
+            assert kinds([*server.receive(0.0), *server.receive(0.0)]) == [Bye]
+    finally:
+        server.close()
+
+
+@pytest.mark.usefixtures("time_to_leave")
+def test_a_server_that_ends_leaves_its_successor_its_socket(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make, tmp_path: Path
+) -> None:
+    """One that comes while the last words of the first are under way serves the same file; Hellos to a server that is
+    not there are none of them."""
+    first, second, client = make_bus(), make_bus(), make_bus()
+    first.serve(endpoint, make_server(1))
+    first.connect(f"ipc://{tmp_path}/nobody", make_client(link="learner"))
+    first.receive(0.01)
+    file = tmp_path / "policy"
+    file.unlink()
+    second.serve(endpoint, make_server(2))
+    begin = time.monotonic()
+    first.close("stopped")
+    assert time.monotonic() - begin < 30.0  # of 60 for last words
+    assert file.exists()
+    client.connect(endpoint, make_client())
+    pump(lambda _: client.welcome("policy"), client, second)
+
+
 def test_silent_client_expires(
     endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,29 @@ def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_he
     assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is a stranger's now
 
 
+def test_nobody_takes_the_name_of_another_role(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """A guest simulator that is called as the policy server, and was started after it."""
+    server = make_server()
+    server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
+    for role in ("simulator", "evaluator"):
+        inputs, ((_, refused),) = server.receive(b"b", frames(make_hello(role, "policy", client=8, incarnation=9)), 1.0)
+        assert inputs == []
+        assert isinstance(refused, Refused)
+        assert (refused.code, refused.reason) == ("taken", "name 'policy' is taken by a policy that is connected")
+    assert server.peers.keys() == {b"a"}
+
+
+def test_a_new_process_with_the_routing_identity_of_an_old_one_is_met_anew(
+    make_server: MakeServer, make_hello: MakeHello
+) -> None:
+    server = make_server()
+    ((first, _),), _ = server.receive(b"a", frames(make_hello(client=7, incarnation=1)), 0.0)
+    inputs, replies = server.receive(b"a", frames(make_hello(client=8, incarnation=2)), 1.0)
+    assert [(type(message), origin is first) for origin, message in inputs] == [(Bye, True), (Hello, False)]
+    assert [type(message) for _, message in replies] == [Welcome]
+    assert server.peers[b"a"].hello.incarnation == 2
+
+
 def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
     """Two drivers would move the same motors. Until it is known whether the first is there, the second has to wait."""
     server = make_server()

@@ -13,8 +13,8 @@ import pytest
 from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Peer, ServerSession, hello
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.session import PEER_TIMEOUT, ClientSession, Peer, ServerSession, hello
+from td3_robot.transport.tap import GATHERED_S, Tap
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -30,22 +30,24 @@ class Recorder:
         self.got: list[Record] = []
         self.room = True
         self.there = True
+        self.now = 0.0
         self.tap = Tap(client, self._take, wall=wall, **options)
 
     def _take(self, name: str, payload: bytes) -> bool:
         if not (self.room and self.there):
             return False
-        inputs, replies = self.server.receive(b"k", [name.encode(), payload], 0.0)
+        inputs, replies = self.server.receive(b"k", [name.encode(), payload], self.now)
         self.got += [message for _, message in inputs if isinstance(message, Record)]
         for _, message in replies:
-            self.tap.receive([message.NAME.encode(), codec.encode(message)], 0.0)
+            self.tap.receive([message.NAME.encode(), codec.encode(message)], self.now)
         return True
 
     def offer(self, *messages: Any, link: str = "learner") -> None:
         """Said in one turn of a node, and gathered for long enough."""
         for message in messages:
             self.tap.offer(link, message, codec.encode(message))
-        self.tap.flush(float("inf"))
+        self.now += GATHERED_S
+        self.tap.flush(self.now)
 
     def topics(self) -> list[tuple[str, int]]:
         return [(record.topic, record.sequence) for record in self.got]
@@ -152,7 +154,7 @@ def test_what_operators_say_is_heard_from_who_takes_it(make_client: Make, link: 
 def test_messages_are_gathered_and_sent_together(recorder: Recorder, make_step: Make) -> None:
     posted = []
     recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
-    for number, now in enumerate((5.0, 5.04, 5.08, 5.12)):  # the first of all at once, then each 0.1 s
+    for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):  # the first of all at once, then each 0.1 s
         recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
     handfuls = [codec.decode_records(payload) for _, payload in posted]
@@ -172,6 +174,54 @@ def test_a_message_holds_so_many_records_and_one_that_is_long_alone(recorder: Re
     assert sizes == [256, 44, 1, 1, 1]
 
 
+def test_a_node_that_stood_still_is_recorded_without_a_gap(
+    recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder has taken it for gone by then, and must be told first who speaks."""
+    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    recorder.offer(make_step(0))
+    recorder.now += PEER_TIMEOUT + 1
+    assert [bye.NAME for _, bye in recorder.server.expire(recorder.now)] == ["bye"]
+    recorder.offer(make_step(1))  # now it is a Hello, and the Step waits for the Welcome
+    recorder.tap.turn(recorder.now)
+    recorder.offer(make_step(2))
+    assert recorder.server.tally.counts == {}
+    assert recorder.topics() == [("step", 0), ("step", 1), ("step", 2)]
+    recorder.now += PEER_TIMEOUT + 1
+    recorder.server.expire(recorder.now)
+    recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
+    recorder.tap.leave("stopped", recorder.now)
+    assert recorder.topics()[3:] == [("step", 3)]
+    assert recorder.tap.counts() == {}
+
+
+def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(recorder: Recorder, make_step: Make) -> None:
+    """What its predecessor may not have written, and the Records that show that the new one does not know us."""
+    recorder.offer(make_step(0))
+    recorder.now = 3.0
+    recorder.tap.turn(recorder.now)
+    recorder.offer(make_step(1))
+    recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+    recorder.got.clear()
+    recorder.offer(make_step(2))  # refused: no Hello yet
+    assert recorder.topics() == []
+    recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
+    recorder.now += 0.3
+    recorder.tap.turn(recorder.now)
+    assert recorder.topics() == [("step", 1), ("step", 2), ("step", 3)]  # the first one is older than 2 s
+    assert recorder.tap.counts() == {}
+
+
+def test_who_is_not_met_anew_in_time_is_not_gathered_for(recorder: Recorder, make_step: Make) -> None:
+    recorder.now = 10.0
+    recorder.there = False
+    recorder.offer(make_step(0))
+    recorder.now += 3.0
+    recorder.tap.turn(recorder.now)
+    recorder.offer(make_step(1))
+    assert recorder.tap.counts() == {"not_recorded": 2}
+
+
 def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> None:
     monitor = Recorder(make_client(link="monitor"))
     monitor.tap.turn(0.0)
@@ -184,7 +234,7 @@ def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> No
 def test_what_was_gathered_is_said_before_the_bye(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.tap.offer("policy", make_step(1), codec.encode(make_step(1)))
-    recorder.tap.leave("stopped")
+    recorder.tap.leave("stopped", recorder.now)
     assert recorder.topics() == [("step", 0), ("step", 1)]
     assert not recorder.server.peers
 
