@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 
 from sims import core as sims_core
+from td3_robot import launch
 from td3_robot import node as nodes
 from td3_robot.claim import claim
+from td3_robot.errors import ConfigError, UsageError
 from td3_robot.node import Figures, Node
 
 _PATIENCE = 10.0  # seconds that one of the name before has to end
@@ -22,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _simulate_alone(node: Node) -> None:
+    if not node.supervised:
+        _check_guest(node)
     where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
     # Servers believe the later one of two simulators: it would be the one that was started after a crash.
     # A supervised one may find one that has not noticed yet that its run has ended.
@@ -29,6 +34,18 @@ def _simulate_alone(node: Node) -> None:
     what = f"simulator {node.name} {node.run.path.resolve()}"
     with claim(what, f"--name is {node.name!r}: {where}", patience):
         _simulate(node)
+
+
+def _check_guest(node: Node) -> None:
+    """Whether a guest may be called so: of two with one name, servers believe the one that was started later.
+
+    Raises:
+        UsageError: it is the name of one of the run's own processes.
+    """
+    with contextlib.suppress(ConfigError):  # a launch description of the user's own, which was moved since
+        own = sorted(process.name for process in launch.expand(launch.load(node.config.launch), node.config))
+        if node.name in own:
+            raise UsageError(f"--name is {node.name!r}, as one of the run's own is called: {', '.join(own)}")
 
 
 def _simulate(node: Node) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from td3_robot.run_folder import RunFolder
 from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import open_keys
+from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.session import Peer, ServerSession
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ _GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
 """How a process ends that was told to; by the bare signal if that came before it was ready for it."""
+_LONGEST_TURN = 1.0  # seconds; of a longer one this process has stood still
 _ON_THE_WAY = 0.05  # seconds of silence after which nothing more comes from processes that have ended
 _LAST_WORDS = 2.0  # seconds to wait for what one has said last
 _STARTS = 1000  # incarnations reserved for one start of the run; restarts within it count on from there
@@ -50,7 +51,7 @@ class Child:
     popen: subprocess.Popen[bytes] | None = None
     incarnation: int = 0
     status: Status | None = None
-    started_at: float = 0.0
+    started_at: float = 0.0  # seconds that the supervisor was awake for
     died_at: list[float] = field(default_factory=list)
     over: bool = False  # ended for good, as it should
 
@@ -84,10 +85,23 @@ class Supervisor:
         self._say = say
         self._interrupts = 0
         self._worst = 0
+        self._awake = 0.0  # seconds of supervising, without those that this process was stopped for
 
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
+        # Before there is anything to be removed again. SIGHUP ignored is what nohup asks for.
+        caught = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        self._handlers = {number: signal.signal(number, self._signalled) for number in caught}
+        try:
+            self._open(keys, facts)
+        except BaseException:
+            self._restore_handlers()
+            raise
+        return self
+
+    def _open(self, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
+        """Make the folder of sockets, name them in the run, and serve our own."""
         # A run in lock-step that was stopped before its first cut begins once more, and is the same run.
         begun = self.config.timing != "lockstep" or any(self.run.checkpoints.iterdir())
         start = int(facts.get("starts", -1)) + 1 if begun else 0
@@ -109,16 +123,13 @@ class Supervisor:
         except BaseException:
             self._clean_up()
             raise
-        self._handlers = {number: signal.signal(number, self._signalled) for number in _STOP_SIGNALS}
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self._stop_all()
         finally:
             self._clean_up()
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+            self._restore_handlers()
 
     def supervise(self, watch: Watch) -> int:
         """Run until a process that ends the run has ended, or an interrupt; the exit code of the run.
@@ -132,12 +143,16 @@ class Supervisor:
         for child in self.children:
             self._start(child)
         everybody_ready = False
+        looked_at = time.monotonic()
         while not self._interrupts:
             self._listen(0.1)
+            now = time.monotonic()
+            self._awake += min(now - looked_at, _LONGEST_TURN)  # what was said while we stood still is not heard yet
+            looked_at = now
             self._reap()
             if any(child.over and child.process.row.ends_run for child in self.children):
                 break
-            late = [c.name for c in self.children if not c.ready and time.monotonic() - c.started_at > READY_TIMEOUT]
+            late = [c.name for c in self.children if not c.ready and self._awake - c.started_at > READY_TIMEOUT]
             if late:
                 raise NodeError(f"{late[0]} was not ready within {READY_TIMEOUT:g} s; see {self._log(late[0])}")
             if not everybody_ready and all(child.ready for child in self.children):
@@ -172,7 +187,7 @@ class Supervisor:
                 pass_fds=(self._lifeline,),
                 start_new_session=True,  # Ctrl-C on the terminal reaches us alone; we forward it once
             )
-        child.status, child.started_at = None, time.monotonic()
+        child.status, child.started_at = None, self._awake
 
     def _reap(self) -> None:
         for child in self.children:
@@ -262,6 +277,10 @@ class Supervisor:
     def _signalled(self, number: int, frame: Any) -> None:
         del number, frame
         self._interrupts += 1
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     # -- files ---------------------------------------------------------------------------------------------------
 

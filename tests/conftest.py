@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +119,12 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
 class Command:
     """A td3-robot command as a process: its lines as they come, its children by name."""
 
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(self, *arguments: str, cwd: Path, before: Sequence[str] = ()) -> None:
         self.cwd = cwd
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "td3_robot.cli.main", *arguments],
+            [*before, sys.executable, "-m", "td3_robot.cli.main", *arguments],
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -239,8 +239,8 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Starts td3-robot commands in a temporary folder; none outlives the test."""
     started: list[Command] = []
 
-    def start(*arguments: str) -> Command:
-        started.append(Command(*arguments, cwd=tmp_path))
+    def start(*arguments: str, **options: Any) -> Command:
+        started.append(Command(*arguments, cwd=tmp_path, **options))
         return started[-1]
 
     yield start

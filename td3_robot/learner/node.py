@@ -15,6 +15,7 @@ from typing import Any
 from td3_robot import files
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
+from td3_robot.claim import claim
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
@@ -27,12 +28,21 @@ from td3_robot.transport.session import ROBOT_ROLES
 
 log = logging.getLogger(__name__)
 
+_PATIENCE = 60.0  # seconds that a learner before has for its last checkpoint; the supervisor's patience is longer
 _BEST = "eval_return_mean"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = nodes.parser("learner", "learner", "Learn from the steps of a run's simulators, and publish weights.")
-    return nodes.main("learner", parser.parse_args(arguments), _learn)
+    return nodes.main("learner", parser.parse_args(arguments), _learn_alone)
+
+
+def _learn_alone(node: Node) -> None:
+    # Of a run whose supervisor was killed the learner may still save: what it writes is what the next one begins with.
+    patience = _PATIENCE if node.supervised else 0.0
+    refusal = f"a learner is at work in the run in {str(node.run.path)!r}"
+    with claim(f"learner {node.run.path.resolve()}", refusal, patience):
+        _learn(node)
 
 
 def _learn(node: Node) -> None:

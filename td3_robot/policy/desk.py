@@ -46,7 +46,7 @@ class Desk:
         self._watch = watch
         self._of_server = detail
         self._stopped: set[str] = set()
-        self._relayed: dict[int, tuple[Peer, int]] = {}
+        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # to whom, of whom, by what number
         self._relays = 0
 
     def join(self, peer: Peer, stopped: bool) -> list[Output]:
@@ -111,12 +111,12 @@ class Desk:
 
     def reply(self, robot: Peer, reply: Reply) -> list[Output]:
         """A robot's Reply goes to the operator who asked."""
-        known = self._relayed.pop(reply.id, None)
-        if known is None:
+        asked, operator, number = self._relayed.get(reply.id, ("", None, 0))
+        if operator is None or asked != robot.name:
             if reply.error:
                 log.info("%s refuses: %r", robot.name, reply.error)
             return []
-        operator, number = known
+        del self._relayed[reply.id]
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
 
     def announce(self, changes: list[StateChange]) -> list[Output]:
@@ -133,7 +133,7 @@ class Desk:
         if error := error or self._watch(command.target, command, now):
             return [(peer, self._refusal(command, error))]
         self._relays += 1
-        self._relayed[self._relays] = peer, command.id
+        self._relayed[self._relays] = robot.name, peer, command.id
         if len(self._relayed) > _RELAYS:
             del self._relayed[next(iter(self._relayed))]
         return [(robot, replace(command, id=self._relays, target=""))]

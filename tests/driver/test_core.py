@@ -370,6 +370,13 @@ def test_a_reset_of_an_active_driver_leaves_its_watchdog_armed(make_core: Make) 
     assert core.guard.lifecycle.state == "fault"
 
 
+def test_a_welcome_of_another_link_is_not_answered_with_a_step(make_core: Make) -> None:
+    """A simulator's supervisor, which was stopped for a while and has met it anew."""
+    core = make_core(learner=True)
+    assert core.step([("supervisor", Welcome(1, "supervisor", 6))], 0.003) == []
+    assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
+
+
 def test_a_robots_stop_is_repeated_to_a_server_that_comes_back(make_core: Make, robot: Toy) -> None:
     core = make_core()
     welcome = ("policy", Welcome(1, "policy", 6))

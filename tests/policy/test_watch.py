@@ -374,6 +374,9 @@ def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
     assert to is peer
     assert isinstance(relayed, Command)
     assert (relayed.verb, relayed.target) == ("state", "")
+    stranger = replace(peer, key=b"other", hello=replace(peer.hello, name="arm"))  # whom nobody has asked
+    core.step([(stranger, stranger.hello)], 0.0)
+    assert core.step([(stranger, Reply(relayed.id, "x", "", "active", {}))], 0.0) == []
     [(to, answer)] = core.step([(peer, Reply(relayed.id, "x", "", "fault", {"a": 1}))], 0.0)
     assert to is operator
     assert isinstance(answer, Reply)

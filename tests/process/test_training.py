@@ -24,6 +24,7 @@ from td3_robot.cli.main import main
 from td3_robot.learner import checkpoint, state
 from td3_robot.messages import Step
 from td3_robot.session.reader import Session
+from tests.conftest import SMALL
 
 
 def sockets_of(run: Path) -> Path:
@@ -239,10 +240,11 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     log = tmp_path / "run" / "logs" / "learner.log"
     guest = command("sim", "--run", "run", "--name", "guest")
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
-    for name in ("guest", "sim-0"):  # a mistake, which must not cost the training that one's place
-        twin = command("sim", "--run", "run", "--name", name)
+    own = "as one of the run's own is called: learner, policy, sim-0"
+    for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
+        twin = command("sim", "--run", "run", "--name", name)  # a mistake, which must not cost that one its place
         assert twin.finish() == 2, twin.output()
-        assert f"--name is {name!r}: a simulator of that name takes part in the run in" in twin.lines[-1]
+        assert re.search(f"--name is {name!r}[:,] {why}", twin.lines[-1]), twin.output()
     run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
@@ -256,6 +258,29 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     counters = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["counters"]
     assert counters["missed"] == 0
     assert counters.get("late", 0) == 0
+
+
+def test_hung_up_on_under_nohup_it_goes_on(command: Any) -> None:
+    """SIGHUP is ignored by who was started so; SIGTERM is not."""
+    sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
+    run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])
+    run.wait_for("^ready")
+    for process in (run.process, *run.children().values()):
+        process.send_signal(signal.SIGHUP)
+    run.wait_for_steps(1000)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish() == 130, run.output()
+
+
+def test_a_learner_is_alone_in_its_run(train: Any, command: Any) -> None:
+    run = train(100_000, "learner.replay_ratio=0.1")
+    run.wait_for_steps(600)
+    second = command("learner", "--run", "run")
+    assert second.finish() == 2, second.output()
+    assert "a learner is at work in the run in 'run' (process" in second.lines[-1]
+    run.wait_for_more_steps(500)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
 
 
 def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any, tmp_path: Path, seed: int) -> None:
