@@ -18,7 +18,14 @@ from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.bus import MAX_FRAME
 from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
-from td3_robot.transport.session import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, MAX_ROBOTS, PEER_TIMEOUT
+from td3_robot.transport.session import (
+    DRIVER_SILENCE,
+    HEARTBEAT_PERIOD,
+    HELLO_PERIOD,
+    LONG_SILENCE,
+    MAX_ROBOTS,
+    PEER_TIMEOUT,
+)
 
 DOCUMENT = Path(__file__).parent / "protocol.md"
 
@@ -43,6 +50,7 @@ def constants() -> str:
         ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, that nobody has answered"],
         ["HEARTBEAT_PERIOD", f"{HEARTBEAT_PERIOD} s", "of silence after which a client sends a Heartbeat"],
         ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server takes a client for gone"],
+        ["LONG_SILENCE", f"{LONG_SILENCE} s", "of its own silence after which a client says first who it is"],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may take a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],

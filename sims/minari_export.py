@@ -64,6 +64,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
         SessionError: the recording is damaged, of two kinds of robots, or no two Steps follow each other in it.
         OSError: the dataset exists or cannot be written.
     """
+    root = root.resolve()  # Minari would put a relative one before its own paths once more
     target = root / name
     if target.exists():
         raise FileExistsError(17, "File exists", str(target))

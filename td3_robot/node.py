@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -418,7 +419,8 @@ def _make_room(role: str, folder: RunFolder | None) -> str:
     """What to do about a full disk."""
     if role == RECORDER:
         return "; make room on that disk, then td3-robot record again: who was recorded goes on without it"
-    return f"; make room on that disk, then td3-robot train --resume {folder.path}" if folder else ""
+    resume = f"td3-robot train --resume {shlex.quote(str(folder.path))}" if folder else ""
+    return f"; make room on that disk, then {resume}" if resume else ""
 
 
 def _ask_for_realtime(config: Config) -> None:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import math
+import shlex
 import subprocess
 import sys
 import time
@@ -198,7 +199,9 @@ def _train(run: RunFolder, config: Config, notices: list[str], log_every: float)
     run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
-        progress.say(f"stopped; what was learned is kept: go on with td3-robot train --resume {run.path}")
+        progress.say(
+            f"stopped; what was learned is kept: go on with td3-robot train --resume {shlex.quote(str(run.path))}"
+        )
         return code
     figures = supervisor.statuses()["learner"].figures
     if figures.get("target_reached"):
@@ -269,6 +272,6 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
 def _next_steps(run: RunFolder) -> str:
     return (
         f"curve:   {run.curve_file}\n"
-        f"see it:  td3-robot eval {run.policy_file} --video walk.mp4\n"
+        f"see it:  td3-robot eval {shlex.quote(str(run.policy_file))} --video walk.mp4\n"
         f"metrics: tensorboard --logdir {run.tensorboard}"
     )

@@ -14,6 +14,8 @@ from td3_robot.transport.session import Peer
 
 METADATA = "td3_robot"
 """Name of the MCAP metadata record that every session has."""
+REASON = "written_because"
+"""Key, in that record, of why the file of a ring was written."""
 CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"

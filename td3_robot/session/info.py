@@ -18,7 +18,7 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
 from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weights
 from td3_robot.node import Parser
 from td3_robot.session.decoder import Decoder
-from td3_robot.session.entries import METADATA, Attachment, Entry, printable
+from td3_robot.session.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.session.faults import Faults, line
 from td3_robot.session.reader import Damage, Metadata, SessionFile, other_protocol
 from td3_robot.session.stream import Stream
@@ -168,6 +168,7 @@ def text(report: dict[str, Any]) -> str:
     lines = [
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
         f"recorded {report['begin']} {by(about)}",
+        *([f"written because of {about[REASON]}"] if REASON in about else []),
         "",
         f"{'topic':<28}{'count':>8}{'Hz':>10}{'MB':>9}{'begins':>8}{'gaps':>6}{'missing':>9}{'longest s':>11}",
     ]

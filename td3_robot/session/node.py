@@ -23,6 +23,7 @@ from td3_robot.node import Figures, Node
 from td3_robot.session.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
 from td3_robot.session.recorder import Recorder
 from td3_robot.topics import RECORDER
+from td3_robot.transport.session import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     recorder = Recorder(path, facts, config, epoch)
     if config.ring_s:
         log.info("keeping the last %g s, to be written to %s on a fault or SIGUSR1", config.ring_s, path)
+        if config.ring_s <= PEER_TIMEOUT:
+            log.warning("that a node is silent is noticed after %g s: its last words are not kept", PEER_TIMEOUT)
     else:
         log.info("recording into %s", path)
     triggered: list[int] = []
@@ -141,6 +144,8 @@ def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
         recorder.step(node.bus.receive(0.05), time.monotonic())
     for _ in range(_LAST_LOOKS):  # at what has come by now, however long we stood still
         recorder.step(node.bus.receive(0.0), time.monotonic())
+    if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
+        log.warning("no last word of %s: the end of what was said may be missing", ", ".join(silent))
 
 
 def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:
@@ -154,7 +159,9 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
     """They are told apart by their names, and from what every recording has."""
     taken = {CONFIG: "the recording's own is", METRICS: "the recording's own is"}
-    for file in files:
+    for number, file in enumerate(files):
+        if file in files[:number]:
+            raise UsageError(f"--attach {str(file)!r} is given twice")
         if file.name in taken:
             raise UsageError(f"--attach {str(file)!r}: {taken[file.name]} called {file.name!r}; give it another name")
         taken[file.name] = f"{str(file)!r} is"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import select
 import signal
 import sys
@@ -24,6 +25,7 @@ from td3_robot.session.player import Player, playable
 from td3_robot.session.reader import Session
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
+from td3_robot.transport.session import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must take part
@@ -119,8 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    if not options.rate > 0 or options.start < 0 or (options.duration is not None and options.duration <= 0):
-        raise UsageError("--rate and --duration must be above 0, and --start not below it")
+    for name, least in (("rate", "above 0"), ("start", "0 or more"), ("duration", "above 0")):
+        value = getattr(options, name)
+        if value is not None and not (math.isfinite(value) and (value > 0 or (name == "start" and value == 0))):
+            raise UsageError(f"--{name} is {value}; allowed: a number, {least}")
     (endpoints, keys), topics = _place(options), _topics(options)
     session, played = Session(options.files), Counter[str]()
     names, schedule = _renamed(options.remap, session, topics), _schedule(options, session, topics)
@@ -139,7 +143,12 @@ def _play(options: argparse.Namespace) -> int:
                     print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
                     return EXIT_CHECK_FAILED
                 player.introduce()
-                _run(player, schedule.of(session.timed(topics)), pause, stopped)
+                if gone := _run(player, schedule.of(session.timed(topics)), pause, stopped):
+                    what = (
+                        f"{gone} has not said a word for {PEER_TIMEOUT:g} s: what was played since has reached nobody"
+                    )
+                    print(f"td3-robot play: {what}", file=sys.stderr)
+                    return EXIT_CHECK_FAILED
             finally:
                 played += player.counts()
                 player.close()
@@ -168,16 +177,22 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
     return [] if stopped else missing
 
 
-def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> None:
+def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
+    """Say all that is scheduled; who was found gone, empty if nobody was."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:
             player.turn(_LOOK if pause.paused else min(wait, _LOOK))
             pause.look()
             if stopped:
-                return
+                return ""
+            if gone := player.silent_since(time.monotonic() - PEER_TIMEOUT):
+                return gone
         player.say(entry)
-    player.turn(0.0)
+    end = time.monotonic()
+    while (gone := player.silent_since(end)) and time.monotonic() < end + PEER_TIMEOUT and not stopped:
+        player.turn(_LOOK)
+    return "" if stopped else gone
 
 
 def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:

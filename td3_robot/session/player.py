@@ -135,6 +135,11 @@ class Player:
             missing |= {link for link in bus.links() if not bus.welcome(link)}
         return sorted(missing)
 
+    def silent_since(self, time: float) -> str:
+        """The first link whose server has not said a word since then (s, of ``time.monotonic``); empty for none."""
+        links = sorted((link, bus.heard(link)) for bus in self._buses.values() for link in bus.links())
+        return next((f"the server of link {link}" for link, heard in links if heard <= time), "")
+
     def turn(self, timeout: float) -> None:
         """Look at the links, for up to so many seconds.
 
@@ -154,11 +159,12 @@ class Player:
             self._count(MONITOR, bus.send(MONITOR, self._record(entry, message)))
         for link, serves in playable().get(entry.topic, ()):
             if serves and link in self._served:
-                source = getattr(message, "source", None)
-                for peer in self._server.peers(link):
-                    wanted = peer.name == source if source else peer.role not in ROBOT_ROLES
-                    if wanted:
-                        self._count(entry.topic, self._server.send(peer, message))
+                source, peers = getattr(message, "source", None), self._server.peers(link)
+                wanted = [peer for peer in peers if (peer.name == source if source else peer.role not in ROBOT_ROLES)]
+                for peer in wanted:
+                    self._count(entry.topic, self._server.send(peer, message))
+                if not wanted:
+                    self._count(entry.topic, False)
             elif not serves and bus and link in bus.links():
                 self._count(entry.topic, bus.send(link, message))
 

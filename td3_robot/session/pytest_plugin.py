@@ -10,7 +10,9 @@ Loaded by pytest of itself; imports the rest of td3-robot only when a test needs
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +35,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for folder in _folders(session.config):
         if not folder.is_dir():
             raise pytest.UsageError(f"{INI}: {str(folder)!r} is no folder")
-        if not any(folder.rglob("*.mcap")):
+        recordings = [path for path in folder.rglob("*.mcap") if not path.is_dir()]
+        if not recordings:
             raise pytest.UsageError(f"{INI}: {str(folder)!r} holds no recordings (*.mcap)")
+        for path in recordings:
+            if not path.exists():
+                raise pytest.UsageError(
+                    f"{INI}: {str(path)!r} is a link to {str(path.readlink())!r}, which is not there"
+                )
+            if hidden := _passed_over(path, session.config):
+                raise pytest.UsageError(f"{INI}: pytest does not look at {str(path)!r}: norecursedirs has {hidden!r}")
+
+
+def _passed_over(path: Path, config: pytest.Config) -> str | None:
+    """The pattern of norecursedirs because of which pytest would not come to this file; None if there is none."""
+    within = path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
+    patterns: list[str] = config.getini("norecursedirs")
+    return next((pattern for name in within.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
 
 
 def _folders(config: pytest.Config) -> Sequence[Path]:
@@ -70,7 +87,7 @@ class SessionItem(pytest.Item):
         reports = replay.check(session)
         text = replay.text(session, reports)
         if not all(report.same for report in reports) or not any(report.compared for report in reports):
-            raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {self.path} --update")
+            raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {shlex.quote(str(self.path))} --update")
         self.add_report_section("call", "replay", text)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import shlex
 import struct
 import zlib
 from collections import Counter
@@ -289,7 +290,6 @@ class Session:
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
         self._ahead: dict[tuple[str, int], int] = {}  # ns by which the recorder's clock is ahead of a node's, at most
-        repeated: set[tuple[str, int, str, int]] = set()  # what every part of a session begins with
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -299,12 +299,9 @@ class Session:
             elif isinstance(item, Entry):
                 self.decode.learn(item)
                 self.begin, self.end = min(self.begin or item.received, item.received), max(self.end, item.received)
-                again = item.topic in REPEATED and item.identity in repeated
-                self.counts[item.stream] += not again
+                self.counts[item.stream] += 1
                 node, later = (item.publisher, item.incarnation), item.received - item.published
                 self._ahead[node] = min(later, self._ahead.get(node, later))
-                if item.topic in REPEATED:
-                    repeated.add(item.identity)
                 if item.topic == Start.NAME:
                     self.starts.setdefault((item.publisher, item.incarnation), item)
                 elif item.topic == Turn.NAME:
@@ -342,15 +339,9 @@ class Session:
         Raises:
             SessionError: a file is damaged.
         """
-        seen: set[tuple[str, int, str, int]] = set()  # of what every part of a session begins with
         for item in self._items():
-            if not isinstance(item, Entry) or (topics and item.topic not in topics):
-                continue
-            if item.topic in REPEATED:
-                if item.identity in seen:
-                    continue
-                seen.add(item.identity)
-            yield item
+            if isinstance(item, Entry) and (not topics or item.topic in topics):
+                yield item
 
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """As :meth:`entries`, in the order they were published, with the time that each would have been received at
@@ -386,14 +377,22 @@ class Session:
         return self.decode.label
 
     def _items(self) -> Iterator[Item]:
+        """What is in the files, without what is in a part before: each begins with copies, and those of a ring that was
+        written twice in short time overlap."""
+        newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
-            file = SessionFile(path)
-            yield from file.items()
+            file, before = SessionFile(path), dict(newest)
+            for item in file.items():
+                if isinstance(item, Entry):
+                    if item.sequence <= before.get(item.stream, -1):
+                        continue
+                    newest[item.stream] = max(item.sequence, newest.get(item.stream, -1))
+                yield item
             if file.damages:
                 damage = file.damages[0]
                 raise SessionError(
                     f"{str(path)!r} is damaged at byte {damage.offset}: {damage.why}; "
-                    f"mend it with td3-robot recover {path}"
+                    f"mend it with td3-robot recover {shlex.quote(str(path))}"
                 )
 
     def _check_protocol(self) -> None:

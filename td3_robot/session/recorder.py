@@ -11,7 +11,7 @@ from pathlib import Path
 from td3_robot.config import RecordConfig
 from td3_robot.messages import Bye, Record
 from td3_robot.session import triggers
-from td3_robot.session.entries import ON_THE_WAY_NS, REPEATED, Attachment, Entry, Facts
+from td3_robot.session.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
 from td3_robot.session.writer import SessionWriter
 from td3_robot.transport.session import Input, Output, Peer
 
@@ -128,11 +128,12 @@ class Recorder:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: float, since: int = 0) -> SessionWriter:
+    def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
         """A new file, of what was received from ``since`` (ns since 1970) on; what it repeats of before is as if it had
         come then, so that the file is no longer than what is in it."""
         path = free_name(self.path)
-        self._writer = SessionWriter(path, self._facts, now)
+        facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
+        self._writer = SessionWriter(path, facts, now)
         self.files.append(path)
         for kept in self._repeated.values():
             for entry in kept:
@@ -148,7 +149,8 @@ class Recorder:
             self._begin(now, self._epoch + int(now * 1e9))
 
     def _dump(self, now: float) -> None:
-        writer = self._begin(now, self._ring[0].received if self._ring else self._epoch + int(now * 1e9))
+        since = self._ring[0].received if self._ring else self._epoch + int(now * 1e9)
+        writer = self._begin(now, since, self._pending or "")
         for entry in self._ring:
             writer.add(entry)
         writer.close()

@@ -8,6 +8,7 @@ on which machine and with which versions it was made: that, and not the recordin
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +57,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     Raises:
         OSError: it cannot be written; the old file is untouched then.
     """
-    (path,) = session.paths
+    path = session.paths[0].resolve()  # the file itself, where it was named by a link to it
     references = {}
     for part in parts:
         reference = part.reference or _reference(part)
@@ -74,6 +75,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         target = Path(folder) / path.name
         write(target, Facts(session.metadata, attachments), session.entries())
+        shutil.copymode(path, target)
         target.replace(path)
     return f"expected now: {', '.join(sorted(references))}"
 

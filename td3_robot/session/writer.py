@@ -52,6 +52,7 @@ class SessionWriter:
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._due = now + CHUNK_S
+        self._open = self._at = 0  # bytes taken since the file was that long
         self._writer.start(PROFILE)
         self._writer.add_metadata(METADATA, dict(facts.metadata))
         for attachment in facts.attachments:
@@ -65,6 +66,7 @@ class SessionWriter:
             channel, entry.received, entry.payload, max(0, entry.published), entry.sequence & 0xFFFFFFFF
         )
         self.messages += 1
+        self._open += len(entry.payload)
 
     def attach(self, attachment: Attachment, time_ns: int) -> None:
         """Write a file into the file."""
@@ -77,8 +79,10 @@ class SessionWriter:
             self._writer.flush()
 
     def size(self) -> int:
-        """Bytes in the file so far, less the chunk in progress."""
-        return self._file.tell()
+        """Bytes in the file so far, those of the chunk in progress as they are before they are compressed."""
+        if self._file.tell() != self._at:
+            self._at, self._open = self._file.tell(), 0
+        return self._at + self._open
 
     def close(self) -> None:
         """Write the index, and close the file."""

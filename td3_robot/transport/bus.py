@@ -245,6 +245,10 @@ class Bus:
         """Whether the server of a link has welcomed us."""
         return self._clients[link][1].state == "welcome"
 
+    def heard(self, link: str) -> float:
+        """When the server of a link has said something last, by the bus's clock (s); never is minus infinity."""
+        return self._clients[link][1].heard
+
     def links(self) -> list[str]:
         """The links that this bus is a client of."""
         return list(self._clients)

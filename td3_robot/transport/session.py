@@ -294,6 +294,7 @@ class ClientSession:
         hello: what to introduce ourselves with.
         accepts: message types the server may send.
         essential: whether a refusal is the end; otherwise it is logged, and the server asked again after a while.
+        heard: when the server has said something last (s); minus infinity is never.
     """
 
     link: str
@@ -305,16 +306,16 @@ class ClientSession:
     state: Literal["connecting", "welcome", "refused"] = "connecting"
     refusal: Refused | None = None
     session: int | None = None
+    heard: float = float("-inf")
     _sent: float = float("-inf")
     _asked: float = float("-inf")  # when the last Hello or Heartbeat went out
-    _heard: float = float("-inf")
 
     def due(self, now: float) -> list[Message]:
         """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
         if now - self._asked < HELLO_PERIOD:
             return []
         self.wake(now)
-        silent = max(now - self._sent, now - self._heard) >= HEARTBEAT_PERIOD
+        silent = max(now - self._sent, now - self.heard) >= HEARTBEAT_PERIOD
         if not self.essential and self.state == "refused" and now - self._asked >= LOG_PERIOD:
             self.state = "connecting"
         if self.state == "connecting":
@@ -348,7 +349,7 @@ class ClientSession:
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
             return []
-        self._heard = now
+        self.heard = now
         if isinstance(message, self.accepts):
             return [(self.link, message)]
         if isinstance(message, Welcome):

@@ -69,6 +69,14 @@ def steps(make_step: Make, **fields: Any) -> list[Step]:
     return [step for step in made if step.sequence != 8]
 
 
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recording = str(SESSIONS / "pendulum.mcap")
+    assert main(["export", recording, "--out", "some/where", "--format", "minari", "--dataset", "td3/pendulum-v0"]) == 0
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "some" / "where"))
+    assert minari.load_dataset("td3/pendulum-v0").total_episodes > 0
+
+
 def test_episodes_are_those_recorded_and_cut_where_a_step_is_lost(
     make_step: Make, spec: RobotSpec, save: Make, export: Make, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -240,7 +241,11 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     ("arguments", "words"),
     [
         ((), "to whom?"),
-        (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate and --duration must be above 0"),
+        (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate is 0.0; allowed: a number, above 0"),
+        (("--policy", "ipc:///tmp/x", "--rate", "inf"), "--rate is inf; allowed: a number, above 0"),
+        (("--policy", "ipc:///tmp/x", "--start", "nan"), "--start is nan; allowed: a number, 0 or more"),
+        (("--policy", "ipc:///tmp/x", "--start", "-1"), "--start is -1.0; allowed: a number, 0 or more"),
+        (("--policy", "ipc:///tmp/x", "--duration", "nan"), "--duration is nan; allowed: a number, above 0"),
         (("--policy", "ipc:///tmp/x", "--topics", "status"), "'status' cannot be played; allowed: step"),
         (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
         (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "is 'leg'; publishers: learner, policy, sim-0"),
@@ -261,6 +266,29 @@ def test_wrong_use_is_one_line(
     said = capsys.readouterr()
     assert words in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_server_that_goes_is_missed(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is played to it then is no success, even if its queue takes it."""
+    monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", {"simulator": (Step,)}, {}, 1))
+
+    def serve() -> None:
+        while not any(isinstance(message, Step) for _, message in server.receive(0.05)):
+            pass
+        server.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert main(["play", str(recorded), "--policy", endpoint]) == 1
+    thread.join()
+    said = capsys.readouterr().err
+    assert said.startswith("td3-robot play: the server of link policy has not said a word for 2 s: what was played")
+    assert said.count("\n") == 1
 
 
 def test_two_publishers_may_change_names(recorded: Path) -> None:

@@ -56,6 +56,17 @@ def test_a_folder_that_no_test_comes_from_is_an_error(project: Path) -> None:
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: td3_robot_sessions: {str(sessions)!r} holds no recordings (*.mcap)" in result.stderr
+    (sessions / "gone.mcap").symlink_to("annex/gone.mcap")
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "gone.mcap' is a link to 'annex/gone.mcap', which is not there" in result.stderr
+    (sessions / "gone.mcap").unlink()
+    (sessions / "build").mkdir()
+    shutil.copy(RECORDING, sessions / "build")
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "pendulum.mcap': norecursedirs has 'build'" in result.stderr
+    shutil.rmtree(sessions / "build")
     (sessions / ".gitkeep").unlink()
     sessions.rmdir()
     result = run(project)

@@ -121,6 +121,12 @@ def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_ste
     assert len(it.recorder.files) == 2  # and is written when that is over
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 2
+    assert [examine(file)["metadata"]["written_because"] for file in it.recorder.files] == ["sim-0 failed: it fell"] * 2
+    first, second = it.sequences()
+    assert first[-1] >= second[0]  # of what both hold, one counts
+    steps = [message.sequence for _, message in Session(it.recorder.files).messages(("step",))]
+    assert steps == list(range(first[0], second[-1] + 1))
+    assert sum(Session(it.recorder.files).counts.values()) == len(list(Session(it.recorder.files).entries()))
 
 
 def test_ring_that_waits_is_written_at_the_end(make: Make, make_step: Make) -> None:
@@ -172,3 +178,8 @@ def test_attachments_need_names_of_their_own(names: list[str], words: str, capsy
     attach = [word for name in names for word in ("--attach", name)]
     assert main(["record", "a.mcap", "--run", "none", *attach]) == 2
     assert capsys.readouterr().err == f"td3-robot record: {words}; give it another name\n"
+
+
+def test_a_file_is_attached_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "a.mcap", "--run", "none", "--attach", "b/notes", "--attach", "b/notes"]) == 2
+    assert capsys.readouterr().err == "td3-robot record: --attach 'b/notes' is given twice\n"

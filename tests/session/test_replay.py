@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,6 +108,19 @@ def test_update_shows_the_difference_then_makes_it_expected(
     assert policy(path, "--update") == 0
     assert path.read_bytes() == before
     assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
+
+
+def test_update_of_a_link_is_of_the_file_it_leads_to(acted: Make, save: Make, tmp_path: Path) -> None:
+    """Which keeps its permissions."""
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    path.chmod(0o640)
+    link = tmp_path / "other" / "link.mcap"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert policy(link, "--update") == 0
+    assert link.is_symlink()
+    assert policy(path) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:

@@ -352,8 +352,8 @@ def test_silent_client_expires(
 def test_heartbeats_keep_an_idle_link(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
     server, client, peer = linked
     session = client._clients["policy"][1]
-    begin = session._heard
-    got = pump(lambda _: session._heard > begin, server, client)
+    begin = session.heard
+    got = pump(lambda _: session.heard > begin, server, client)
     assert got == [[], []]  # the core hears nothing of it
     assert server.send(peer, action(0))
 
