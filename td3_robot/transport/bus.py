@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Bye, Message
+from td3_robot.messages import Bye, Message, Step
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
@@ -226,6 +226,8 @@ class Bus:
         now = self._clock()
         if client.wake(now):
             self._introduce(socket, client, now)
+            if isinstance(message, Step):  # the core may have to tell a server that met us anew of others before it
+                return False
         if self._say(socket, to, message):
             client.sent(now)
             return True

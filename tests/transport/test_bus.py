@@ -33,7 +33,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
-from td3_robot.transport.session import PEER_TIMEOUT, Peer
+from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, Peer
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -320,6 +320,28 @@ def test_a_server_that_ends_leaves_its_successor_its_socket(
     assert file.exists()
     client.connect(endpoint, make_client())
     pump(lambda _: client.welcome("policy"), client, second)
+
+
+def test_who_was_silent_for_long_says_first_who_it_is(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make
+) -> None:
+    """A Step waits for the Welcome: its core may have to tell of others first. Anything else follows the Hello."""
+    now = 0.0
+    server, client = make_bus(), make_bus()
+    client._clock = lambda: now
+    server.serve(endpoint, make_server())
+    client.connect(endpoint, make_client())
+    pump(lambda got: bool(got[0] and got[1]), server, client)
+    for first in (make_step(0), Heartbeat(1, 2)):
+        now += LONG_SILENCE
+        server._servers["policy"][1].forget(next(iter(server._servers["policy"][1].peers)), "silent")
+        assert client.send("policy", first) == (not isinstance(first, Step))
+        assert not client.welcome("policy")
+        got, welcomes = pump(lambda got: bool(got[0] and got[1]), server, client)
+        assert (kinds(got), kinds(welcomes)) == ([Hello], [Welcome])
+    assert client.send("policy", make_step(0))
+    pump(lambda got: kinds(got[0]) == [Step], server)
+    assert not server.dropped()
 
 
 def test_silent_client_expires(
