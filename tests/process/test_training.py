@@ -245,6 +245,9 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
         twin = command("sim", "--run", "run", "--name", name)  # a mistake, which must not cost that one its place
         assert twin.finish() == 2, twin.output()
         assert re.search(f"--name is {name!r}[:,] {why}", twin.lines[-1]), twin.output()
+    second = command("learner", "--run", "run")
+    assert second.finish() == 2, second.output()
+    assert "a learner is at work in the run in 'run' (process" in second.lines[-1]
     run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
@@ -269,17 +272,6 @@ def test_hung_up_on_under_nohup_it_goes_on(command: Any) -> None:
         process.send_signal(signal.SIGHUP)
     run.wait_for_steps(1000)
     run.process.send_signal(signal.SIGTERM)
-    assert run.finish() == 130, run.output()
-
-
-def test_a_learner_is_alone_in_its_run(train: Any, command: Any) -> None:
-    run = train(100_000, "learner.replay_ratio=0.1")
-    run.wait_for_steps(600)
-    second = command("learner", "--run", "run")
-    assert second.finish() == 2, second.output()
-    assert "a learner is at work in the run in 'run' (process" in second.lines[-1]
-    run.wait_for_more_steps(500)
-    run.interrupt()
     assert run.finish() == 130, run.output()
 
 

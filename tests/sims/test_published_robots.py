@@ -17,7 +17,7 @@ from sims.locomotion import Locomotion
 from sims.robots import CONTROL_PERIOD
 from tests.sims.drivers import Driver, Random, Stand
 
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2)
 ROBOTS = tasks.names()
 
 
@@ -83,7 +83,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
             ends.append(end)
     # The comparison is worth something only if both kinds of end were met.
     assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
-    assert task == "Humanoid" or ends.count("truncated") >= 5, ends
+    assert task == "Humanoid" or ends.count("truncated") >= len(SEEDS), ends
 
 
 def test_humanoid_meets_its_time_limit_like_the_packages() -> None:
