@@ -32,7 +32,7 @@ def _simulate_alone(node: Node) -> None:
     # A supervised one may find one that has not noticed yet that its run has ended.
     patience = _PATIENCE if node.supervised else 0.0
     what = f"simulator {node.name} {node.run.path.resolve()}"
-    with claim(what, f"--name is {node.name!r}: {where}", patience):
+    with claim(what, f"--name is {node.name!r}: {where}", patience, lambda: node.stop_signal):
         _simulate(node)
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from td3_robot.errors import UsageError
 
@@ -15,7 +16,9 @@ _CREDENTIALS = struct.Struct("iII")  # pid, uid and gid of unix(7)
 _LOOK = 0.1  # seconds between two tries
 
 
-def claim(what: str, refusal: str, patience: float = 0.0) -> socket.socket:
+def claim(
+    what: str, refusal: str, patience: float = 0.0, stopped: Callable[[], object] = lambda: False
+) -> socket.socket:
     """Hold it until the socket is closed or the process ends, however it ends.
 
     It is an abstract Unix address (unix(7)): no file is left behind, and no user's permissions matter, so another user
@@ -25,6 +28,7 @@ def claim(what: str, refusal: str, patience: float = 0.0) -> socket.socket:
         what: names it.
         refusal: the text of the error, to which is added which process has it, of which user.
         patience: seconds for which one that is about to end is waited for.
+        stopped: asked while waiting; if so, there is no more waiting.
 
     Raises:
         UsageError: another process has it.
@@ -34,7 +38,7 @@ def claim(what: str, refusal: str, patience: float = 0.0) -> socket.socket:
         try:
             return _claim(what, refusal)
         except UsageError:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or stopped():
                 raise
             time.sleep(_LOOK)
 

@@ -41,7 +41,7 @@ def _learn_alone(node: Node) -> None:
     # Of a run whose supervisor was killed the learner may still save: what it writes is what the next one begins with.
     patience = _PATIENCE if node.supervised else 0.0
     refusal = f"a learner is at work in the run in {str(node.run.path)!r}"
-    with claim(f"learner {node.run.path.resolve()}", refusal, patience):
+    with claim(f"learner {node.run.path.resolve()}", refusal, patience, lambda: node.stop_signal):
         _learn(node)
 
 

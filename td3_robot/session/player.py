@@ -17,7 +17,7 @@ from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession
+from td3_robot.transport.session import HEARTBEAT_PERIOD, ROBOT_ROLES, ClientSession, ServerSession
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # what moves and teaches; commands are for people to give
@@ -75,6 +75,7 @@ class Player:
         self._hellos: dict[str, Entry] = {}  # the first of each robot, where there is a monitor
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, the newest
         self._keys = keys
+        self._looked_at = self._looked_since = float("-inf")  # at the links: last, and since when without a long pause
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
         try:
@@ -135,10 +136,13 @@ class Player:
             missing |= {link for link in bus.links() if not bus.welcome(link)}
         return sorted(missing)
 
-    def silent_since(self, time: float) -> str:
-        """The first link whose server has not said a word since then (s, of ``time.monotonic``); empty for none."""
+    def silent_since(self, then: float) -> str:
+        """The first link whose server has not said a word since then (s, of ``time.monotonic``); empty for none. A
+        monitor, to which things are only shown, may go."""
+        if self._looked_since > then:
+            return ""
         links = sorted((link, bus.heard(link)) for bus in self._buses.values() for link in bus.links())
-        return next((f"the server of link {link}" for link, heard in links if heard <= time), "")
+        return next((f"the server of link {link}" for link, heard in links if link in _LINKS and heard <= then), "")
 
     def turn(self, timeout: float) -> None:
         """Look at the links, for up to so many seconds.
@@ -146,9 +150,13 @@ class Player:
         Raises:
             HandshakeError: a live node refuses us.
         """
+        begin = time.monotonic()
+        if begin - self._looked_at > HEARTBEAT_PERIOD:  # nobody has listened meanwhile
+            self._looked_since = begin
         buses = [*self._buses.values(), self._server]
         for bus in buses:
             bus.receive(timeout / len(buses))
+        self._looked_at = time.monotonic()
 
     def say(self, entry: Entry) -> None:
         """Send a recorded message to whom it was sent."""

@@ -43,15 +43,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
                 raise pytest.UsageError(
                     f"{INI}: {str(path)!r} is a link to {str(path.readlink())!r}, which is not there"
                 )
-            if hidden := _passed_over(path, session.config):
+            if hidden := _passed_over(path.relative_to(folder), session.config):
                 raise pytest.UsageError(f"{INI}: pytest does not look at {str(path)!r}: norecursedirs has {hidden!r}")
 
 
 def _passed_over(path: Path, config: pytest.Config) -> str | None:
-    """The pattern of norecursedirs because of which pytest would not come to this file; None if there is none."""
-    within = path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
+    """The pattern of norecursedirs because of which pytest does not come to this file within a folder, if any."""
     patterns: list[str] = config.getini("norecursedirs")
-    return next((pattern for name in within.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
+    return next((pattern for name in path.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
 
 
 def _folders(config: pytest.Config) -> Sequence[Path]:

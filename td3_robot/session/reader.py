@@ -135,8 +135,9 @@ class SessionFile:
         begin = file.tell()
         with contextlib.suppress(Exception):  # what is wrong with it is said where it is come to
             file.seek(-_FOOTER.size, SEEK_END)
-            file.seek(_FOOTER.unpack(file.read())[2])
-            rest = file.read()
+            index = _FOOTER.unpack(file.read())[2]
+            file.seek(index)
+            rest = file.read() if begin < index < self.size else b""
             if _index_damage(0, rest) is None:
                 self.counts = self._counts(rest[: -_FOOTER.size])
         file.seek(begin)

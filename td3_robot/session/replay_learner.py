@@ -80,11 +80,12 @@ def replay(session: Session) -> Outcome:
     found, notes = lives.whole(session, "learner")
     outcome = Outcome(notes=notes)
     learners = sorted(recording.learners | found.keys())
-    told = _relive(session, found, recording, len(learners) == 1, outcome)
+    alone = len(learners) == 1
+    told = _relive(session, found, recording, alone, outcome)
     for key in learners:
-        _compare_counters(recording, key, found.get(key), told.get(key), len(learners) == 1, outcome)
+        _compare_counters(recording, key, found.get(key), told.get(key), alone, outcome)
     expected = _reference(session)
-    if len(learners) == 1 and told:
+    if alone and told:
         got = next(iter(told.values())).stored()
     elif missing := sorted(recording.names() - recording.hellos.keys()):
         outcome.notes.append(f"transitions: which robot {', '.join(missing)} is was not recorded: there is no Hello")
@@ -132,6 +133,8 @@ class _Recording:
 
     def not_counted(self) -> str | None:
         """Why the counters of a learner cannot be counted from the Steps alone; None if they can."""
+        if missing := sorted(self.names() - self.hellos.keys()):
+            return f"which robot {', '.join(missing)} is was not recorded: there is no Hello"
         if len(self.names()) != 1:
             return "in which order it saw the Steps of several sources is not recorded"
         if self._undelivered:
@@ -227,7 +230,7 @@ def _relive(
     outcome.turns = sum(life.told for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
     outcome.parts += result.parts
-    if not alone:
+    if len(recording.learners) > 1:
         outcome.notes.append(f"loss statistics: {len(recording.learners)} learners made them, or one in as many lives")
     for key, life in learning.items():
         core = told[key].learning if key in told else None
@@ -251,7 +254,7 @@ def _compare_counters(
         why, counted = "its last Status came later" if life.stopped else None, told.counted
     elif not alone:
         why = "its beginning is not recorded"
-    elif not (why := recording.not_counted()) and recording.names() <= recording.hellos.keys():
+    elif not (why := recording.not_counted()):
         counted = recording.stored.counted
     if why or status is None:
         outcome.notes.append(f"{whose}: {why}")

@@ -44,6 +44,7 @@ FOREIGN = 16
 malformed, part of a handshake. So a flood of them costs the core's next turn little, whatever it is made of."""
 _TURN = 0.001  # seconds of taking messages from one socket: a peer that floods us must not starve the others
 _TIMER = REVOCATION_TIME  # seconds: the longest sleep before handshakes, time-outs and keys are looked at
+_ON_THE_WAY = 0.5  # seconds that libzmq has for what came while this process stood still
 _RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up at a "no"
 _DEAD = 5_000  # ms without a sign of life after which a TCP connection is closed, and made anew by its client
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain numbers: flags of an enum take longer
@@ -97,7 +98,7 @@ class Bus:
         self._waiting: list[Input] = []
         self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
         self._behind: dict[str, float] = {}  # links served of which not all was read, and since when
-        self._next_timer = self._timed_at = float("-inf")
+        self._next_timer = self._timed_at = self._awake_since = float("-inf")
         self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, session: ServerSession) -> str:
@@ -282,7 +283,7 @@ class Bus:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
         for socket, end in self._links():
-            unmet = isinstance(end, ClientSession) and end.state != "welcome"
+            unmet = isinstance(end, ClientSession) and end.session is None
             socket.close(linger=0 if unmet else _FAREWELL)  # Hellos to nobody are not worth waiting for
         if self._gatekeeper:
             self._gatekeeper.socket.close()
@@ -324,13 +325,15 @@ class Bus:
             self._introduce(socket, client, now)
         for _, tap in self._taps:
             tap.turn(now)
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # we stood still
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # we stood still, and perhaps libzmq's threads, too
             self._behind.clear()
+            self._awake_since = now
         self._timed_at = now
         for link, (socket, server) in self._servers.items():
             # Who spoke while we stood still is not silent: what is left to be read is looked at first, within limits.
             since = self._behind.setdefault(link, now) if self._has_more(socket) else self._behind.pop(link, now)
-            if link not in self._behind or now - since > PEER_TIMEOUT:
+            read = link not in self._behind and now - self._awake_since >= _ON_THE_WAY
+            if read or now - since > PEER_TIMEOUT:
                 self._waiting += server.expire(now)
 
     def _rekey(self) -> None:
@@ -434,7 +437,9 @@ class Bus:
 
     def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
         try:
-            return self._say(socket, session.link, message, key)
+            sent = self._say(socket, session.link, message, key)
+            self._unreachable.discard((session.link, key))  # a later process may have chosen the same identity
+            return sent
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

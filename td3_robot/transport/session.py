@@ -7,7 +7,7 @@ are told the time, so that tests, replay and training in one process run the ver
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -131,6 +131,7 @@ class ServerSession:
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
     _asked: dict[bytes, float] = field(default_factory=dict)  # since when a client waits for a driver's name
+    _spoke: set[bytes] = field(default_factory=set)  # clients that have said something since their last Hello
 
     def receive(
         self, key: bytes, frames: Frames, now: float, owner: str = ""
@@ -153,6 +154,7 @@ class ServerSession:
                 return [], []
             if peer and kind is Record:
                 self._heard[key] = now
+                self._spoke.add(key)
                 return [(peer, record) for record in codec.decode_records(frames[1])], []
             message = codec.decode_as(kind, frames[1], peer.dims if peer else None)
         except ProtocolError as error:
@@ -163,9 +165,11 @@ class ServerSession:
         assert peer
         self._heard[key] = now
         if isinstance(message, Heartbeat):
+            self._spoke.add(key)
             return [], [(key, Heartbeat(message.stamp, self.session))]
         if isinstance(message, Bye):
             return self.forget(key, message.reason), []
+        self._spoke.add(key)
         return [(peer, message)], []
 
     def expire(self, now: float) -> list[Input]:
@@ -178,6 +182,7 @@ class ServerSession:
         """Drop a client; the input that tells the core, none if it was not known."""
         peer = self.peers.pop(key, None)
         self._heard.pop(key, None)
+        self._spoke.discard(key)
         return [(peer, Bye(reason))] if peer else []
 
     def adopt(self, spec: RobotSpec) -> tuple[list[Input], list[tuple[bytes, Message]]]:
@@ -225,6 +230,11 @@ class ServerSession:
         known = self.peers.get(key)
         if known and known.hello.client != hello.client:  # a new process that uses the routing identity of another one
             inputs += self.forget(key, "replaced by a later incarnation")
+            known = None
+        elif known and key in self._spoke:
+            # To a client that was met before, this Welcome is a new one, and its core begins anew: so must ours. What
+            # was said before the Hello is dealt with; a Hello right after a Hello is only one too many.
+            inputs += self.forget(key, "connected anew")
             known = None
         if known is None:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
@@ -309,6 +319,7 @@ class ClientSession:
     heard: float = float("-inf")
     _sent: float = float("-inf")
     _asked: float = float("-inf")  # when the last Hello or Heartbeat went out
+    _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
 
     def due(self, now: float) -> list[Message]:
         """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
@@ -322,6 +333,7 @@ class ClientSession:
             message: Message = self.hello
         elif self.state == "welcome" and silent:
             message = Heartbeat(int(now * 1e9), self.session or 0)
+            self._stamps.append(message.stamp)
         else:
             return []
         self._sent = self._asked = now
@@ -364,7 +376,9 @@ class ClientSession:
                     self.tally.note("refusals", f"link {self.link}: {message.reason}", now)
             return []
         if isinstance(message, Heartbeat):
-            return [(self.link, message)] if self.state == "connecting" and self.hello.role == "driver" else []
+            answer = message.stamp in self._stamps
+            waits = self.state == "connecting" and self.hello.role == "driver" and not answer
+            return [(self.link, message)] if waits else []
         self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
         return []
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import islice
+from typing import NamedTuple
 
 from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
@@ -31,6 +32,21 @@ GATHERED_S = 0.1
 _GATHERED_BYTES = 1 << 16  # and how large they may be in all, but for those of one turn
 _STEPS = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
 _RECENT = 4  # messages of a topic looked at to see whether this one was offered already
+
+
+class _Batch(NamedTuple):
+    """What was sent to the recorder together, or could not be.
+
+    Attributes:
+        time: when that was (s); size: bytes of the payloads.
+        items: the Records, each with its place in the order.
+        unsent: the places of those that found no room, now or before.
+    """
+
+    time: float
+    size: int
+    items: list[tuple[int, Record]]
+    unsent: tuple[int, ...]
 
 
 class Once:
@@ -93,7 +109,7 @@ class Tap:
         }
         self._gathered: list[tuple[int, Record]] = []
         self._gathered_bytes = 0
-        self._sent: deque[tuple[float, int, list[tuple[int, Record]]]] = deque()  # newest last, with time and bytes
+        self._sent: deque[_Batch] = deque()  # newest last
         self._sent_bytes = 0
         self._meeting_until: float | None = None  # a recorder that knew us is being met anew, and waited for
         self._offered = 0
@@ -145,13 +161,19 @@ class Tap:
 
     def receive(self, frames: Frames, now: float) -> None:
         """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
-        before = self._session.state
+        before, knew = self._session.state, self._session.session
         if self._session.receive(frames, now):
-            kept = (item for items in self._kept.values() for item in items)
-            again = [item for sent_at, _, items in self._sent if now - sent_at <= _AGAIN_S for item in items]
+            # A recorder drops copies; a monitor that knows us is told nothing twice.
+            tell = self._session.link == RECORDER or knew != self._session.session
+            kept = [item for items in self._kept.values() for item in items if tell]
+            self._forget_sent(now)
+            again = [item for batch in self._sent for item in batch.items]
+            known = {number for number, _ in again} - {number for batch in self._sent for number in batch.unsent}
             self._gathered = sorted({**dict(kept), **dict(again), **dict(self._gathered)}.items())
             self._expected, self._early, self._meeting_until = True, False, None
-            self._send(now)
+            self._sent.clear()
+            self._sent_bytes = 0
+            self._send(now, known)
         self._lost(before, now)
         if self._session.refusal and before != "refused":
             log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
@@ -163,7 +185,9 @@ class Tap:
             if before == "welcome" and not self._session.wake(now):
                 self._due = now + self._pause
                 self._send(now)
-            self._lost(before, now)
+            elif before == "welcome":
+                self._lost(before, now)
+                self.turn(now)
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
@@ -194,30 +218,31 @@ class Tap:
 
         What a monitor missed is its own affair: it sees the gaps, and comes and goes.
         """
-        waiting = len(self._gathered) if self._early else 0
+        waiting = len(self._gathered) if self._early or self._meeting_until is not None else 0
+        waiting += sum(len(batch.unsent) for batch in self._sent)
         missed = self._missed + waiting if self._session.link == RECORDER else 0
         return Counter({"not_recorded": missed}) + self._session.tally.counts
 
-    def _send(self, now: float) -> None:
-        posted: list[tuple[int, Record]] = []
+    def _send(self, now: float, known: Set[int] = frozenset()) -> None:
+        """Post what was gathered; of what finds no room, these numbers were posted before."""
         items = iter(self._gathered)
         for records in _handfuls([record for _, record in self._gathered]):
             those = list(islice(items, len(records)))
-            if self._post(Record.NAME, codec.encode_records(records)):
-                posted += those
-            else:
-                self._missed += len(records)
+            posted = self._post(Record.NAME, codec.encode_records(records))
+            if self._session.link == RECORDER:
+                unsent = () if posted else tuple(number for number, _ in those if number not in known)
+                size = sum(len(record.payload) for record in records)
+                self._sent.append(_Batch(now, size, those, unsent))
+                self._sent_bytes += size
         self._gathered, self._gathered_bytes = [], 0
-        if self._session.link == RECORDER and posted:
-            self._remember(posted, now)
+        self._forget_sent(now)
 
-    def _remember(self, posted: list[tuple[int, Record]], now: float) -> None:
-        """Keep what was sent just now, for a while and within limits."""
-        size = sum(len(record.payload) for _, record in posted)
-        self._sent.append((now, size, posted))
-        self._sent_bytes += size
-        while self._sent and (now - self._sent[0][0] > _AGAIN_S or self._sent_bytes > _AGAIN_BYTES):
-            self._sent_bytes -= self._sent.popleft()[1]
+    def _forget_sent(self, now: float) -> None:
+        """Keep no more of what was sent, or could not be, than is to be sent again."""
+        while self._sent and (now - self._sent[0].time > _AGAIN_S or self._sent_bytes > _AGAIN_BYTES):
+            batch = self._sent.popleft()
+            self._sent_bytes -= batch.size
+            self._missed += len(batch.unsent)
 
 
 def _handfuls(records: Sequence[Record]) -> Iterator[Sequence[Record]]:

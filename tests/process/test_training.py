@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from td3_robot.cli.main import main
 from td3_robot.learner import checkpoint, state
 from td3_robot.messages import Step
 from td3_robot.session.reader import Session
+from td3_robot.transport.session import LONG_SILENCE
 from tests.conftest import SMALL
 
 
@@ -263,14 +265,23 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     assert counters.get("late", 0) == 0
 
 
-def test_hung_up_on_under_nohup_it_goes_on(command: Any) -> None:
-    """SIGHUP is ignored by who was started so; SIGTERM is not."""
+def test_hung_up_on_under_nohup_and_frozen_it_goes_on(command: Any) -> None:
+    """SIGHUP is ignored by who was started so; SIGTERM is not. Processes that stood still for almost as long as it
+    takes to be taken for gone, one of them or all, find together again, whoever has forgotten whom."""
     sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
     run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])
     run.wait_for("^ready")
     for process in (run.process, *run.children().values()):
         process.send_signal(signal.SIGHUP)
-    run.wait_for_steps(1000)
+    run.wait_for_steps(600)
+    for frozen in (["sim-0"], ["learner"], [*run.children()]):
+        processes = [run.children()[name] for name in frozen]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(LONG_SILENCE + 0.4)  # which is what is tested; and less than PEER_TIMEOUT
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+        run.wait_for_more_steps(300)
     run.process.send_signal(signal.SIGTERM)
     assert run.finish() == 130, run.output()
 

@@ -23,6 +23,7 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """No bus is given up for its silence: these tests pump some of them only, and a busy machine may pause us."""
     monkeypatch.setattr(session, "PEER_TIMEOUT", 1e9)  # s
+    monkeypatch.setattr(session, "LONG_SILENCE", 1e9)
 
 
 @pytest.fixture

@@ -323,9 +323,16 @@ def test_a_server_that_ends_leaves_its_successor_its_socket(
 
 
 def test_who_was_silent_for_long_says_first_who_it_is(
-    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make
+    endpoint: str,
+    make_bus: Make,
+    make_server: Make,
+    make_client: Make,
+    make_step: Make,
+    pump: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Step waits for the Welcome: its core may have to tell of others first. Anything else follows the Hello."""
+    monkeypatch.setattr("td3_robot.transport.session.LONG_SILENCE", LONG_SILENCE)  # as it was before nobody_expires
     now = 0.0
     server, client = make_bus(), make_bus()
     client._clock = lambda: now
@@ -360,6 +367,8 @@ def test_silent_client_expires(
             got = server.receive(0.0)
         assert server.receive(0.0) == []
         now += PEER_TIMEOUT + 1
+        assert server.receive(0.0) + server.receive(0.0) == []  # it stood still: something may be on its way
+        now += 0.5
         got = server.receive(0.0) + server.receive(0.0)
         assert kinds(got) == [Bye]
         client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])

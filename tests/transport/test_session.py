@@ -231,6 +231,36 @@ def test_a_new_process_with_the_routing_identity_of_an_old_one_is_met_anew(
     assert server.peers[b"a"].hello.incarnation == 2
 
 
+def test_a_hello_of_who_has_spoken_since_its_last_one_is_a_new_joining(
+    make_server: MakeServer, make_hello: MakeHello
+) -> None:
+    """Its core begins anew with the Welcome, so the server's has to: else each would wait for the other."""
+    server = make_server()
+    hello = make_hello()
+    ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
+    assert server.receive(b"a", frames(hello), 0.1)[0] == []  # one too many
+    server.receive(b"a", frames(Heartbeat(0, 0)), 1.0)
+    inputs, replies = server.receive(b"a", frames(hello), 5.5)
+    assert [(type(message), origin is first) for origin, message in inputs] == [(Bye, True), (Hello, False)]
+    assert isinstance(inputs[0][1], Bye)
+    assert inputs[0][1].reason == "connected anew"
+    assert [type(message) for _, message in replies] == [Welcome]
+    assert server.receive(b"a", frames(hello), 5.6)[0] == []
+
+
+def test_the_answer_to_a_heartbeat_is_no_order_to_wait(make_client: MakeClient) -> None:
+    """A driver that was welcome, and has just woken up: it is the old one, which came late."""
+    client = make_client(role="driver")
+    assert client.due(0.0) == [client.hello]
+    client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
+    (heartbeat,) = client.due(1.1)
+    assert client.wake(6.0)
+    assert client.receive(frames(Heartbeat(heartbeat.stamp, 5)), 6.0) == []
+    ((link, wait),) = client.receive(frames(Heartbeat(17, 5)), 6.0)
+    assert isinstance(wait, Heartbeat)
+    assert (link, wait.stamp) == ("policy", 17)
+
+
 def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
     """Two drivers would move the same motors. Until it is known whether the first is there, the second has to wait."""
     server = make_server()

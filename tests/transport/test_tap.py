@@ -13,7 +13,7 @@ import pytest
 from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import PEER_TIMEOUT, ClientSession, Peer, ServerSession, hello
+from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ClientSession, Peer, ServerSession, hello
 from td3_robot.transport.tap import GATHERED_S, Tap
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -174,25 +174,30 @@ def test_a_message_holds_so_many_records_and_one_that_is_long_alone(recorder: Re
     assert sizes == [256, 44, 1, 1, 1]
 
 
+@pytest.mark.parametrize("flushed", [False, True])
 def test_a_node_that_stood_still_is_recorded_without_a_gap(
-    recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
     """The recorder has taken it for gone by then, and must be told first who speaks."""
-    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # as before nobody_expires
+        monkeypatch.setattr(f"td3_robot.transport.session.{name}", value)
     recorder.offer(make_step(0))
     recorder.now += PEER_TIMEOUT + 1
     assert [bye.NAME for _, bye in recorder.server.expire(recorder.now)] == ["bye"]
-    recorder.offer(make_step(1))  # now it is a Hello, and the Step waits for the Welcome
-    recorder.tap.turn(recorder.now)
+    recorder.offer(make_step(1))  # a Hello goes before it
     recorder.offer(make_step(2))
     assert recorder.server.tally.counts == {}
     assert recorder.topics() == [("step", 0), ("step", 1), ("step", 2)]
     recorder.now += PEER_TIMEOUT + 1
     recorder.server.expire(recorder.now)
     recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
+    if flushed:  # as a node does in the end
+        recorder.tap.flush(recorder.now, at_once=True)
     recorder.tap.leave("stopped", recorder.now)
     assert recorder.topics()[3:] == [("step", 3)]
     assert recorder.tap.counts() == {}
+    assert recorder.server.tally.counts == {}
+    assert not recorder.server.peers
 
 
 def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(recorder: Recorder, make_step: Make) -> None:
@@ -212,14 +217,37 @@ def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(record
     assert recorder.tap.counts() == {}
 
 
+def test_what_is_said_while_a_recorder_is_away_waits_for_two_seconds(recorder: Recorder, make_step: Make) -> None:
+    """Steps 0 to 29, one each 0.1 s; away from 1.1 s on, and met anew at 3.1 s: of what was said from 1.1 s on."""
+    recorder.offer(*(make_step(number) for number in range(1)))
+    for number in range(1, 31):
+        if number == 11:
+            recorder.there = False
+            recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+            assert [sequence for _, sequence in recorder.topics()] == list(range(11))
+            recorder.got.clear()
+        if number == 30:
+            assert recorder.tap.counts() == {"not_recorded": 19}
+            recorder.there = True
+        recorder.offer(make_step(number))
+    recorder.now += 0.3
+    recorder.tap.turn(recorder.now)
+    sequences = [sequence for _, sequence in recorder.topics()]
+    assert sequences == list(range(sequences[0], 31))
+    assert 11 <= sequences[0] <= 16  # those older than 2 s have gone
+    assert recorder.tap.counts().get("not_recorded", 0) == sequences[0] - 11
+
+
 def test_who_is_not_met_anew_in_time_is_not_gathered_for(recorder: Recorder, make_step: Make) -> None:
-    recorder.now = 10.0
-    recorder.there = False
     recorder.offer(make_step(0))
+    recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+    recorder.offer(make_step(1))  # refused: it is to be met anew
+    recorder.there = False
+    recorder.offer(make_step(2), make_step(3))
     recorder.now += 3.0
     recorder.tap.turn(recorder.now)
-    recorder.offer(make_step(1))
-    assert recorder.tap.counts() == {"not_recorded": 2}
+    recorder.offer(make_step(4))
+    assert recorder.tap.counts() == {"not_recorded": 3}
 
 
 def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> None:
