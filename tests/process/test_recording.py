@@ -94,7 +94,8 @@ def test_a_learner_is_replayed_up_to_where_it_was_killed(train: Any, tmp_path: P
     run = train(100_000, "record=true", "learner.replay_ratio=0.1", "learner.publish_every=20", "checkpoint.every=700")
     run.wait_for_steps(1000)
     run.children()["learner"].send_signal(signal.SIGKILL)
-    run.wait_for("^learner is back from its checkpoint")
+    log = tmp_path / "run" / "logs" / "learner.log"
+    run.until("the checkpoint that it goes on from", lambda: "goes on from checkpoint-" in log.read_text())
     run.wait_for_more_steps(300)
     run.interrupt()
     assert run.finish() == 130, run.output()
