@@ -18,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sims import tasks
+from sims import a2c_config, tasks
 from sims.discrete_tasks import SCORE_LIMIT
 from sims.evaluator import SEED_OFFSET
 from sims.rollout import episodes
 from td3_robot import node as nodes
 from td3_robot import records
 from td3_robot.bundle import Bundle
-from td3_robot.config import DISCRETE, Config
-from td3_robot.errors import BundleError, ConfigError
+from td3_robot.config import Config
+from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, compute
 from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.meter import Meter
@@ -151,8 +151,7 @@ class A2CCore:
     """Plays an episode and learns from it, once a call of :meth:`step`, and evaluates now and then."""
 
     def __init__(self, config: Config) -> None:
-        if not config.task.startswith(DISCRETE):
-            raise ConfigError(f"task is {config.task!r}; the A2C baseline learns discrete actions: {DISCRETE}ID")
+        a2c_config.check(config)
         self.config = config
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(3, np.uint32)]
         self.environment = tasks.make(config.task, seeds[0])

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError(f"--seed is {options.seed}; it must be at least 0")
     bundle = Bundle.load(options.policy)
     task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
-    environment = tasks.make(task)
-    try:
-        if difference := environment.spec.difference(bundle.spec):
-            raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
-        results = _run(environment, bundle, options)
-    finally:
-        environment.close()
+    with redirect_stdout(sys.stderr):  # what a task prints is no part of the result
+        environment = tasks.make(task)
+        try:
+            if difference := environment.spec.difference(bundle.spec):
+                raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
+            results = _run(environment, bundle, options)
+        finally:
+            environment.close()
     returns = np.array([episode.episode_return for episode in results])
     lengths = [episode.length for episode in results]
     if options.json:
@@ -113,7 +114,8 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
     if path.suffix == ".gif":
         writer = imageio.get_writer(path, duration=1000 * period * every, loop=0)
     else:
-        writer = imageio.get_writer(path, fps=1 / (period * every), macro_block_size=16)
+        codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
+        writer = imageio.get_writer(path, fps=1 / (period * every), macro_block_size=16, codec=codec)
     count = 0
 
     def frame() -> None:

@@ -74,6 +74,8 @@ class GymnasiumTask(Repeatable):
             picture = np.asarray(self._env.render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"task {self.spec.name!r} cannot be drawn: {_one_line(error)}") from None
+        except NotImplementedError:
+            raise ConfigError(f"task {self.spec.name!r} cannot be drawn: its environment has no pictures") from None
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width
         scaled: NDArray[np.uint8] = picture[rows][:, columns, :3]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sims.environment import Environment
+from td3_robot.errors import NodeError
 from td3_robot.policy.actor import Actor
 
 
@@ -24,6 +26,9 @@ def episodes(
 
     The same seed gives the same starts, so two policies are compared on the same ones. ``frame`` is called after every
     reset and step.
+
+    Raises:
+        NodeError: a reward is not finite.
     """
     for number in range(count):
         observation = environment.reset(seed if number == 0 else None)
@@ -33,6 +38,9 @@ def episodes(
         while not over:
             outcome = environment.step(actor(observation[None])[0])
             observation = outcome.observation
+            if not math.isfinite(outcome.reward):
+                name, where = environment.spec.name, f"step {length + 1} of episode {number}"
+                raise NodeError(f"task {name!r}: the reward of {where} is {outcome.reward}; it must be finite")
             total, length = total + outcome.reward, length + 1
             over = outcome.terminated or outcome.truncated
             if frame:

@@ -307,11 +307,6 @@ def _override(tree: dict[str, Any], override: str) -> None:
         value = resources.read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
-    if isinstance(value, str):  # YAML 1.1 reads 3e-4 as text, for want of a point
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # so that 1e5 is a count as well
     *path, last = key.split(".")
     node = tree
     for part in path:

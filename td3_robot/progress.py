@@ -71,9 +71,10 @@ def line(figures: dict[str, float], total_steps: int) -> str:
     left = max(0.0, total_steps - steps)
     shown = "-" if "return_mean" not in figures else f"{figures['return_mean']:.0f}"
     return (
-        f"{steps:,.0f}/{total_steps:,} steps ({100 * steps / total_steps:.0f} %) | {speed:.0f} steps/s | "
-        f"{figures.get('updates_per_s', 0.0):.0f} updates/s | ratio {figures.get('replay_ratio', 0.0):.2f} | "
-        f"return {shown} | stale {figures.get('staleness_updates', 0.0):.0f} updates | ETA {duration(left, speed)}"
+        f"{steps:,.0f}/{total_steps:,} steps ({100 * steps / total_steps:.0f} %) | ETA {duration(left, speed)} | "
+        f"{speed:.0f} steps/s | {figures.get('updates_per_s', 0.0):.0f} updates/s | "
+        f"ratio {figures.get('replay_ratio', 0.0):.2f} | return {shown} | "
+        f"stale {figures.get('staleness_updates', 0.0):.0f} updates"
     )
 
 

@@ -6,6 +6,7 @@ In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folde
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,12 @@ def find(kind: str, name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a map has twice, of which YAML's own readers silently drop the first."""
+    """Refuses a key that a map has twice, of which YAML's own readers silently drop the first. Takes 1e-3 for a number,
+    as JSON and YAML 1.2 do, and a number without a fraction for a whole one, so that 1e5 may be a count."""
+
+    def construct_yaml_float(self, node: Any) -> float:
+        value: float = super().construct_yaml_float(node)
+        return int(value) if value.is_integer() else value
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         composed: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -56,6 +62,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice in one map")
             seen.add(name)
         return composed
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def read_yaml(text: str) -> Any:

@@ -60,6 +60,17 @@ def test_overrides_go_in_as_typed_values() -> None:
     assert config.timing == "lockstep"
 
 
+def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("{total_steps: 1E+5, learner: {learning_rate: 1e-3, discount: 98e-2}, robots: 2.0}")
+    config = configuration.load(str(file), ["exploration.noise=[1e-2, 5e-1]", "learner.buffer_size=1e5"])
+    assert (config.total_steps, config.learner.buffer_size, config.robots) == (100_000, 100_000, 2)
+    assert (config.learner.learning_rate, config.learner.discount) == (0.001, 0.98)
+    assert config.exploration.noise == (0.01, 0.5)
+    with pytest.raises(ConfigError, match=r"learner.batch_size is 1.5: expected `int`"):
+        configuration.load(str(file), ["learner.batch_size=15e-1"])
+
+
 @pytest.mark.parametrize(
     ("content", "overrides", "words"),
     [

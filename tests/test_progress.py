@@ -31,10 +31,10 @@ class Terminal(io.StringIO):
 def test_line_by_hand() -> None:
     """75,000 steps are left; at 150 a second that is 500 s, 8 min 20 s."""
     assert line(FIGURES, 100_000) == (
-        "25,000/100,000 steps (25 %) | 150 steps/s | 149 updates/s | ratio 1.00 | return 612 | stale 6 updates | "
-        "ETA 8:20"
+        "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612 | "
+        "stale 6 updates"
     )
-    assert line({}, 100).startswith("0/100 steps (0 %) | 0 steps/s")
+    assert line({}, 100).startswith("0/100 steps (0 %) | ETA - | 0 steps/s")
     assert "return - |" in line({}, 100)
 
 

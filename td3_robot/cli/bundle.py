@@ -114,6 +114,8 @@ def _from_checkpoint(path: Path) -> Bundle:
     """The policy that a run would keep if it ended at this checkpoint."""
     arrays, scalars = checkpoint.load(path)
     run = path.resolve().parent.parent
+    if "td3" not in scalars.get("parts", {}):  # A2C's holds no policy by name
+        raise BundleError(f"{str(path)!r} is no checkpoint of TD3 or DDPG; name the run, or its policy.safetensors")
     config = configuration.load(run / "config.yaml")
     updates = scalars["parts"]["td3"]["updates"]
     averaged = config.learner.policy_average and updates >= config.learner.policy_delay

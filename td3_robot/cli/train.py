@@ -36,6 +36,7 @@ from td3_robot.transport.keys import open_keys
 FINAL_EPISODES = 10
 _LEARNER = "td3_robot.learner.node"
 _RECORDER = "td3_robot.session.node"
+_A2C = "sims.a2c"
 
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
@@ -86,6 +87,9 @@ def _created(options: argparse.Namespace) -> Prepared:
     if options.config is None:
         raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
     overrides = list(options.set)
+    for option, key in (("steps", "total_steps"), ("seed", "seed")):
+        if getattr(options, option) is not None and any(item.partition("=")[0] == key for item in options.set):
+            raise UsageError(f"--{option} and --set {key} say the same thing; give one of them")
     overrides += [f"total_steps={options.steps}"] if options.steps is not None else []
     overrides += [f"seed={options.seed}"] if options.seed is not None else []
     overrides += ["timing=lockstep"] if options.lockstep else []
@@ -155,6 +159,8 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     processes = launch.expand(launch.load(config.launch), config)
     if config.record.enabled and not any(process.row.module == _RECORDER for process in processes):
         raise UsageError(f"record.enabled is true; launch {config.launch!r} has no recorder, it must be false")
+    if any(process.row.module == _A2C for process in processes):
+        importlib.import_module("sims.a2c_config").check(config)
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
@@ -233,7 +239,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     if failed := int(counters.get("checkpoints_failed", 0)):
         progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
     if skipped := int(counters.get("evaluations_skipped", 0)) + int(counters.get("evaluations_pending", 0)):
-        progress.say(f"{skipped} evaluations during training were not made: the evaluator was behind")
+        progress.say(f"{skipped} evaluations during training were not made, or not in time; see the evaluator's log")
     if missed:
         progress.say(f"{missed} Steps were published and never learned from, at {counters.get('gaps', 0)} gaps")
     return missed
@@ -273,5 +279,5 @@ def _next_steps(run: RunFolder) -> str:
     return (
         f"curve:   {run.curve_file}\n"
         f"see it:  td3-robot eval {shlex.quote(str(run.policy_file))} --video walk.mp4\n"
-        f"metrics: tensorboard --logdir {run.tensorboard}"
+        f"metrics: tensorboard --logdir {shlex.quote(str(run.tensorboard))}"
     )

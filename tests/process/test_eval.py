@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from sims import tasks
 from td3_robot.bundle import Bundle, layer_shapes
@@ -70,6 +73,60 @@ def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> No
     assert len(frames) >= 3
     assert np.std(frames[0]) > 5  # not one colour
     assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 0.5  # and it moves
+
+
+@pytest.mark.parametrize("name", ["walk.webm", "walk.mkv", "walk.gif"])
+def test_videos_of_other_kinds(policy: Path, name: str, tmp_path: Path) -> None:
+    assert main(["eval", str(policy), "--episodes", "1", "--video", str(tmp_path / name)]) == 0
+    probe = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(tmp_path / name), "-f", "null", "-"]
+    done = subprocess.run(probe, check=True, capture_output=True, text=True)
+    assert (tmp_path / name).stat().st_size > 1000
+    assert done.stderr == ""
+
+
+class Talker(gymnasium.Env[Any, Any]):
+    """Prints where it should not, has no pictures, and no number for its third reward if ``broken``."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002
+        super().reset(seed=seed)
+        print("reset!")
+        self.made = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        del action
+        self.made += 1
+        return np.zeros(2, np.float32), math.nan if self.broken and self.made == 3 else 1.0, False, False, {}
+
+
+gymnasium.register("td3_robot_tests/Talker-v0", Talker, max_episode_steps=5)
+gymnasium.register("td3_robot_tests/Broken-v0", Talker, max_episode_steps=5, kwargs={"broken": True})
+
+
+def test_what_a_task_prints_is_no_part_of_the_result_and_its_rewards_are_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("Talker", "Broken"):
+        task = f"gymnasium:td3_robot_tests/{name}-v0"
+        spec = tasks.spec(task)
+        tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(spec, (4,)).items()}
+        Bundle(spec, (4,), tensors, provenance={"task": task}).save(tmp_path / f"{name}.safetensors")
+    talker = str(tmp_path / "Talker.safetensors")
+    assert main(["eval", talker, "--episodes", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["returns"] == [5.0, 5.0]
+    assert said.err.count("reset!") == 2
+    assert main(["eval", talker, "--video", str(tmp_path / "a.mp4")]) == 2
+    assert "cannot be drawn: its environment has no pictures" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "Broken.safetensors")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("the reward of step 3 of episode 0 is nan; it must be finite")
 
 
 @pytest.mark.parametrize(

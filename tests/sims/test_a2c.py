@@ -145,6 +145,10 @@ def test_trained_evaluated_and_shown_by_the_commands(command: Any, tmp_path: Pat
     assert all(math.isfinite(record["critic_loss"]) and record["entropy"] > 0 for record in train)
     assert [record["final"] for record in records if record["kind"] == "evaluation"][-1]
     assert (run / "curve.png").stat().st_size > 1000
+    (saved,) = (run / "checkpoint").glob("checkpoint-*.safetensors")
+    refused = command("bundle", "create", str(saved), "x.safetensors")
+    assert refused.finish() == 2, refused.output()
+    assert "is no checkpoint of TD3 or DDPG; name the run" in refused.lines[-1]
     evaluation = command("eval", "run/policy.safetensors", "--episodes", "2", "--json")
     assert evaluation.finish() == 0
     report = json.loads(evaluation.output().splitlines()[-1])

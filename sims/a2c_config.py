@@ -1,0 +1,55 @@
+"""What the on-policy baseline makes of a configuration: some of its keys, and the others must not be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import to_builtins
+
+from td3_robot.config import DISCRETE, Config
+from td3_robot.errors import ConfigError
+
+_USED = {
+    "task",
+    "launch",
+    "seed",
+    "total_steps",
+    "network.hidden",
+    "learner.discount",
+    "learner.learning_rate",
+    "learner.learning_rate_end",
+    "learner.learning_starts",
+    "learner.precision",
+    "learner.device",
+    "learner.threads",
+    "evaluation.every",
+    "evaluation.episodes",
+    "checkpoint",
+    "endpoints",
+    "a2c",
+}
+"""The last five of ``learner`` say nothing to A2C either; they follow from the machine, or have to fit together."""
+
+
+def check(config: Config) -> None:
+    """Whether A2C does what a configuration asks for.
+
+    Raises:
+        ConfigError: the task has no discrete actions, or a key is set that says nothing to A2C.
+    """
+    if not config.task.startswith(DISCRETE):
+        raise ConfigError(f"task is {config.task!r}; the A2C baseline learns discrete actions: {DISCRETE}ID")
+    for key, value, default in _set(to_builtins(config), to_builtins(Config())):
+        if not any(key == used or key.startswith(f"{used}.") for used in _USED):
+            raise ConfigError(f"{key} is {value}; it means nothing to the A2C baseline, and must be {default}")
+
+
+def _set(tree: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys that are not as by default, with both values."""
+    for name, value in tree.items():
+        default, key = defaults.get(name), f"{prefix}{name}"
+        if isinstance(value, dict) and isinstance(default, dict) and default:
+            yield from _set(value, default, f"{key}.")
+        elif value != default:
+            yield key, value, default
