@@ -29,7 +29,7 @@ _USED = {
     "endpoints",
     "a2c",
 }
-"""The last five of ``learner`` say nothing to A2C either; they follow from the machine, or have to fit together."""
+"""The last four of ``learner`` say nothing to A2C either: they follow from the machine, or must fit ``total_steps``."""
 
 
 def check(config: Config) -> None:

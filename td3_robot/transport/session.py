@@ -164,12 +164,11 @@ class ServerSession:
             return self._meet(key, message, now, owner)
         assert peer
         self._heard[key] = now
+        self._spoke.add(key)
         if isinstance(message, Heartbeat):
-            self._spoke.add(key)
             return [], [(key, Heartbeat(message.stamp, self.session))]
         if isinstance(message, Bye):
             return self.forget(key, message.reason), []
-        self._spoke.add(key)
         return [(peer, message)], []
 
     def expire(self, now: float) -> list[Input]:
@@ -224,19 +223,14 @@ class ServerSession:
             return self.forget(key, refused.reason), [(key, refused)]
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
-            if peer.name == hello.name and other != key:
-                again = peer.hello.client == hello.client
+            again = peer.hello.client == hello.client
+            # On its own connection: a new process may use the routing identity of another one. And to a client that was
+            # met before, this Welcome is a new one, and its core begins anew: so must ours. What was said before the
+            # Hello is dealt with; a Hello right after a Hello is only one too many.
+            anew = (not again or key in self._spoke) if other == key else peer.name == hello.name
+            if anew:
                 inputs += self.forget(other, "connected anew" if again else "replaced by a later incarnation")
-        known = self.peers.get(key)
-        if known and known.hello.client != hello.client:  # a new process that uses the routing identity of another one
-            inputs += self.forget(key, "replaced by a later incarnation")
-            known = None
-        elif known and key in self._spoke:
-            # To a client that was met before, this Welcome is a new one, and its core begins anew: so must ours. What
-            # was said before the Hello is dealt with; a Hello right after a Hello is only one too many.
-            inputs += self.forget(key, "connected anew")
-            known = None
-        if known is None:
+        if key not in self.peers:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
             if self.spec is None:
                 self.spec = spec

@@ -180,14 +180,10 @@ class Tap:
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
         """Send what was gathered, if it is time (s): to be called when nobody waits for this process."""
-        if self._gathered and (at_once or now >= self._due or self._gathered_bytes > _GATHERED_BYTES):
-            before = self._session.state
-            if before == "welcome" and not self._session.wake(now):
-                self._due = now + self._pause
-                self._send(now)
-            elif before == "welcome":
-                self._lost(before, now)
-                self.turn(now)
+        due = at_once or now >= self._due or self._gathered_bytes > _GATHERED_BYTES
+        if self._gathered and due and self._session.state == "welcome" and not self._greet(now):
+            self._due = now + self._pause
+            self._send(now)
 
     def turn(self, now: float) -> None:
         """What the handshake has to send at this time (s)."""
@@ -201,12 +197,18 @@ class Tap:
 
     def leave(self, reason: str, now: float) -> None:
         """Say Bye at this time (s), if there is anybody to say it to."""
-        if self._session.state == "welcome" and self._session.wake(now):
-            self.turn(now)
-        elif self._session.state != "welcome" and self._meeting_until is None:
-            return
-        self._send(now)
-        self._post(Bye.NAME, codec.encode(Bye(reason)))
+        if self._greet(now) or self._session.state == "welcome" or self._meeting_until is not None:
+            self._send(now)
+            self._post(Bye.NAME, codec.encode(Bye(reason)))
+
+    def _greet(self, now: float) -> bool:
+        """Say who we are to a recorder that was told nothing for so long that it may have forgotten; whether that was
+        to be said."""
+        if not self._session.wake(now):
+            return False
+        self._lost("welcome", now)
+        self.turn(now)
+        return True
 
     def _lost(self, before: str, now: float) -> None:
         """Take note of a recorder that knew us and has to be met anew: what is said until then is gathered for it."""

@@ -33,7 +33,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
-from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, Peer
+from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, Peer, ServerSession
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -82,6 +82,35 @@ def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, 
     client.connect(endpoint, make_client())
     at_server, _ = pump(lambda got: bool(got[0] and got[1]), server, client)
     return server, client, at_server[0][0]
+
+
+class Watched:
+    """A server on a clock that is moved by hand, which takes silent clients for gone, and a client that has joined."""
+
+    def __init__(self, endpoint: str, session: ServerSession, client: Any, hello: Hello) -> None:
+        self.now = 100.0
+        self.bus = Bus(clock=lambda: self.now)
+        self.bus.serve(endpoint, session)
+        self.client = client
+        client.connect(endpoint)
+        client.send_multipart([b"hello", codec.encode(hello)])
+        while not self.bus.peers("policy"):
+            self.bus.receive(0.0)
+
+    def after(self, seconds: float) -> list[Any]:
+        """What kinds of inputs there are so much later."""
+        self.now += seconds
+        return kinds(self.bus.receive(0.0) + self.bus.receive(0.0))
+
+
+@pytest.fixture
+def watched(
+    endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Watched]:
+    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    result = Watched(endpoint, make_server(), raw(zmq.DEALER), make_hello())
+    yield result
+    result.bus.close()
 
 
 def action(answers: int) -> Action:
@@ -273,32 +302,17 @@ def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_rea
 
 @pytest.mark.parametrize("emptied", [True, False])
 def test_nobody_is_silent_before_all_is_read_that_came_while_a_server_stood_still(
-    endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch, emptied: bool
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
     """And if others keep it from ever reading all, one more PEER_TIMEOUT has to do."""
-    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
-    now = 100.0
-    server = Bus(clock=lambda: now)
-    try:
-        server.serve(endpoint, make_server())
-        client = raw(zmq.DEALER)
-        client.connect(endpoint)
-        client.send_multipart([b"hello", codec.encode(make_hello())])
-        while not server.peers("policy"):
-            server.receive(0.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
-            for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
-                now += seconds
-                assert [*server.receive(0.0), *server.receive(0.0)] == []
-            if not emptied:
-                now += 0.5
-                assert kinds([*server.receive(0.0), *server.receive(0.0)]) == [Bye]
-        if emptied:
-            now += 1.0
-            assert kinds([*server.receive(0.0), *server.receive(0.0)]) == [Bye]
-    finally:
-        server.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
+        for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
+            assert watched.after(seconds) == []
+        if not emptied:
+            assert watched.after(0.5) == [Bye]
+    if emptied:
+        assert watched.after(1.0) == [Bye]
 
 
 @pytest.mark.usefixtures("time_to_leave")
@@ -351,33 +365,16 @@ def test_who_was_silent_for_long_says_first_who_it_is(
     assert not server.dropped()
 
 
-def test_silent_client_expires(
-    endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
-    now = 100.0
-    server = Bus(clock=lambda: now)
-    try:
-        server.serve(endpoint, make_server())
-        client = raw(zmq.DEALER)
-        client.connect(endpoint)
-        client.send_multipart([b"hello", codec.encode(make_hello())])
-        got: list[Any] = []
-        while not got:
-            got = server.receive(0.0)
-        assert server.receive(0.0) == []
-        now += PEER_TIMEOUT + 1
-        assert server.receive(0.0) + server.receive(0.0) == []  # it stood still: something may be on its way
-        now += 0.5
-        got = server.receive(0.0) + server.receive(0.0)
-        assert kinds(got) == [Bye]
-        client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])
-        client.recv_multipart()  # Welcome
-        while not client.poll(1):
-            server.receive(0.0)
-        assert client.recv_multipart()[0] == b"refused"
-    finally:
-        server.close()
+def test_silent_client_expires(watched: Watched) -> None:
+    assert watched.after(0.0) == []
+    assert watched.after(PEER_TIMEOUT + 1) == []  # it stood still: something may be on its way
+    assert watched.after(0.5) == [Bye]
+    client = watched.client
+    client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])
+    client.recv_multipart()  # Welcome
+    while not client.poll(1):
+        watched.bus.receive(0.0)
+    assert client.recv_multipart()[0] == b"refused"
 
 
 def test_heartbeats_keep_an_idle_link(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
