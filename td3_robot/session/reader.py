@@ -153,9 +153,8 @@ class SessionFile:
             if opcode == Opcode.CHANNEL:
                 self._take_channel(body)
             elif opcode == Opcode.STATISTICS:
-                for channel, count in records.Statistics.read(
-                    ReadDataStream(BytesIO(body))
-                ).channel_message_counts.items():
+                statistics = records.Statistics.read(ReadDataStream(BytesIO(body)))
+                for channel, count in statistics.channel_message_counts.items():
                     counts[self._channels[channel][:3]] += count
         return counts
 
