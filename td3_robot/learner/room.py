@@ -52,10 +52,10 @@ def needs(config: Config, observation_size: int, action_size: int) -> Needs:
     kept_there = in_file and config.timing != "lockstep"  # the file runs ahead of lock-step's cuts, which thus hold it
     actor, critics = _parameters(config, observation_size, action_size)
     average = actor if learner.policy_average else 0
-    pairs = 2 * (actor + critics) + average  # parameters and gradient: online, target, and of the average
-    networks = _FLOAT * (2 * pairs + 2 * (actor + critics))  # with Adam's two
+    parameters = 2 * (actor + critics) + average  # online, target, and of the average
+    networks = _FLOAT * (parameters + 3 * (actor + critics))  # with the gradient, and Adam's two
     if learner.precision == "bf16":
-        networks += _HALF * 2 * pairs
+        networks += _HALF * parameters
     saved_networks = _FLOAT * (4 * (actor + critics) + average)
     saved = saved_networks + (_DOUBLE * filled if lap else 0) + (0 if kept_there else row * filled)
     at_a_time = config.checkpoint.keep + 1 if _saves_often(config) else 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from td3_robot.learner import compute, td3_state
 from td3_robot.learner.losses import LOSSES
-from td3_robot.learner.networks import Adam, Network
+from td3_robot.learner.networks import Adam, Gradient, Layer, Network, joined
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3_metrics import TD3Metrics
 from td3_robot.learner_config import LearnerConfig
@@ -42,6 +42,8 @@ class TD3:
 
     Attributes:
         updates: critic updates made so far.
+        critics_slopes, actor_slopes: make the gradients, from inputs and parameters alone; each can be replaced by
+            something quicker that gives the same.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TD3:
         self.updates = 0
         self._device = torch.device(device)
         self.random = torch.Generator().manual_seed(seed)
+        self.observation_size, self.action_size = observation_size, action_size
         self._action_columns = slice(observation_size, observation_size + action_size)
 
         def actor() -> Network:
@@ -81,7 +84,9 @@ class TD3:
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
         self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
         self._loss = LOSSES[config.critic_loss]
+        self._smoothing, self._smoothing_clip = config.target_noise, config.target_noise_clip
         self._second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
+        self.critics_slopes, self.actor_slopes = self._critics_slopes, self._actor_slopes
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""
@@ -113,42 +118,17 @@ class TD3:
         """:meth:`update` with these numbers from :meth:`draw_noise`. Waits for no device, and can be captured."""
         config = self.config
         s, a, r, s2, discount = (tensor.to(self._device) for tensor in batch)
-
-        # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
-        (a2,) = self._each_half(lambda _, s2: self.actor_target.forward(s2)[:1], s2)
-        a2.tanh_()
-        if config.target_noise:
-            noise = (noise * config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
-            a2.add_(noise).clamp_(-1.0, 1.0)
-        s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
-        each = self._each_critic(
-            lambda head: (self.critics_target.forward(s2a2, head)[0], *self.critics.forward(sa, head))
-        )
-        y = r + discount * reduce(torch.minimum, [next_q for next_q, _, _ in each])
-
-        # Critics: minimise the sum over both of the batch's mean loss of Q(s, a) - y
-        errors, traces = [q - y for _, q, _ in each], [trace for _, _, trace in each]
-        self._each_critic(lambda head: self.critics.backward(traces[head], self._loss.slope(errors[head]) / len(y)))
-        self.critics_adam.step()
+        errors, y, means, gradient = self.critics_slopes(s, a, r, s2, discount, noise)
+        self.critics_adam.step(gradient)
         self.updates += 1
-        loss = reduce(torch.add, map(self._loss.value, errors)).mean()
-        self.measured.count(critic_loss=loss, q_mean=each[0][1].mean(), q_target_mean=y.mean())
+        self.measured.of_critics += means
         self.measured.keep(targets=y)
 
-        if self.updates % config.policy_delay == 0:
-            # Delayed policy: minimise the batch's mean -Q1(s, π(s))
-            def improve(part: int, rows: Tensor) -> tuple[Tensor, ...]:
-                output, actor_trace = self.actor.forward(rows)
-                pi = output.tanh_()
-                q, trace = self.critics.forward(torch.cat((rows, pi), 1), 0)
-                d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(s)), self._action_columns)
-                self.actor.backward(actor_trace, d_pi * (1 - pi.square()), part)  # the derivative of tanh
-                return q, pi
-
+        if self.updates % config.policy_delay == 0:  # delayed policy, and targets
             if self.updates > config.critics_first:
-                q, pi = self._each_half(improve, s)
-                self.actor_adam.step()
-                self.measured.count(actor_loss=-q.mean())
+                pi, loss, gradient = self.actor_slopes(s)
+                self.actor_adam.step(gradient)
+                self.measured.of_actor += loss
                 self.measured.keep(policy=pi)
 
             self.critics_target.track(self.critics, config.polyak)
@@ -158,23 +138,59 @@ class TD3:
                 self.actor_average.track(self.actor, max(config.policy_average, 1 / made))
         return errors
 
+    def _critics_slopes(
+        self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
+        """Each critic's errors Q(s, a) - y, the targets y, means of loss, Q1 and y, and the loss's gradient."""
+        # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
+        a2 = _together(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
+        if self._smoothing:
+            noise = (noise * self._smoothing).clamp(-self._smoothing_clip, self._smoothing_clip)
+            a2 = (a2 + noise).clamp(-1.0, 1.0)
+        s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
+        each = self._each_critic(
+            lambda head: (self.critics_target.forward(s2a2, head)[0], *self.critics.forward(sa, head))
+        )
+        y = r + discount * reduce(torch.minimum, [next_q for next_q, _, _ in each])
+
+        # Critics: minimise the sum over both of the batch's mean loss of Q(s, a) - y
+        errors, traces = [q - y for _, q, _ in each], [trace for _, _, trace in each]
+        loss, slope = self._loss
+        slopes = self._each_critic(lambda head: self.critics.backward(traces[head], slope(errors[head]) / len(y)))
+        means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][1].mean(), y.mean()))
+        return errors, y, means, joined([slopes])
+
+    def _actor_slopes(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
+        """π(s), the policy's loss, which is the batch's mean -Q1(s, π(s)), and its gradient."""
+
+        def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
+            output, actor_trace = self.actor.forward(rows)
+            pi = output.tanh()
+            q, trace = self.critics.forward(torch.cat((rows, pi), 1), 0)
+            d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(s)), self._action_columns)
+            return q, pi, self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
+
+        halves = self._each_half(half, s)
+        pi, loss = _together([pi for _, pi, _ in halves]), -_together([q for q, _, _ in halves]).mean()
+        return pi, loss, joined([[slopes] for _, _, slopes in halves])
+
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
         """``work`` of critic 0, 1: with two threads at the same time, and always with the same result."""
         if self._second is None or not self.config.twin_critics:
-            return [work(head) for head in range(1 + self.config.twin_critics)]
+            return [work(head) for head in range(len(self.critics.heads))]
         other = self._second.submit(work, 1)
         return [work(0), other.result()]
 
-    def _each_half(self, work: Callable[[int, Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
-        """``work(part, rows)`` of both halves of the rows, at the same time, and its outputs' rows put together again.
+    def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
+        """``work`` of both halves of the rows, at the same time; with one thread, of all rows.
 
-        With one thread, of part 0 and all rows. A sum over the rows may round otherwise in halves than in one piece.
+        A sum over the rows may round otherwise in halves than in one piece.
         """
         if self._second is None or len(rows) < 2:
-            return work(0, rows)
+            return [work(rows)]
         first, second = rows.chunk(2)
-        other = self._second.submit(work, 1, second)
-        return tuple(torch.cat(halves) for halves in zip(work(0, first), other.result(), strict=True))
+        other = self._second.submit(work, second)
+        return [work(first), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
         """A copy of the actor or its average: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.
@@ -222,3 +238,8 @@ class TD3:
             BundleError: the state is incomplete, damaged or of other networks; nothing has changed then.
         """
         td3_state.restore(self, arrays, scalars)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -22,22 +22,19 @@ class TD3Metrics:
 
     Attributes:
         sums: float32[len(MEANS)], added up since the update ``since``.
+        of_critics, of_actor: views of ``sums``, float32[3] and float32[1], to be added to after each update of theirs.
         gauges: as they were last computed.
     """
 
     def __init__(self, critics_adam: Adam, actor_adam: Adam, policy_delay: int, critics_first: int) -> None:
         self.sums = torch.zeros(len(MEANS), device=critics_adam.count.device)
+        self.of_critics, self.of_actor = self.sums[:-1], self.sums[-1:]
         self.since = 0
         self.gauges = dict.fromkeys(GAUGES, 0.0)
         self._adams = {"critic_gradient_norm": critics_adam, "actor_gradient_norm": actor_adam}
         self._delay = policy_delay
         self._critics_first = critics_first
         self._newest: dict[str, Tensor] = {}
-
-    def count(self, **values: Tensor) -> None:
-        """Add to the sums of these names."""
-        for name, value in values.items():
-            self.sums[MEANS.index(name)] += value
 
     def keep(self, **values: Tensor) -> None:
         """Hold on to ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …]."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from td3_robot.learner.networks import Adam, Layout, Network
+from td3_robot.learner.networks import Adam, Layer, Layout, Network, joined
 
 SIZES = [7, 33, 20, 3]
 
@@ -66,7 +66,7 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
     # of 50 or so terms of size one; LayerNorm may double it.
     limit = 2e-5 if dtype == torch.float32 else 0.15
     expected: dict[str, Any] = {}
-    network.gradient.fill_(99.0)  # what an earlier batch left must not stay
+    slopes: list[list[Layer]] = []
     for head, name in enumerate(("one", "two")):
         twin = torch_twin(network, name, SIZES, layer_norm)
         x_twin = x.clone().requires_grad_()
@@ -78,12 +78,11 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
         d_x = network.input_gradient(trace, d_output, slice(2, 6))
         assert x_twin.grad is not None
         torch.testing.assert_close(d_x, x_twin.grad[:, 2:6], atol=limit, rtol=limit)
-        network.backward(trace, d_output)
+        slopes.append(network.backward(trace, d_output))
         expected |= gradients_by_name(twin, name)
-    network.collect()
-    found = network.layout.views(network.gradient)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    assert network.named.keys() == expected.keys()
+    for name, value in zip(expected, joined([slopes]), strict=True):
+        assert value.dtype == torch.float32
         scale = expected[name].abs().max()
         assert (value - expected[name]).abs().max() < limit * scale + 1e-5, name
 
@@ -103,29 +102,21 @@ def test_a_trace_serves_twice() -> None:
     network, generator = made(["one"], 5)
     x, d = torch.randn((9, 7), generator=generator), torch.randn((9, 3), generator=generator)
     _, trace = network.forward(x)
-    network.backward(trace, d)
-    first = network.gradient.clone()
-    network.backward(trace, d)
-    assert torch.equal(network.gradient, first)
+    first, again = (joined([[network.backward(trace, d)]]) for _ in range(2))
+    assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_parts_of_a_gradient_add_up_once(dtype: torch.dtype) -> None:
+def test_the_parts_of_a_gradient_add_up(dtype: torch.dtype) -> None:
     network, generator = made(["one"], 12, layer_norm=True, dtype=dtype)
     x, d = torch.randn((50, 7), generator=generator), torch.randn((50, 3), generator=generator)
 
-    def whole() -> torch.Tensor:
-        network.backward(network.forward(x)[1], d)
-        network.collect()
-        return network.gradient.clone()
-
-    expected = whole()
-    for part, rows in enumerate((slice(0, 20), slice(20, 50))):
-        network.backward(network.forward(x[rows])[1], d[rows], part)
-    network.collect()
+    whole = joined([[network.backward(network.forward(x)[1], d)]])
+    parts = [network.backward(network.forward(x[rows])[1], d[rows]) for rows in (slice(0, 20), slice(20, 50))]
     limit = 1e-5 if dtype == torch.float32 else 0.02  # bfloat16 rounds each part by up to 2^-9
-    assert (network.gradient - expected).abs().max() < limit * expected.abs().max()
-    assert torch.equal(whole(), expected)  # nothing of the second part is left
+    largest = max(value.abs().max() for value in whole)
+    for sum_of_parts, expected in zip(joined([[part] for part in parts]), whole, strict=True):
+        assert (sum_of_parts - expected).abs().max() < limit * largest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,10 +127,9 @@ def test_adam_equals_torch_and_leaves_the_gaps_alone(dtype: torch.dtype) -> None
     ours = Adam(network, 1e-2)
     for _ in range(10):
         x, d = torch.randn((50, 7), generator=generator), torch.randn((50, 3), generator=generator)
-        for head in range(2):
-            network.backward(network.forward(x, head)[1], d)
-        ours.step()
-        for name, gradient in network.layout.views(network.gradient).items():
+        gradients = joined([[network.backward(network.forward(x, head)[1], d) for head in range(2)]])
+        ours.step(gradients)
+        for name, gradient in zip(network.named, gradients, strict=True):
             theirs[name].grad = gradient.clone()
         optimiser.step()
     for name, value in network.named.items():  # ten steps of 0.01: a weight moves by up to 0.1

@@ -159,12 +159,12 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_what_is_needed_by_hand() -> None:
-    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept six times over.
+    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept five times over.
 
     A checkpoint has 4 · 104 of them and the rows, and for LAP the priorities in 8 bytes; two are kept and one written.
     The sum tree has 3125 · 32, 98 · 32, 4 · 32 (of which 98 count) and 32 nodes of 8 bytes.
     """
-    rows, networks, saved = 4_000_000, 6 * 104 * 4, 4 * 104 * 4
+    rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
     assert plain == (rows + networks, 2 * rows + networks + saved, 0, 3 * (rows + saved), 0)
     tree, priorities = 8 * (100_000 + 3136 + 128 + 32), 800_000
@@ -179,17 +179,17 @@ def test_what_is_needed_by_hand() -> None:
 
 
 def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
-    """8,004,160 bytes of memory and 12,004,992 of disk, see above; a row is 80 bytes of memory, and 120 of disk."""
+    """8,003,744 bytes of memory and 12,004,992 of disk, see above; a row is 80 bytes of memory, and 120 of disk."""
     run = RunFolder(tmp_path / "run")
-    machine_of(8_004_160, 12_004_992)
+    machine_of(8_003_744, 12_004_992)
     assert announce(small(), 3, 2, run) == (
         "replay buffer of 100,000 transitions and networks: 4.0 MB of memory; with a checkpoint 8.0 MB of memory "
         f"(8.0 MB free), 12.0 MB of the disk of {str(run.path)!r} (12.0 MB free)"
     )
     for memory, disk, words in (
-        (8_004_159, None, "needs 8,004,160 bytes of memory, and 8,004,159 are free; at most 99999 would fit"),
-        (4_004_160, None, "needs 8,004,160 bytes of memory, and 4,004,160 are free; at most 50000 would fit"),
-        (4_000, None, "needs 8,004,160 bytes of memory, and 4,000 are free; not one transition would fit"),
+        (8_003_743, None, "needs 8,003,744 bytes of memory, and 8,003,743 are free; at most 99999 would fit"),
+        (4_003_744, None, "needs 8,003,744 bytes of memory, and 4,003,744 are free; at most 50000 would fit"),
+        (3_800, None, "needs 8,003,744 bytes of memory, and 3,800 are free; not one transition would fit"),
         (
             None,
             12_004_991,
@@ -201,10 +201,10 @@ def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
             announce(small(), 3, 2, run)
     machine_of(None, None)
     assert "memory (what is free cannot be told)" in announce(small(), 3, 2, run)
-    gpu = small("learner.device=cuda")  # 4,000,000 + 10,240 + 2,496
-    assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_736)
-    with pytest.raises(ConfigError, match="4,012,736 bytes of the GPU's memory, and 4,012,735 are free; at most 99999"):
-        announce(gpu, 3, 2, run, 4_012_735)
+    gpu = small("learner.device=cuda")  # 4,000,000 + 10,240 + 2,080
+    assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_320)
+    with pytest.raises(ConfigError, match="4,012,320 bytes of the GPU's memory, and 4,012,319 are free; at most 99999"):
+        announce(gpu, 3, 2, run, 4_012_319)
 
 
 def test_what_is_there_already_is_not_needed_again(machine_of: Any, tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_what_is_there_already_is_not_needed_again(machine_of: Any, tmp_path: Pa
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()
     (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(needs(config, 3, 2).checkpoints))
-    machine_of(4_160 - 1_000, 0)
+    machine_of(3_744 - 1_000, 0)
     announce(config, 3, 2, run, loaded=1_000)
     with pytest.raises(ConfigError, match="bytes of the disk"):  # the checkpoint at the end comes beside that one
         announce(small("learner.replay_storage=file", "checkpoint.every=0"), 3, 2, run, loaded=1_000)
-    machine_of(4_160 - 1_001, 0)
-    with pytest.raises(ConfigError, match="needs 3,160 bytes of memory"):
+    machine_of(3_744 - 1_001, 0)
+    with pytest.raises(ConfigError, match="needs 2,744 bytes of memory"):
         announce(config, 3, 2, run, loaded=1_000)

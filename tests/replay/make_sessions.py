@@ -38,6 +38,7 @@ SMALL = (
     "learner.batch_size=16",
     "learner.publish_every=40",
     "learner.policy_average=0",
+    "learner.compile=false",
     "checkpoint.every=0",
 )
 PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
