@@ -1,9 +1,9 @@
 """``td3-robot bench train``: environment steps a second of a whole training, beside Stable-Baselines3's TD3.
 
 Walker2D, one robot, one update a step, the same networks, batch and learning rate. Ours is ``td3-robot train`` with its
-simulator, policy server and learner as processes; theirs is one process with the published robot. Both make 1,000
-uniform steps first; what is measured is what comes after. Contestants take turns: a figure is the median over the
-rounds, a ratio the median of the ratios within one round.
+simulator, policy server and learner as processes, with one thread also with a compiled update; theirs is one process
+with the published robot. Both make 1,000 uniform steps first; what is measured is what comes after. Contestants take
+turns: a figure is the median over the rounds, a ratio the median of the ratios within one round.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
     parser.add_argument("--hidden", type=int, nargs="+", default=[400, 300], metavar="N", help="default: 400 300")
     parser.add_argument("--batch", type=int, default=256, metavar="N", help="default: %(default)s")
+    parser.add_argument("--no-compile", action="store_true", help="leave out ours with a compiled update (one thread)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     for name, low in (("steps", 1), ("rounds", 1), ("threads", 1), ("hidden", 1), ("batch", 1)):
@@ -118,6 +119,9 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
             missing["sb3"] = f"{package} is not installed; pip install {package}"
     if problem := compute.bf16_problem():
         missing["bf16"] = f"this {problem}"
+    name, there = machine.cpp_compiler()
+    if not there:
+        missing["compiled"] = f"there is no C++ compiler {name!r}"
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
     found: Contestants = {}
     for kind, threads in itertools.product(("sb3", *PRECISIONS), options.threads):
@@ -125,10 +129,15 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
             found[kind, threads] = lambda threads=threads: stable_baselines3(threads=threads, **sizes)  # type: ignore[misc]
         elif kind not in missing:
             found[kind, threads] = lambda kind=kind, threads=threads: ours(kind, threads=threads, **sizes)  # type: ignore[misc]
+            # With two or more its threads would be inside operators, and wait there for the other processes.
+            if threads == 1 and there and not options.no_compile:
+                found[f"compiled {kind}", 1] = lambda kind=kind: ours(kind, threads=1, compiled=True, **sizes)  # type: ignore[misc]
     return found, missing
 
 
-def ours(precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
+def ours(
+    precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int, compiled: bool = False
+) -> float:
     """By the learner's own metrics: the first record after the warm-up holds its end, so one more is made.
 
     Raises:
@@ -141,6 +150,7 @@ def ours(precision: str, *, threads: int, hidden: Sequence[int], batch: int, ste
         "learner.replay_ratio": 1,
         "learner.precision": precision,
         "learner.threads": threads,
+        "learner.compile": str(compiled).lower(),
         "learner.layer_norm": False,
         "network.hidden": list(hidden),
         "simulators": 1,
@@ -204,8 +214,9 @@ def _text(report: Mapping[str, Any]) -> str:
     computer = report["machine"]
     lines = [f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before"]
     lines += [f"not measured: {kind}: {reason}" for kind, reason in report["not_measured"].items()]
+    width = max((len(row["kind"]) for row in report["results"]), default=0)
     for row in report["results"]:
-        text = f"{row['kind']:5} {row['threads']} thread(s) {row['steps_per_s']:8.1f} steps/s"
+        text = f"{row['kind']:{width}}  {row['threads']} thread(s) {row['steps_per_s']:8.1f} steps/s"
         text += f" [{row['lowest']:.1f}, {row['highest']:.1f}]"
         over = row["over_faster_sb3"]
         lines.append(text + ("" if over is None else f"  {over:5.2f} × the faster sb3"))

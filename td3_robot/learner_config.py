@@ -40,13 +40,16 @@ class LearnerConfig(Section, frozen=True):
     is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
     it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
     ``precision`` auto is bf16 on a processor that is faster with it, and fp32 elsewhere; a run keeps what both were
-    when it began. Random numbers are the same
-    on every device, so that a checkpoint goes on on another one. With ``threads_in:
-    critics`` the ``threads`` each take one critic, or half of the policy's batch, and seldom meet; with ``operators``
-    they share every matrix product out, which is faster for a learner that has its cores to itself, and may be far
-    slower for one that has not. ``recordings`` are files
-    whose transitions the replay buffer begins with; they count as no environment steps. ``offline_updates`` are made on
-    them before the first environment step; the policy that is learned then acts in place of uniform actions.
+    when it began. Random numbers are the same on every device, so that a checkpoint goes on on another one. With
+    ``threads_in: critics`` the ``threads`` each take one critic, or half of the policy's batch, and seldom meet; with
+    ``operators`` they share every matrix product out, which is faster for a learner that has its cores to itself, and
+    may be far slower for one that has not. With ``compile`` the update is compiled for the processor, which needs a C++
+    compiler (without one updates are made as they are, with a warning) and, the first time, some 20 s; ``threads`` are
+    then 1, or inside operators.
+
+    ``recordings`` are files whose transitions the replay buffer begins with; they count as no environment steps.
+    ``offline_updates`` are made on them before the first environment step; the policy that is learned then acts in
+    place of uniform actions.
 
     ``start_from`` is a policy bundle whose actor a new run begins with, in place of random weights and of uniform
     actions before ``learning_starts``; how its observations are normalised comes with it. The critics begin anew, so
@@ -82,6 +85,7 @@ class LearnerConfig(Section, frozen=True):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: Count = 1
     threads_in: Literal["critics", "operators"] = "critics"
+    compile: bool = False
     recordings: tuple[str, ...] = ()
     offline_updates: Natural = 0
     start_from: str | None = None
@@ -97,6 +101,16 @@ class LearnerConfig(Section, frozen=True):
             raise ValueError(
                 f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
                 "allowed without recordings: 0"
+            )
+        if self.compile and self.threads > 1 and self.threads_in == "critics":
+            raise ValueError(
+                f"learner.compile is true, learner.threads is {self.threads} and learner.threads_in is 'critics'; "
+                "allowed beside compile: threads 1, or threads_in operators"
+            )
+        if self.compile and self.device == "cuda":
+            raise ValueError(
+                "learner.compile is true and learner.device is 'cuda', where updates are CUDA graphs; allowed beside "
+                "compile: cpu, or auto, which compiles where there is no GPU"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +45,12 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpp_compiler() -> tuple[str, bool]:
+    """The C++ compiler that torch takes here, as it is called (``CXX`` names another one), and whether it is there."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    return name, shutil.which(name) is not None
 
 
 def resident_bytes(process: int | None = None) -> int | None:

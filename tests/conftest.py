@@ -253,6 +253,7 @@ SMALL = (
     "learner.batch_size=32",
     "learner.learning_starts=500",
     "learner.precision=fp32",
+    "learner.compile=false",
     "evaluation.every=0",
 )
 """Overrides that make a training quick: what is tested is the processes, not what they learn. Precision is as it is

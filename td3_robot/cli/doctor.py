@@ -126,7 +126,14 @@ def _processor() -> list[Finding]:
     room = machine.available_memory()
     memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
     words = f"{told['processor']}, {machine.available_cores()} cores, load {told['load']}{memory}"
-    return [Finding("processor", "ok", words)]
+    return [Finding("processor", "ok", words), _compiler()]
+
+
+def _compiler() -> Finding:
+    name, there = machine.cpp_compiler()
+    if there:
+        return Finding("C++ compiler", "ok", f"{name}, for learner.compile")
+    return Finding("C++ compiler", "no", f"no {name!r}: learner.compile has no effect; CXX names another one")
 
 
 def _realtime() -> list[Finding]:

@@ -23,7 +23,7 @@ from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import beginning, room
 from td3_robot.learner.settle import settle
 from td3_robot.learner_config import LearnerConfig
-from td3_robot.machine import available_cores
+from td3_robot.machine import available_cores, cpp_compiler
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
@@ -174,7 +174,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     if not any(process.row.module == _LEARNER for process in processes):
         return []
     fits = room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
-    return [*crowded(config.learner, available_cores()), fits]
+    return [*crowded(config.learner, available_cores()), *compiling(config.learner), fits]
 
 
 def crowded(learner: LearnerConfig, cores: int) -> list[str]:
@@ -185,8 +185,22 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     if learner.threads > cores:
         return [f"{what}, and {has}: they will wait for one another"]
     if learner.threads_in == "operators" and 2 <= learner.threads == cores:
-        return [f"{what} in operators, and {has}: in critics they wait less"]
+        less = "one would not wait" if learner.compile else "in critics they wait less"
+        return [f"{what} in operators, and {has}: {less}"]
     return []
+
+
+def compiling(learner: LearnerConfig) -> list[str]:
+    """What to say of a learner that compiles its updates: it begins later, or not compiled."""
+    if not learner.compile:
+        return []
+    name, there = cpp_compiler()
+    if not there:
+        return [
+            f"learner.compile is true, and there is no C++ compiler {name!r}: updates are made as they are, slower; "
+            "install one, or name another one in CXX"
+        ]
+    return ["learner.compile: the first time on this machine the learner compiles its updates for some 20 s"]
 
 
 def _train(run: RunFolder, config: Config, notices: list[str], log_every: float) -> int:

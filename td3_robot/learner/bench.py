@@ -5,6 +5,7 @@ process of its own; they take turns, so that a change of the machine's load meet
 over the turns, a ratio the median of the ratios within one turn. Two of the contestants are only the matrix products
 of an update, one after the other in each thread: what an update's speed cannot exceed on this machine. With several
 threads ours takes part twice: with the two critics side by side, and as ``operators`` with all threads inside those.
+As ``compiled`` it has all its threads inside operators, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from td3_robot import machine
 from td3_robot.errors import NodeError, Td3RobotError, UsageError
 from td3_robot.learner import compute
-from td3_robot.learner.bench_contestants import ACTIONS, BATCH, OBSERVATIONS, contestant, products
+from td3_robot.learner.bench_contestants import ACTIONS, BATCH, OBSERVATIONS, LacksError, contestant, products
 from td3_robot.learner.profile import profile
 from td3_robot.node import Parser
 
@@ -63,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of all (default: %(default)s)")
     parser.add_argument("--layer-norm", action="store_true", help="ours with LayerNorm critics")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave compiled updates out: compiling takes its time"
+    )
     parser.add_argument("--profile", action="store_true", help="our time by kind of operation, instead of speeds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -101,16 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for network, threads in itertools.product(options.networks, options.threads):
             variant = common | {"hidden": NETWORKS[network], "threads": threads}
             several = threads > 1 and device.type == "cpu"  # or it makes no difference where they are
-            taking_part = kinds + [f"operators {kind}" for kind in kinds if several and kind in PRECISIONS]
-            turns = _take_turns(taking_part, variant, options.seconds, options.repetitions)
+            variations = ["operators"] * several + ["compiled"] * (device.type == "cpu" and not options.no_compile)
+            taking_part = kinds + [f"{name} {kind}" for name in variations for kind in kinds if kind in PRECISIONS]
+            turns = _take_turns(taking_part, variant, options.seconds, options.repetitions, missing)
             report["results"] += _rows(network, threads, turns, report["gflop_per_update"][network])
     print(json.dumps(report, indent=2) if options.json else _text(report))
     return 0
 
 
 def worker(pipe: Connection, kind: str, variant: Mapping[str, Any]) -> None:
-    """Answers each number of seconds with a Turn of that length, until None comes."""
-    run = contestant(kind, **variant)
+    """Says what it lacks to take part, if anything; answers each number of seconds with a Turn of it, until None."""
+    try:
+        run = contestant(kind, **variant)
+    except LacksError as lack:
+        pipe.send(str(lack))
+        return
     run(_WARM_UP)
     pipe.send(None)
     while (seconds := pipe.recv()) is not None:
@@ -124,9 +133,12 @@ def worker(pipe: Connection, kind: str, variant: Mapping[str, Any]) -> None:
 
 
 def _take_turns(
-    kinds: Sequence[str], variant: Mapping[str, Any], seconds: float, repetitions: int
+    kinds: Sequence[str], variant: Mapping[str, Any], seconds: float, repetitions: int, missing: dict[str, str]
 ) -> dict[str, list[Turn]]:
-    """The turns of each contestant; a list's n-th entries belong to one round, in which all had a go."""
+    """The turns of each contestant; a list's n-th entries belong to one round, in which all had a go.
+
+    Whoever cannot take part goes to ``missing``, with the reason.
+    """
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes = []
@@ -136,7 +148,9 @@ def _take_turns(
         process.start()
         theirs.close()  # so that a worker's death ends the wait for it
         processes.append(process)
-        _receive(pipes[kind], kind)
+        if lack := _receive(pipes[kind], kind):
+            missing[kind] = lack
+            del pipes[kind]
     turns: dict[str, list[Turn]] = {kind: [] for kind in pipes}
     names = list(pipes)
     for number in range(repetitions):
@@ -170,10 +184,15 @@ def _rows(network: str, threads: int, turns: Mapping[str, Sequence[Turn]], gflop
             "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in turns[kind]),
             "gflops": statistics.median(values) * gflop,
             "over_sb3": ratio(values, speeds.get("sb3")),
-            "share_of_peak": ratio(values, speeds.get(f"products {kind.removeprefix('operators ')}")),
+            "share_of_peak": None if kind == _peak(kind) else ratio(values, speeds.get(_peak(kind))),
         }
         for kind, values in speeds.items()
     ]
+
+
+def _peak(kind: str) -> str:
+    """The contestant that is a contestant's matrix products alone."""
+    return f"products {kind.rpartition(' ')[2]}"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float] | None) -> float | None:
@@ -205,7 +224,7 @@ def _text(report: Mapping[str, Any]) -> str:
     lines = [f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before"]
     lines += [f"not measured: {kind}: {reason}" for kind, reason in report["not_measured"].items()]
     for row in report.get("results", []):
-        text = f"{row['network']}  {row['threads']} thread(s)  {row['kind']:14}{row['updates_per_s']:8.1f} updates/s"
+        text = f"{row['network']}  {row['threads']} thread(s)  {row['kind']:15}{row['updates_per_s']:8.1f} updates/s"
         text += f" [{row['lowest']:.1f}, {row['highest']:.1f}] {row['cpu_ms_per_update']:6.2f} ms of processor time"
         text += "" if row["over_sb3"] is None else f"  {row['over_sb3']:5.2f} × sb3"
         lines.append(text + ("" if row["share_of_peak"] is None else f"  {row['share_of_peak']:4.0%} of peak"))

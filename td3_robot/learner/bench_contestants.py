@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from td3_robot.learner import compute
+from td3_robot.learner import compiled, compute
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.graph import CapturedUpdate
 from td3_robot.learner.replay import Batch, ReplayBuffer
@@ -26,9 +26,17 @@ Product = tuple[int, int, int]
 """A matrix product [m, k] x [k, n]."""
 
 
+class LacksError(Exception):
+    """A contestant lacks something here; the message says what."""
+
+
 def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, layer_norm: bool) -> Run:
-    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, and
-    ``products fp32``. It takes over this process's threads.
+    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, as
+    ``compiled fp32``, with those of a :mod:`td3_robot.learner.compiled` update, and ``products fp32``. It takes over
+    this process's threads.
+
+    Raises:
+        LacksError: it cannot take part here.
     """
     if kind == "sb3":
         torch.set_num_threads(threads)
@@ -37,12 +45,13 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
     if name == "products":
         torch.set_num_threads(1)
         return products_alone(hidden, threads, DTYPES[precision], torch.device(device))
-    where: compute.ThreadsIn = "operators" if name == "operators" else "critics"
+    where: compute.ThreadsIn = "operators" if name in ("operators", "compiled") else "critics"
     compute.use_threads(threads, where)
     config = LearnerConfig(
         precision=precision,  # type: ignore[arg-type]
         threads=threads,
         threads_in=where,
+        compile=name == "compiled",
         layer_norm=layer_norm,
         learning_rate=1e-3,
     )
@@ -51,6 +60,8 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
 
 def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> Run:
     td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
+    if config.compile and (problem := compiled.use(td3, BATCH)):
+        raise LacksError(problem)
     host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     on_gpu = device.type == "cuda"
     buffer = DeviceReplay(host, device) if on_gpu else host

@@ -15,7 +15,7 @@ from torch import Tensor
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import beginning, compute
+from td3_robot.learner import beginning, compiled, compute
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.graph import CapturedUpdate
@@ -70,6 +70,8 @@ class Training:
             self.replay = DeviceReplay(self.replay, device)
             if learner.replay == "uniform":  # LAP wants to hear the errors of each update
                 self._improve = CapturedUpdate(self.td3)
+        elif learner.compile:
+            compiled.use(self.td3, learner.batch_size)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self.divergence = Divergence(learner.discount)

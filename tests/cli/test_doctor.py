@@ -26,11 +26,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "td3-robot" / "keys"
 
 
-def test_a_machine_that_has_everything_but_keys(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_a_machine_that_has_everything_but_keys_and_a_compiler(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
     told = findings(capsys)
     for name in ("python", "base packages", "train", "record", "sockets of runs", "processor"):
         assert told[name][0] == "ok", name
     assert "torch 2." in told["train"][1]
+    assert told["C++ compiler"] == ("no", "no '/nowhere/g++': learner.compile has no effect; CXX names another one")
     assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
-from td3_robot.cli.train import crowded
+from td3_robot.cli.train import compiling, crowded
 from td3_robot.learner_config import LearnerConfig
 
 
@@ -66,3 +67,17 @@ def test_threads_that_will_wait_for_processors_are_spoken_of(
     found = crowded(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
     assert len(found) == len(said)
     assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True))
+
+
+def test_what_compiling_takes_and_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiling(LearnerConfig()) == []
+    monkeypatch.setenv("CXX", sys.executable)  # a program that is there
+    (line,) = compiling(LearnerConfig(compile=True))
+    assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    (line,) = compiling(LearnerConfig(compile=True))
+    assert line.startswith("learner.compile is true, and there is no C++ compiler '/nowhere/g++': updates are made as")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no C++ compiler 'clang++'" in compiling(LearnerConfig(compile=True))[0]

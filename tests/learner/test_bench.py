@@ -18,7 +18,7 @@ from td3_robot.learner import bench, compute
 from td3_robot.learner.bench_contestants import products
 from td3_robot.learner.profile import kind_of, profile
 
-SHORT = ["--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1"]
+SHORT = ["--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile"]
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_contestant_that_dies_ends_the_wait(capfd: pytest.CaptureFixture[str])
     """It knows no device of that name: the process ends with a traceback, and the benchmark with a line."""
     variant = {"hidden": (8,), "threads": 1, "device": "nowhere", "layer_norm": False}
     with pytest.raises(NodeError, match="the process of 'fp32' died; what it printed says why"):
-        bench._take_turns(["fp32"], variant, 0.01, 1)
+        bench._take_turns(["fp32"], variant, 0.01, 1, {})
     assert "nowhere" in capfd.readouterr().err
 
 

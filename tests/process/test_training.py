@@ -217,6 +217,20 @@ def test_a_training_that_diverges_stops_and_keeps_what_was_good(train: Any, tmp_
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
+def test_without_a_compiler_a_training_goes_on_as_it_is(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing compiled lies
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    run = train(700, "learner.compile=true")
+    assert run.finish() == 0, run.output()
+    assert "there is no C++ compiler '/nowhere/g++': updates are made as they are" in run.output()
+    log = (tmp_path / "run" / "logs" / "learner.log").read_text()
+    assert re.search(r"WARNING updates are not compiled and slower for it: .*/nowhere/g\+\+", log), log
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
 @pytest.mark.parametrize(
     ("slow", "steps", "overrides"),
     [

@@ -25,7 +25,7 @@ def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """Unpacked elsewhere and put first on the path, so that the checkout cannot help."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    small = ("learning_starts=100", "batch_size=16", "precision=fp32")
+    small = ("learning_starts=100", "batch_size=16", "precision=fp32", "compile=false")
     sets = ["network.hidden=[16]", "evaluation.every=0", *(f"learner.{item}" for item in small)]
     command = [sys.executable, "-P", "-m", "td3_robot.cli.main", "train", "walker2d", "--steps", "200", "--out", "run"]
     done = subprocess.run(

@@ -69,7 +69,7 @@ def test_processor_seconds_are_those_of_the_process() -> None:
 
 
 def test_a_training(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1")
+    small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1", "learner.compile=false")
     arguments = ["bench", "record", "--training", "walker2d", "--blocks", "1", "--stretch", "1", "--warm-up", "200"]
     assert main([*arguments, "--json", *(word for item in small for word in ("--set", item))]) == 0
     figures: dict[str, Any] = json.loads(capsys.readouterr().out)

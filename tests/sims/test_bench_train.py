@@ -13,7 +13,7 @@ from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE, NodeError
 from td3_robot.learner import compute
 
-TINY = ["--threads", "1", "--hidden", "8", "--batch", "4"]
+TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
 
 
 def test_real_trainings_beside_each_other(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_ratios_are_within_a_round_and_turns_change(
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench_train, "ours", lambda kind, threads, **_: turn(kind, threads))
     monkeypatch.setattr(bench_train, "stable_baselines3", lambda threads, **_: turn("sb3", threads))
-    assert cli.main(["bench", "train", "--rounds", "2"]) == 0
+    assert cli.main(["bench", "train", "--rounds", "2", "--no-compile"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "not measured: bf16: this processor has none"
     assert lines[2:] == [

@@ -1,0 +1,112 @@
+"""Compiled updates: equal to those that are not. Without a compiler: tests/process/test_training.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot.learner import compiled, compute
+from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.td3 import TD3
+from td3_robot.learner_config import LearnerConfig
+
+O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    compute.use_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> TD3:
+    td3 = TD3(O, A, (24, 16), config, seed=3)
+    if compiler:
+        assert compiled.use(td3, B, compiler) is None
+    random = np.random.default_rng(1)
+    buffer = ReplayBuffer(100, O, A, seed=2)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal((100, *shape)).astype(np.float32)
+
+    buffer.add(normal(O), np.tanh(normal(A)), normal(), normal(O), (random.random(100) < 0.8).astype(np.float32))
+    for _ in range(updates):
+        td3.update(buffer.sample(B))
+    return td3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layer_norm": True, "critic_loss": "huber", "twin_critics": False, "gradient_clip": 0.2}],
+    ids=["as published", "other options"],
+)
+def test_a_compiled_update_is_an_update(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the order of sums: float32 has 24 bits, and Adam's moments are means of gradients, here of size 1.
+
+    Compiled once more, as in a learner that goes on, it gives the same bits.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what this test leaves is undone by these two")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    config = LearnerConfig(learning_rate=1e-3, **options)
+    plain, quick = trained(config, 4), trained(config, 4, compiled.compile_whole)
+    assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # nothing less was compiled
+    expected, found = plain.state()[0], quick.state()[0]
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-6, err_msg=name)
+    assert found["adam_mean/actor.0.weight"].any()
+    again = trained(config, 4, compiled.compile_whole).state()[0]
+    assert all(again[name].tobytes() == array.tobytes() for name, array in found.items())
+
+
+def wrong_from(call: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A compiler whose functions give a gradient that is 2 % too large, from the ``call``-th of them on."""
+    made = 0
+
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        nonlocal made
+        made += 1
+        if made < call:
+            return function
+
+        def wrong(*inputs: Any) -> Any:
+            *rest, gradient = function(*inputs)
+            return *rest, [value * 1.02 for value in gradient]
+
+        return wrong
+
+    return compiler
+
+
+@pytest.mark.parametrize(("call", "which"), [(1, "critics_slopes"), (2, "actor_slopes")])
+def test_what_compiles_to_something_else_is_not_used(call: int, which: str, caplog: pytest.LogCaptureFixture) -> None:
+    td3 = TD3(O, A, (24, 16), LearnerConfig(), seed=3)
+    with caplog.at_level(logging.WARNING):
+        assert compiled.use(td3, B, wrong_from(call)) == f"{which} compiled gives something else"
+    assert td3.critics_slopes == td3._critics_slopes
+    assert td3.actor_slopes == td3._actor_slopes
+
+
+def test_numbers_that_are_none_are_something_else() -> None:
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs: (*function(*inputs)[:-1], [value * float("nan") for value in function(*inputs)[-1]])
+
+    td3 = TD3(O, A, (24, 16), LearnerConfig(), seed=3)
+    assert compiled.use(td3, B, compiler) == "critics_slopes compiled gives something else"
+
+
+def test_to_ask_changes_nothing() -> None:
+    config = LearnerConfig(learning_rate=1e-3)
+    plain, asked = trained(config, 3).state(), trained(config, 3, lambda function: function).state()
+    assert plain[1] == asked[1]
+    assert all(np.array_equal(array, asked[0][name]) for name, array in plain[0].items())
