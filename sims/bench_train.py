@@ -120,8 +120,9 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
     if problem := compute.bf16_problem():
         missing["bf16"] = f"this {problem}"
     name, there = machine.cpp_compiler()
-    if not there:
-        missing["compiled"] = f"there is no C++ compiler {name!r}"
+    compiled = 1 in options.threads and not options.no_compile  # it has no use for a second
+    if compiled and not there:
+        missing["compiled fp32"] = f"there is no C++ compiler {name!r}"
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
     found: Contestants = {}
     for kind, threads in itertools.product(("sb3", *PRECISIONS), options.threads):
@@ -129,9 +130,8 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
             found[kind, threads] = lambda threads=threads: stable_baselines3(threads=threads, **sizes)  # type: ignore[misc]
         elif kind not in missing:
             found[kind, threads] = lambda kind=kind, threads=threads: ours(kind, threads=threads, **sizes)  # type: ignore[misc]
-            # With two or more its threads would be inside operators, and wait there for the other processes.
-            if threads == 1 and there and not options.no_compile:
-                found[f"compiled {kind}", 1] = lambda kind=kind: ours(kind, threads=1, compiled=True, **sizes)  # type: ignore[misc]
+    if compiled and there:
+        found["compiled fp32", 1] = lambda: ours("fp32", threads=1, compiled=True, **sizes)
     return found, missing
 
 

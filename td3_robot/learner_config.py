@@ -43,9 +43,9 @@ class LearnerConfig(Section, frozen=True):
     when it began. Random numbers are the same on every device, so that a checkpoint goes on on another one. With
     ``threads_in: critics`` the ``threads`` each take one critic, or half of the policy's batch, and seldom meet; with
     ``operators`` they share every matrix product out, which is faster for a learner that has its cores to itself, and
-    may be far slower for one that has not. With ``compile`` the update is compiled for the processor, which needs a C++
-    compiler (without one updates are made as they are, with a warning) and, the first time, some 20 s; ``threads`` are
-    then 1, or inside operators.
+    may be far slower for one that has not. With ``compile`` the update in fp32 is compiled for the processor, which
+    needs a C++ compiler (without one updates are made as they are, with a warning) and, the first time, some 20 s; of
+    the ``threads`` only those inside operators then count. On a GPU and in bf16 it has no effect.
 
     ``recordings`` are files whose transitions the replay buffer begins with; they count as no environment steps.
     ``offline_updates`` are made on them before the first environment step; the policy that is learned then acts in
@@ -101,16 +101,6 @@ class LearnerConfig(Section, frozen=True):
             raise ValueError(
                 f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
                 "allowed without recordings: 0"
-            )
-        if self.compile and self.threads > 1 and self.threads_in == "critics":
-            raise ValueError(
-                f"learner.compile is true, learner.threads is {self.threads} and learner.threads_in is 'critics'; "
-                "allowed beside compile: threads 1, or threads_in operators"
-            )
-        if self.compile and self.device == "cuda":
-            raise ValueError(
-                "learner.compile is true and learner.device is 'cuda', where updates are CUDA graphs; allowed beside "
-                "compile: cpu, or auto, which compiles where there is no GPU"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

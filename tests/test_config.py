@@ -104,12 +104,6 @@ def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
         ({}, ["learner.algorithm=sac"], ["learner.algorithm is 'sac'", "allowed: td3, ddpg"]),
         ({}, ["learner.replay=lap", "learner.critic_loss=mse"], ["learner.critic_loss is 'mse'", "must be 'huber'"]),
         ({}, ["learner.gradient_clip=0"], ["learner.gradient_clip is 0"]),
-        (
-            {},
-            ["learner.compile=true", "learner.threads=2"],
-            ["learner.compile is true, learner.threads is 2", "allowed beside compile: threads 1, or threads_in oper"],
-        ),
-        ({}, ["learner.compile=true", "learner.device=cuda"], ["learner.device is 'cuda'", "cpu, or auto"]),
         ({}, ["learner.n_step=0"], ["learner.n_step is 0", ">= 1"]),
         (
             {},

@@ -185,14 +185,13 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     if learner.threads > cores:
         return [f"{what}, and {has}: they will wait for one another"]
     if learner.threads_in == "operators" and 2 <= learner.threads == cores:
-        less = "one would not wait" if learner.compile else "in critics they wait less"
-        return [f"{what} in operators, and {has}: {less}"]
+        return [f"{what} in operators, and {has}: in critics they wait less"]
     return []
 
 
 def compiling(learner: LearnerConfig) -> list[str]:
     """What to say of a learner that compiles its updates: it begins later, or not compiled."""
-    if not learner.compile:
+    if not learner.compile or (learner.device, learner.precision) != ("cpu", "fp32"):
         return []
     name, there = cpp_compiler()
     if not there:

@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for network, threads in itertools.product(options.networks, options.threads):
             variant = common | {"hidden": NETWORKS[network], "threads": threads}
             several = threads > 1 and device.type == "cpu"  # or it makes no difference where they are
-            variations = ["operators"] * several + ["compiled"] * (device.type == "cpu" and not options.no_compile)
-            taking_part = kinds + [f"{name} {kind}" for name in variations for kind in kinds if kind in PRECISIONS]
+            taking_part = kinds + [f"operators {kind}" for kind in kinds if several and kind in PRECISIONS]
+            taking_part += ["compiled fp32"] * (device.type == "cpu" and not options.no_compile)
             turns = _take_turns(taking_part, variant, options.seconds, options.repetitions, missing)
             report["results"] += _rows(network, threads, turns, report["gflop_per_update"][network])
     print(json.dumps(report, indent=2) if options.json else _text(report))

@@ -31,9 +31,9 @@ class LacksError(Exception):
 
 
 def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, layer_norm: bool) -> Run:
-    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, as
-    ``compiled fp32``, with those of a :mod:`td3_robot.learner.compiled` update, and ``products fp32``. It takes over
-    this process's threads.
+    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, and
+    ``products fp32``; and ``compiled fp32``, see :mod:`td3_robot.learner.compiled`, with all threads inside operators,
+    too. It takes over this process's threads.
 
     Raises:
         LacksError: it cannot take part here.

@@ -42,6 +42,7 @@ class TD3:
 
     Attributes:
         updates: critic updates made so far.
+        second: a thread for the other critic, and for the other half of a batch; None without.
         critics_slopes, actor_slopes: make the gradients, from inputs and parameters alone; each can be replaced by
             something quicker that gives the same.
     """
@@ -85,7 +86,7 @@ class TD3:
         self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
         self._loss = LOSSES[config.critic_loss]
         self._smoothing, self._smoothing_clip = config.target_noise, config.target_noise_clip
-        self._second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
+        self.second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
         self.critics_slopes, self.actor_slopes = self._critics_slopes, self._actor_slopes
 
     def set_learning_rate(self, rate: float) -> None:
@@ -176,9 +177,9 @@ class TD3:
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
         """``work`` of critic 0, 1: with two threads at the same time, and always with the same result."""
-        if self._second is None or not self.config.twin_critics:
+        if self.second is None or not self.config.twin_critics:
             return [work(head) for head in range(len(self.critics.heads))]
-        other = self._second.submit(work, 1)
+        other = self.second.submit(work, 1)
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
@@ -186,10 +187,10 @@ class TD3:
 
         A sum over the rows may round otherwise in halves than in one piece.
         """
-        if self._second is None or len(rows) < 2:
+        if self.second is None or len(rows) < 2:
             return [work(rows)]
         first, second = rows.chunk(2)
-        other = self._second.submit(work, second)
+        other = self.second.submit(work, second)
         return [work(first), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:

@@ -70,7 +70,7 @@ class Training:
             self.replay = DeviceReplay(self.replay, device)
             if learner.replay == "uniform":  # LAP wants to hear the errors of each update
                 self._improve = CapturedUpdate(self.td3)
-        elif learner.compile:
+        elif learner.compile and learner.precision == "fp32":
             compiled.use(self.td3, learner.batch_size)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)

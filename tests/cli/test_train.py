@@ -71,6 +71,8 @@ def test_threads_that_will_wait_for_processors_are_spoken_of(
 
 def test_what_compiling_takes_and_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiling(LearnerConfig()) == []
+    assert compiling(LearnerConfig(compile=True, precision="bf16")) == []
+    assert compiling(LearnerConfig(compile=True, device="cuda")) == []
     monkeypatch.setenv("CXX", sys.executable)  # a program that is there
     (line,) = compiling(LearnerConfig(compile=True))
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")

@@ -58,8 +58,10 @@ def test_a_compiled_update_is_an_update(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what this test leaves is undone by these two")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    config = LearnerConfig(learning_rate=1e-3, **options)
+    config = LearnerConfig(learning_rate=1e-3, threads=2, **options)
     plain, quick = trained(config, 4), trained(config, 4, compiled.compile_whole)
+    assert plain.second is not None
+    assert quick.second is None
     assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # nothing less was compiled
     expected, found = plain.state()[0], quick.state()[0]
     for name, array in expected.items():
@@ -90,11 +92,12 @@ def wrong_from(call: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @pytest.mark.parametrize(("call", "which"), [(1, "critics_slopes"), (2, "actor_slopes")])
 def test_what_compiles_to_something_else_is_not_used(call: int, which: str, caplog: pytest.LogCaptureFixture) -> None:
-    td3 = TD3(O, A, (24, 16), LearnerConfig(), seed=3)
+    td3 = TD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
     with caplog.at_level(logging.WARNING):
         assert compiled.use(td3, B, wrong_from(call)) == f"{which} compiled gives something else"
     assert td3.critics_slopes == td3._critics_slopes
     assert td3.actor_slopes == td3._actor_slopes
+    assert td3.second is not None
 
 
 def test_numbers_that_are_none_are_something_else() -> None:
