@@ -119,10 +119,10 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
             missing["sb3"] = f"{package} is not installed; pip install {package}"
     if problem := compute.bf16_problem():
         missing["bf16"] = f"this {problem}"
-    name, there = machine.cpp_compiler()
+    lack = machine.compiler_lack()
     compiled = 1 in options.threads and not options.no_compile  # it has no use for a second
-    if compiled and not there:
-        missing["compiled fp32"] = f"there is no C++ compiler {name!r}"
+    if compiled and lack:
+        missing["compiled fp32"] = lack
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
     found: Contestants = {}
     for kind, threads in itertools.product(("sb3", *PRECISIONS), options.threads):
@@ -130,7 +130,7 @@ def _contestants(options: argparse.Namespace) -> tuple[Contestants, dict[str, st
             found[kind, threads] = lambda threads=threads: stable_baselines3(threads=threads, **sizes)  # type: ignore[misc]
         elif kind not in missing:
             found[kind, threads] = lambda kind=kind, threads=threads: ours(kind, threads=threads, **sizes)  # type: ignore[misc]
-    if compiled and there:
+    if compiled and not lack:
         found["compiled fp32", 1] = lambda: ours("fp32", threads=1, compiled=True, **sizes)
     return found, missing
 

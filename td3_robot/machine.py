@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -47,10 +48,17 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def cpp_compiler() -> tuple[str, bool]:
-    """The C++ compiler that torch takes here, as it is called (``CXX`` names another one), and whether it is there."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    return name, shutil.which(name) is not None
+def compiler() -> str:
+    """The C++ compiler that torch takes here, as it is called; ``CXX`` names another one."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def compiler_lack() -> str | None:
+    """What torch does not find here to compile with; None for nothing."""
+    if not shutil.which(compiler()):
+        return f"there is no C++ compiler {compiler()!r} (CXX names another one)"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return None if header.exists() else f"Python's headers are not here: {str(header)!r}"
 
 
 def resident_bytes(process: int | None = None) -> int | None:

@@ -130,10 +130,9 @@ def _processor() -> list[Finding]:
 
 
 def _compiler() -> Finding:
-    name, there = machine.cpp_compiler()
-    if there:
-        return Finding("C++ compiler", "ok", f"{name}, for learner.compile")
-    return Finding("C++ compiler", "no", f"no {name!r}: learner.compile has no effect; CXX names another one")
+    if lack := machine.compiler_lack():
+        return Finding("C++ compiler", "no", f"{lack}: learner.compile has no effect")
+    return Finding("C++ compiler", "ok", f"{machine.compiler()}, for learner.compile")
 
 
 def _realtime() -> list[Finding]:

@@ -23,7 +23,7 @@ from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import beginning, room
 from td3_robot.learner.settle import settle
 from td3_robot.learner_config import LearnerConfig
-from td3_robot.machine import available_cores, cpp_compiler
+from td3_robot.machine import available_cores, compiler_lack
 from td3_robot.node import Parser
 from td3_robot.progress import Progress
 from td3_robot.run_folder import RunFolder
@@ -182,6 +182,8 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     if learner.device == "cuda":
         return []
     what, has = f"learner.threads is {learner.threads}", f"this machine has {cores} processors for all processes"
+    if learner.threads_in == "critics" and learner.threads <= 2 * cores and _compiles(learner):
+        return []  # what is compiled has half of them
     if learner.threads > cores:
         return [f"{what}, and {has}: they will wait for one another"]
     if learner.threads_in == "operators" and 2 <= learner.threads == cores:
@@ -189,16 +191,16 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     return []
 
 
+def _compiles(learner: LearnerConfig) -> bool:
+    return learner.compile and (learner.device, learner.precision) == ("cpu", "fp32")
+
+
 def compiling(learner: LearnerConfig) -> list[str]:
     """What to say of a learner that compiles its updates: it begins later, or not compiled."""
-    if not learner.compile or (learner.device, learner.precision) != ("cpu", "fp32"):
+    if not _compiles(learner):
         return []
-    name, there = cpp_compiler()
-    if not there:
-        return [
-            f"learner.compile is true, and there is no C++ compiler {name!r}: updates are made as they are, slower; "
-            "install one, or name another one in CXX"
-        ]
+    if lack := compiler_lack():
+        return [f"learner.compile is true, and {lack}: updates are made as they are, and slower"]
     return ["learner.compile: the first time on this machine the learner compiles its updates for some 20 s"]
 
 

@@ -60,9 +60,9 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
 
 def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> Run:
     td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
-    if config.compile and (problem := compiled.use(td3, BATCH)):
-        raise LacksError(problem)
     host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    if config.compile and (problem := compiled.use(td3, host.example(BATCH))):
+        raise LacksError(problem)
     on_gpu = device.type == "cuda"
     buffer = DeviceReplay(host, device) if on_gpu else host
     update: Callable[[Batch], object] = CapturedUpdate(td3) if on_gpu else td3.update

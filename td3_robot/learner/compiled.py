@@ -8,6 +8,7 @@ the user's cache folder, and found there in some 4 s.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -19,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td3_robot import machine
 from td3_robot.learner import compute
+from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3 import TD3
 
 log = logging.getLogger(__name__)
@@ -33,70 +36,92 @@ _CLOSE = 0.01  # of the norm: a number near 0 passes a ReLU or not, by rounding
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as one compiled piece; what cannot be compiled shows at its first call."""
     # torch's own default is a folder in /tmp with a name that anybody can take first, and it loads code from there.
-    os.environ.setdefault(_FOLDER, str(_cache_home() / "td3-robot" / "compiled"))
+    os.environ.setdefault(_FOLDER, str(_folder()))
     # The pattern matcher would join bias and product to an operator that first copies the bias to all rows.
     options: dict[str, Any] = {"pattern_matcher": False, "cpp_wrapper": True, "compile_threads": 1}
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     return compiled
 
 
-def use(td3: TD3, batch_size: int, compiler: Compiler = compile_whole) -> str | None:
-    """Have a TD3 on a processor make its updates with compiled gradients, in one thread and those inside operators.
+def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | None:
+    """Have a TD3 on a processor make its updates with compiled gradients, by the threads inside operators alone.
 
     They are used once they have given, for one batch, what the same functions give without it. Where compilation or
     that check fails, a warning says so and updates are made as they are, in as many threads as without.
 
     Args:
         td3: in float32.
-        batch_size: of all updates to come.
-        compiler: for tests.
+        example: of any numbers, and of the sizes and the layout in memory that all batches to come will have.
+        compiler: for tests; None for :func:`compile_whole`.
 
     Returns:
         The reason where nothing was compiled.
     """
+    compiler = compiler or compile_whole
     began = time.monotonic()
     log.info("compiling the update for this processor; the first time takes some 20 s")
-    random = torch.Generator().manual_seed(0)
-    s, s2, a, noise, r = (
-        torch.randn((batch_size, size), generator=random)
-        for size in (td3.observation_size, td3.observation_size, td3.action_size, td3.action_size, 1)
-    )
-    # As views of one tensor, like what a replay buffer gives: compiled code is for one layout in memory.
-    columns = (s, a.tanh(), r, s2, torch.full_like(r, 0.99))
-    s, a, r, s2, discount = torch.split(torch.cat(columns, 1), [column.shape[1] for column in columns], 1)
+    noise = torch.randn((len(example.action), td3.action_size), generator=torch.Generator().manual_seed(0))
     before = td3.critics_slopes, td3.actor_slopes, td3.second
-    td3.second = None
-    problem = None
-    try:
-        with torch.inference_mode(), compute.vanishing_is_zero(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about itself
-            for attribute, function, inputs in (
-                ("critics_slopes", td3.critics_slopes, (s, a, r, s2, discount, noise)),
-                ("actor_slopes", td3.actor_slopes, (s,)),
-            ):
-                quick = compiler(function)
-                if not _alike(function(*inputs), quick(*inputs)):
-                    raise RuntimeError(f"{attribute} compiled gives something else")
-                setattr(td3, attribute, quick)
-    except Exception as error:  # compilers and their drivers raise a dozen kinds; none is worth a training
+
+    def give_up(error: Exception) -> str:
         td3.critics_slopes, td3.actor_slopes, td3.second = before
         cause = getattr(error, "inner_exception", error)  # torch's wrappers say only where it was raised
         problem = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        log.warning("updates are not compiled and slower for it: %s", problem)
-    else:
-        log.info("compiled the update in %.1f s", time.monotonic() - began)
-    return problem
+        log.warning(
+            "updates are not compiled and slower for it: %s (%s holds what was compiled before, and can be deleted)",
+            problem,
+            os.environ.get(_FOLDER, _folder()),
+        )
+        log.debug("what was raised", exc_info=error)
+        return problem
+
+    def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """``plain`` in its place where it is to be compiled once more, for another batch, and cannot be."""
+
+        def call(*inputs: Tensor) -> Any:
+            try:
+                return quick(*inputs)
+            except Exception as error:
+                give_up(error)
+                return plain(*inputs)
+
+        return call
+
+    td3.second = None
+    critics, actor = td3.critics_slopes, td3.actor_slopes
+    try:
+        with torch.inference_mode(), compute.vanishing_is_zero(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about itself
+            quick_critics, quick_actor = compiler(critics), compiler(actor)
+            if not _alike(critics(*example, noise), quick_critics(*example, noise)):
+                raise RuntimeError("the critics' gradient compiled is another one")
+            if not _alike(actor(example.observation), quick_actor(example.observation)):
+                raise RuntimeError("the policy's gradient compiled is another one")
+    except Exception as error:  # compilers and their drivers raise a dozen kinds; none is worth a training
+        return give_up(error)
+    td3.critics_slopes, td3.actor_slopes = guarded(quick_critics, critics), guarded(quick_actor, actor)
+    log.info("compiled the update in %.1f s", time.monotonic() - began)
+    return None
 
 
-def _cache_home() -> Path:
-    """Where programs keep what they can make again (XDG Base Directory Specification)."""
+def _folder() -> Path:
+    """Where compiled code is kept: in the user's cache (XDG Base Directory Specification), for this processor alone.
+
+    A home may be shared by machines; code for one of them may be none for another, and ends a process there.
+    """
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    home = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    told = machine.describe()
+    digest = hashlib.sha256(f"{told['processor']} {told['vector']}".encode()).hexdigest()[:12]
+    return home / "td3-robot" / "compiled" / digest
 
 
 def _alike(expected: Any, found: Any) -> bool:
-    pairs = zip(_tensors(expected), _tensors(found), strict=True)
-    return all(bool((a - b).norm() <= _CLOSE * a.norm()) for a, b in pairs)
+    """Whether all tensors are the same but for rounding, and lie alike in memory: Adam goes through it as it is."""
+    return all(
+        (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()) and bool((a - b).norm() <= _CLOSE * a.norm())
+        for a, b in zip(_tensors(expected), _tensors(found), strict=True)
+    )
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

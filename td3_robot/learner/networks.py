@@ -76,7 +76,7 @@ class Trace(NamedTuple):
 
 
 Gradient = list[Tensor]
-"""Of every parameter of a network, float32, in the order of :attr:`Network.named`."""
+"""Of every parameter of a network, float32 and contiguous, in the order of :attr:`Network.named`."""
 
 
 class Network:

@@ -134,6 +134,11 @@ class ReplayBuffer:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
         return self._random.integers(0, len(self), batch_size)
 
+    def example(self, batch_size: int) -> Batch:
+        """A batch of random numbers, laid out in memory like all that are sampled; nothing of it is stored."""
+        generator = torch.Generator().manual_seed(0)
+        return self.batch(torch.randn((batch_size, self._rows.shape[1]), generator=generator))
+
     def batch(self, rows: Tensor) -> Batch:
         """The columns of rows float32[B, 2 O + A + 2], as views."""
         return Batch(

@@ -60,19 +60,20 @@ class Training:
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
         self.td3 = TD3(*sizes, self.hidden, learner, seeds[0], device)
-        self.replay: ReplayBuffer | DeviceReplay
+        rows: ReplayBuffer
         if learner.replay == "lap":
-            self.replay = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
+            rows = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
         else:
-            self.replay = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
+            rows = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
+        self.replay: ReplayBuffer | DeviceReplay = rows
         self._improve: Callable[[Batch], Sequence[Tensor]] = self.td3.update
         if device.type == "cuda":
-            self.replay = DeviceReplay(self.replay, device)
+            self.replay = DeviceReplay(rows, device)
             if learner.replay == "uniform":  # LAP wants to hear the errors of each update
                 self._improve = CapturedUpdate(self.td3)
-        elif learner.compile and learner.precision == "fp32":
-            compiled.use(self.td3, learner.batch_size)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
+        if learner.compile and (device.type, learner.precision) == ("cpu", "fp32"):
+            compiled.use(self.td3, self._prepared(rows.example(learner.batch_size)))
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self.divergence = Divergence(learner.discount)
         self.value_check = ValueCheck(learner.discount)
@@ -128,8 +129,11 @@ class Training:
     def update(self, learning_rate: float) -> None:
         """One update, on a batch drawn from the replay buffer."""
         self.td3.set_learning_rate(learning_rate)
-        batch = self.replay.sample(self.config.batch_size)
-        self.replay.learned(self._improve(self.normaliser(batch) if self.normaliser else batch))
+        self.replay.learned(self._improve(self._prepared(self.replay.sample(self.config.batch_size))))
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """What networks see of a batch."""
+        return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
         """A copy of what a policy bundle holds: of the actor, or of its average, with the normalisation if there is."""

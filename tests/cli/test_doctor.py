@@ -34,7 +34,10 @@ def test_a_machine_that_has_everything_but_keys_and_a_compiler(
     for name in ("python", "base packages", "train", "record", "sockets of runs", "processor"):
         assert told[name][0] == "ok", name
     assert "torch 2." in told["train"][1]
-    assert told["C++ compiler"] == ("no", "no '/nowhere/g++': learner.compile has no effect; CXX names another one")
+    assert told["C++ compiler"] == (
+        "no",
+        "there is no C++ compiler '/nowhere/g++' (CXX names another one): learner.compile has no effect",
+    )
     assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 
 

@@ -78,7 +78,10 @@ def test_what_compiling_takes_and_lacks_is_said(monkeypatch: pytest.MonkeyPatch)
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
     monkeypatch.setenv("CXX", "/nowhere/g++")
     (line,) = compiling(LearnerConfig(compile=True))
-    assert line.startswith("learner.compile is true, and there is no C++ compiler '/nowhere/g++': updates are made as")
+    assert line.startswith("learner.compile is true, and there is no C++ compiler '/nowhere/g++' (CXX names another o")
+    assert line.endswith("updates are made as they are, and slower")
+    assert crowded(LearnerConfig(threads=2), 1) != []
+    assert crowded(LearnerConfig(threads=2, compile=True), 1) == []  # it has one thread
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")

@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from td3_robot import machine
+from td3_robot.config import parse
 from td3_robot.learner import compiled, compute
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay import Batch, ReplayBuffer
+from td3_robot.learner.storage import Memory
 from td3_robot.learner.td3 import TD3
+from td3_robot.learner.training import Training
 from td3_robot.learner_config import LearnerConfig
+from td3_robot.specs import RobotSpec
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 
@@ -27,12 +32,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def example() -> Batch:
+    return ReplayBuffer(1, O, A, seed=2).example(B)
+
+
 def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> TD3:
     td3 = TD3(O, A, (24, 16), config, seed=3)
-    if compiler:
-        assert compiled.use(td3, B, compiler) is None
     random = np.random.default_rng(1)
     buffer = ReplayBuffer(100, O, A, seed=2)
+    if compiler:
+        assert compiled.use(td3, buffer.example(B), compiler) is None
 
     def normal(*shape: int) -> Any:
         return random.standard_normal((100, *shape)).astype(np.float32)
@@ -43,6 +52,7 @@ def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> TD3:
     return td3
 
 
+@pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 @pytest.mark.parametrize(
     "options",
     [{}, {"layer_norm": True, "critic_loss": "huber", "twin_critics": False, "gradient_clip": 0.2}],
@@ -53,7 +63,7 @@ def test_a_compiled_update_is_an_update(
 ) -> None:
     """Up to the order of sums: float32 has 24 bits, and Adam's moments are means of gradients, here of size 1.
 
-    Compiled once more, as in a learner that goes on, it gives the same bits.
+    Found in the cache, as by a learner that goes on, it gives the same bits.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what this test leaves is undone by these two")
@@ -67,6 +77,7 @@ def test_a_compiled_update_is_an_update(
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-6, err_msg=name)
     assert found["adam_mean/actor.0.weight"].any()
+    torch._dynamo.reset()
     again = trained(config, 4, compiled.compile_whole).state()[0]
     assert all(again[name].tobytes() == array.tobytes() for name, array in found.items())
 
@@ -90,11 +101,11 @@ def wrong_from(call: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return compiler
 
 
-@pytest.mark.parametrize(("call", "which"), [(1, "critics_slopes"), (2, "actor_slopes")])
+@pytest.mark.parametrize(("call", "which"), [(1, "critics'"), (2, "policy's")])
 def test_what_compiles_to_something_else_is_not_used(call: int, which: str, caplog: pytest.LogCaptureFixture) -> None:
     td3 = TD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
     with caplog.at_level(logging.WARNING):
-        assert compiled.use(td3, B, wrong_from(call)) == f"{which} compiled gives something else"
+        assert compiled.use(td3, example(), wrong_from(call)) == f"the {which} gradient compiled is another one"
     assert td3.critics_slopes == td3._critics_slopes
     assert td3.actor_slopes == td3._actor_slopes
     assert td3.second is not None
@@ -105,7 +116,7 @@ def test_numbers_that_are_none_are_something_else() -> None:
         return lambda *inputs: (*function(*inputs)[:-1], [value * float("nan") for value in function(*inputs)[-1]])
 
     td3 = TD3(O, A, (24, 16), LearnerConfig(), seed=3)
-    assert compiled.use(td3, B, compiler) == "critics_slopes compiled gives something else"
+    assert compiled.use(td3, example(), compiler) == "the critics' gradient compiled is another one"
 
 
 def test_to_ask_changes_nothing() -> None:
@@ -113,3 +124,65 @@ def test_to_ask_changes_nothing() -> None:
     plain, asked = trained(config, 3).state(), trained(config, 3, lambda function: function).state()
     assert plain[1] == asked[1]
     assert all(np.array_equal(array, asked[0][name]) for name, array in plain[0].items())
+
+
+def test_what_lies_otherwise_in_memory_is_something_else() -> None:
+    """Adam would take the numbers in the order of memory."""
+
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        def other(*inputs: Any) -> Any:
+            *rest, gradient = function(*inputs)
+            return *rest, [value.t().contiguous().t() if value.dim() == 2 else value for value in gradient]
+
+        return other
+
+    td3 = TD3(O, A, (24, 16), LearnerConfig(), seed=3)
+    assert compiled.use(td3, example(), compiler) == "the critics' gradient compiled is another one"
+
+
+def test_what_fails_later_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a batch of another layout comes, and the compiler is gone."""
+    calls = 0
+
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        def quick(*inputs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 2:  # one of each function is asked for at first
+                raise OSError("No such compiler")
+            return function(*inputs)
+
+        return quick
+
+    config = LearnerConfig(learning_rate=1e-3)
+    plain, failing = trained(config, 3).state()[0], trained(config, 3, compiler).state()[0]
+    assert all(np.array_equal(array, failing[name]) for name, array in plain.items())
+    assert calls == 3
+    assert caplog.text.count("updates are not compiled and slower for it: No such compiler") == 1
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_example_lies_in_memory_as_batches_do(
+    normalised: bool, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled code is for one layout; for another one it would be compiled once more, in the midst of a training."""
+    layouts: list[Any] = []
+
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        def quick(*inputs: Any) -> Any:
+            layouts.append([(tuple(value.shape), value.stride()) for value in inputs])
+            return function(*inputs)
+
+        return quick
+
+    monkeypatch.setattr(compiled, "compile_whole", compiler)
+    overrides = [f"learner.normalise_observations={str(normalised).lower()}", "learner.batch_size=8"]
+    config = parse({"network": {"hidden": [8]}, "learner": {"compile": True, "buffer_size": 50}}, overrides)
+    training = Training(spec, config, Memory)
+    random, o, a = np.random.default_rng(4), spec.observation_size, spec.action_size
+    rows = [random.standard_normal((20, *shape)).astype(np.float32) for shape in ((o,), (a,), (), (o,), ())]
+    training.replay.add(*rows)
+    training.update(1e-3)
+    training.update(1e-3)
+    critics, policy = layouts[0], layouts[1]
+    assert layouts == [critics, policy, critics, critics, policy]
