@@ -31,8 +31,9 @@ from td3_robot.transport.session import Peer, ServerSession
 
 log = logging.getLogger(__name__)
 
-READY_TIMEOUT = 120.0
-"""Seconds within which a started process has to report that it is ready."""
+READY_TIMEOUT = 300.0
+"""Seconds within which a started process has to report that it is ready. A learner may compile first: 20 s, and a
+minute or two on a small or busy machine."""
 _GRACE = {signal.SIGINT: 30.0, signal.SIGTERM: 10.0}  # seconds before the next harder signal; the learner saves in them
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
