@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from msgspec import to_builtins
-
+from td3_robot import changes
 from td3_robot.config import DISCRETE, Config
 from td3_robot.errors import ConfigError
 
@@ -40,16 +36,6 @@ def check(config: Config) -> None:
     """
     if not config.task.startswith(DISCRETE):
         raise ConfigError(f"task is {config.task!r}; the A2C baseline learns discrete actions: {DISCRETE}ID")
-    for key, value, default in _set(to_builtins(config), to_builtins(Config())):
+    for key, (default, value) in changes.differences(Config(), config).items():
         if not any(key == used or key.startswith(f"{used}.") for used in _USED):
             raise ConfigError(f"{key} is {value}; it means nothing to the A2C baseline, and must be {default}")
-
-
-def _set(tree: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The keys that are not as by default, with both values."""
-    for name, value in tree.items():
-        default, key = defaults.get(name), f"{prefix}{name}"
-        if isinstance(value, dict) and isinstance(default, dict) and default:
-            yield from _set(value, default, f"{key}.")
-        elif value != default:
-            yield key, value, default

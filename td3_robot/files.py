@@ -92,3 +92,14 @@ def allocated(path: Path) -> int:
     with contextlib.suppress(OSError):
         return 512 * path.stat().st_blocks
     return 0
+
+
+def user_folder(variable: str, otherwise: str) -> Path:
+    """``td3-robot`` in the folder of the user's that this environment variable names, or else in the other one.
+
+    (XDG Base Directory Specification.)
+
+    Raises:
+        RuntimeError: that is in a home, and there is none.
+    """
+    return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

@@ -110,6 +110,11 @@ class LearnerConfig(Section, frozen=True):
                         f"beside {choice!r} it must be {needed!r}"
                     )
 
+    @property
+    def compiles(self) -> bool:
+        """Whether updates are to be compiled; ``device`` and ``precision`` are settled."""
+        return self.compile and (self.device, self.precision) == ("cpu", "fp32")
+
     def learning_rate_at(self, fraction: float) -> float:
         """The learning rate when this fraction of the run is made."""
         hold = self.learning_rate_falls_from

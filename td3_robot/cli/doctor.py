@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    findings = [*_packages(), *_uses(), *_processor(), *_realtime(), _sockets(), _keys(default_folder())]
+    findings = [*_packages(), *_uses(), _processor(), _compiler(), *_realtime(), _sockets(), _keys(default_folder())]
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings]}))
     else:
@@ -121,12 +121,12 @@ def _asked(code: str, *words: str) -> tuple[dict[str, Any], str]:
     return told, ""
 
 
-def _processor() -> list[Finding]:
+def _processor() -> Finding:
     told = machine.describe()
     room = machine.available_memory()
     memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
     words = f"{told['processor']}, {machine.available_cores()} cores, load {told['load']}{memory}"
-    return [Finding("processor", "ok", words), _compiler()]
+    return Finding("processor", "ok", words)
 
 
 def _compiler() -> Finding:

@@ -182,7 +182,7 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     if learner.device == "cuda":
         return []
     what, has = f"learner.threads is {learner.threads}", f"this machine has {cores} processors for all processes"
-    if learner.threads_in == "critics" and learner.threads <= 2 * cores and _compiles(learner):
+    if learner.threads_in == "critics" and learner.threads <= 2 * cores and learner.compiles:
         return []  # what is compiled has half of them
     if learner.threads > cores:
         return [f"{what}, and {has}: they will wait for one another"]
@@ -191,13 +191,9 @@ def crowded(learner: LearnerConfig, cores: int) -> list[str]:
     return []
 
 
-def _compiles(learner: LearnerConfig) -> bool:
-    return learner.compile and (learner.device, learner.precision) == ("cpu", "fp32")
-
-
 def compiling(learner: LearnerConfig) -> list[str]:
     """What to say of a learner that compiles its updates: it begins later, or not compiled."""
-    if not _compiles(learner):
+    if not learner.compiles:
         return []
     if lack := compiler_lack():
         return [f"learner.compile is true, and {lack}: updates are made as they are, and slower"]

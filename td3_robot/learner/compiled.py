@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td3_robot import machine
+from td3_robot import files, machine
 from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3 import TD3
@@ -60,18 +60,16 @@ def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | Non
     compiler = compiler or compile_whole
     began = time.monotonic()
     log.info("compiling the update for this processor; the first time takes some 20 s")
-    noise = torch.randn((len(example.action), td3.action_size), generator=torch.Generator().manual_seed(0))
-    before = td3.critics_slopes, td3.actor_slopes, td3.second
+    noise = torch.randn(example.action.shape, generator=torch.Generator().manual_seed(0))
+    critics, actor, second = td3.critics_slopes, td3.actor_slopes, td3.second
 
     def give_up(error: Exception) -> str:
-        td3.critics_slopes, td3.actor_slopes, td3.second = before
+        td3.critics_slopes, td3.actor_slopes, td3.second = critics, actor, second
         cause = getattr(error, "inner_exception", error)  # torch's wrappers say only where it was raised
         problem = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        log.warning(
-            "updates are not compiled and slower for it: %s (%s holds what was compiled before, and can be deleted)",
-            problem,
-            os.environ.get(_FOLDER, _folder()),
-        )
+        folder = os.environ.get(_FOLDER)
+        hint = f" ({folder} holds what was compiled before, and can be deleted)" if folder else ""
+        log.warning("updates are not compiled and slower for it: %s%s", problem, hint)
         log.debug("what was raised", exc_info=error)
         return problem
 
@@ -88,7 +86,6 @@ def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | Non
         return call
 
     td3.second = None
-    critics, actor = td3.critics_slopes, td3.actor_slopes
     try:
         with torch.inference_mode(), compute.vanishing_is_zero(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about itself
@@ -105,15 +102,13 @@ def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | Non
 
 
 def _folder() -> Path:
-    """Where compiled code is kept: in the user's cache (XDG Base Directory Specification), for this processor alone.
+    """Where compiled code is kept: in the user's cache, for this processor alone.
 
     A home may be shared by machines; code for one of them may be none for another, and ends a process there.
     """
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
     told = machine.describe()
     digest = hashlib.sha256(f"{told['processor']} {told['vector']}".encode()).hexdigest()[:12]
-    return home / "td3-robot" / "compiled" / digest
+    return files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled" / digest
 
 
 def _alike(expected: Any, found: Any) -> bool:

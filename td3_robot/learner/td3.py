@@ -60,7 +60,6 @@ class TD3:
         self.updates = 0
         self._device = torch.device(device)
         self.random = torch.Generator().manual_seed(seed)
-        self.observation_size, self.action_size = observation_size, action_size
         self._action_columns = slice(observation_size, observation_size + action_size)
 
         def actor() -> Network:
@@ -85,7 +84,6 @@ class TD3:
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
         self.measured = TD3Metrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
         self._loss = LOSSES[config.critic_loss]
-        self._smoothing, self._smoothing_clip = config.target_noise, config.target_noise_clip
         self.second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
         self.critics_slopes, self.actor_slopes = self._critics_slopes, self._actor_slopes
 
@@ -143,10 +141,11 @@ class TD3:
         self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
         """Each critic's errors Q(s, a) - y, the targets y, means of loss, Q1 and y, and the loss's gradient."""
+        config = self.config
         # Target policy smoothing, and the smaller of two values: y = r + γ min Q'(s', π'(s') + ε)
         a2 = _together(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
-        if self._smoothing:
-            noise = (noise * self._smoothing).clamp(-self._smoothing_clip, self._smoothing_clip)
+        if config.target_noise:
+            noise = (noise * config.target_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
             a2 = (a2 + noise).clamp(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
         each = self._each_critic(

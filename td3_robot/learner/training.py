@@ -55,7 +55,8 @@ class Training:
 
     def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
         device = compute.device(config.learner.device)
-        self.config = replace(config.learner, precision=compute.precision(config.learner.precision, device))
+        precision = compute.precision(config.learner.precision, device)
+        self.config = replace(config.learner, device=device.type, precision=precision)
         learner, sizes = self.config, (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
@@ -72,7 +73,7 @@ class Training:
             if learner.replay == "uniform":  # LAP wants to hear the errors of each update
                 self._improve = CapturedUpdate(self.td3)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
-        if learner.compile and (device.type, learner.precision) == ("cpu", "fp32"):
+        if learner.compiles:
             compiled.use(self.td3, self._prepared(rows.example(learner.batch_size)))
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self.divergence = Divergence(learner.discount)

@@ -43,9 +43,8 @@ _OLDEST = (4, 3, 3)  # libzmq before it: CVE-2020-15166 and a leak of memory for
 
 
 def default_folder() -> Path:
-    """``td3-robot/keys`` in the user's configuration folder (XDG Base Directory)."""
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "td3-robot" / "keys"
+    """``td3-robot/keys`` in the user's configuration folder."""
+    return files.user_folder("XDG_CONFIG_HOME", "~/.config") / "keys"
 
 
 @dataclass(frozen=True)
