@@ -148,16 +148,20 @@ class TD3:
             noise = (noise * config.target_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
             a2 = (a2 + noise).clamp(-1.0, 1.0)
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
-        each = self._each_critic(
-            lambda head: (self.critics_target.forward(s2a2, head)[0], *self.critics.forward(sa, head))
-        )
-        y = r + discount * reduce(torch.minimum, [next_q for next_q, _, _ in each])
+        next_q = self._each_critic(lambda head: self.critics_target.forward(s2a2, head)[0])
+        y = r + discount * reduce(torch.minimum, next_q)
 
         # Critics: minimise the sum over both of the batch's mean loss of Q(s, a) - y
-        errors, traces = [q - y for _, q, _ in each], [trace for _, _, trace in each]
         loss, slope = self._loss
-        slopes = self._each_critic(lambda head: self.critics.backward(traces[head], slope(errors[head]) / len(y)))
-        means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][1].mean(), y.mean()))
+
+        def fit(head: int) -> tuple[Tensor, Tensor, list[Layer]]:
+            q, trace = self.critics.forward(sa, head)
+            error = q - y
+            return q, error, self.critics.backward(trace, slope(error) / len(y))
+
+        each = self._each_critic(fit)
+        errors, slopes = [error for _, error, _ in each], [gradient for _, _, gradient in each]
+        means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][0].mean(), y.mean()))
         return errors, y, means, joined([slopes])
 
     def _actor_slopes(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
