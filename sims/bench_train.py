@@ -27,6 +27,7 @@ from typing import Any
 
 from sims.quiet import c_output_on_stderr
 from td3_robot import curve, machine
+from td3_robot.bundle import Bundle
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.learner import compute
 from td3_robot.learner.bench import PRECISIONS, ratio
@@ -167,6 +168,10 @@ def ours(
         if done.returncode:
             words = done.stderr.strip().splitlines() or ["no message"]
             raise NodeError(f"the training in {precision} failed: {words[-1]}")
+        if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
+            said = (run.logs / "learner.log").read_text("utf-8").splitlines()
+            why = next((line for line in said if "not compiled" in line), "its log does not say why")
+            raise NodeError(f"the compiled contestant did not compile: {why}; --no-compile leaves it out")
         records = [item for item in curve.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
     first, last = records[0], records[-1]
     return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))

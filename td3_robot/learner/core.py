@@ -168,6 +168,7 @@ class LearnerCore:
             {
                 **self.provenance,
                 "precision": self.training.config.precision,
+                **({"compiled": self.training.td3.compiled} if self.training.config.compiles else {}),
                 "version": self.version,
                 "updates": self.updates,
                 "env_steps": self.env_steps,

@@ -54,6 +54,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         "spec": core.spec.describe(),
         "parts": parts,
         "precision": core.training.config.precision,
+        "compiled": core.training.td3.compiled,
         "env_steps": core.env_steps,
         "version": core.version,
         "published_at": core.published_at,
@@ -108,6 +109,11 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             )
         if before != now:
             log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
+        if (was := scalars.get("compiled", False)) != core.training.td3.compiled:
+            log.warning(
+                "updates round otherwise than before the checkpoint: they were %scompiled there, and here they are%s",
+                *("", " not") if was else ("not ", ""),
+            )
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
         core.env_steps = scalars["env_steps"]

@@ -19,8 +19,9 @@ import safetensors.numpy
 from msgspec.structs import replace
 from safetensors import SafetensorError
 
+from td3_robot.bundle import Bundle
 from td3_robot.config import Config, NetworkConfig
-from td3_robot.errors import SessionError
+from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Status, Step, Throttle, Weights
@@ -37,6 +38,7 @@ REFERENCE = "reference/transitions.safetensors"
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
+_LEARNED = "weights, Throttles and losses"
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 
 
@@ -210,7 +212,7 @@ def _relive(
     learning: dict[Key, Life] = {}
     for key, life in found.items():
         if why := _not_learned(session, life):
-            outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {life}'}: {why}")
+            outcome.notes.append(f"{_LEARNED}{'' if alone else f' of {life}'}: {why}")
         else:
             learning[key] = life
     told: dict[Key, _Told] = {}
@@ -226,6 +228,10 @@ def _relive(
     said = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
     for _ in lives.relive(session, found, said, make):
         pass
+    for key, life in list(learning.items()):
+        if key in told and (why := _compiled_otherwise(life, told[key].learning)):
+            outcome.notes.append(f"{_LEARNED}{'' if alone else f' of {life}'}: {why}")
+            del learning[key]
     result = lives.outcome(learning.values(), said, _PACKAGES)
     outcome.turns = sum(life.told for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
@@ -281,6 +287,19 @@ def _not_learned(session: Session, life: Life) -> str | None:
     return None
 
 
+def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
+    """Why what the learner computed, and now computes, is the same up to rounding only; None if it is so to the bit."""
+    weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
+    if core is None or core.spec is None or not weights:
+        return None
+    try:
+        was = bool(Bundle.decode(weights[0].payload).provenance.get("compiled"))
+    except BundleError:
+        return None  # it will differ
+    now = core.training.td3.compiled
+    return None if was == now else f"its updates were {'' if was else 'not '}compiled, and here they are{' not' * was}"
+
+
 def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:
     losses = _losses(session)
     if losses is None:
@@ -319,6 +338,7 @@ class _Storing:
             learning_starts=_NEVER - 1,
             buffer_size=max(2, rows),
             batch_size=1,
+            compile=False,
             recordings=(),
             offline_updates=0,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from sims.environment import Outcome
 from sims.fleet import Fleet
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import RecordConfig
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
@@ -31,13 +32,16 @@ from td3_robot.messages import (
     StateChange,
     Step,
     Turn,
+    Weights,
 )
 from td3_robot.policy.noise import Noise
 from td3_robot.session import replay
 from td3_robot.session.entries import CONFIG, Entry, Facts
 from td3_robot.session.reader import Session
 from td3_robot.session.recorder import Recorder
+from td3_robot.session.writer import write
 from td3_robot.topics import RECORDER
+from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
 from td3_robot.transport.session import Peer
 from td3_robot.transport.tap import RECORDED
@@ -98,6 +102,32 @@ def test_nothing_is_left_out_in_silence() -> None:
     """All that cores say is compared; what is not are handshakes, and what the nodes around them say."""
     for path in FILES:
         assert set(replay.not_compared(Session([path]), checked(path))) <= AROUND[path.stem], path.stem
+
+
+@pytest.mark.parametrize("name", ["pendulum", "walkers"])
+def test_what_was_compiled_is_not_called_different_where_nothing_is(name: str, tmp_path: Path) -> None:
+    """The session as if its weights had said that its updates were compiled; its configuration says they are not."""
+    only_where_recorded()
+    session = Session([next(path for path in FILES if path.stem == name)])
+
+    def entries() -> Iterator[Entry]:
+        for entry in session.entries():
+            message = session.decode(entry)
+            if isinstance(message, Weights):
+                bundle = Bundle.decode(message.payload)
+                payload = replace(bundle, provenance={**bundle.provenance, "compiled": True}).encode()
+                message = replace(message, payload=payload, sha256=sha256(payload))
+                entry = replace(entry, payload=codec.encode(message))
+            yield entry
+
+    facts = Facts(session.metadata, list(session.attachments.values()))
+    write(tmp_path / "a.mcap", facts, entries())
+    [report] = replay.check(Session([tmp_path / "a.mcap"]), ["learner"])
+    assert report.same
+    assert "weights, Throttles and losses: its updates were compiled, and here they are not" in report.notes
+    topics = {comparison.topic for comparison, _ in report.comparisons}
+    assert "transition" in topics
+    assert not topics & {"weights", "throttle", "loss statistics"}
 
 
 @dataclass
