@@ -217,9 +217,9 @@ class A2CCore:
         return self.a2c.update(np.array(observations), np.array(actions), returns)
 
     def _evaluate(self, now: float) -> None:
-        bundle, count = self.bundle(), self.config.evaluation.episodes
-        seed = self.config.seed + SEED_OFFSET
-        played = [item for item in episodes(self.evaluation_environment, Actor(bundle), count, seed) if item]
+        bundle, asked = self.bundle(), self.config.evaluation
+        environment, seed = self.evaluation_environment, self.config.seed + SEED_OFFSET
+        played = [item for item in episodes(environment, Actor(bundle), asked.episodes, seed, asked.max_steps) if item]
         record = records.evaluation(
             env_steps=self.env_steps,
             updates=self.a2c.updates,

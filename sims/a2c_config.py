@@ -21,6 +21,7 @@ _USED = {
     "learner.threads",
     "evaluation.every",
     "evaluation.episodes",
+    "evaluation.max_steps",
     "checkpoint",
     "endpoints",
     "a2c",

@@ -17,6 +17,7 @@ from sims.environment import Environment
 from sims.evaluator import SEED_OFFSET
 from sims.rollout import Episode, episodes
 from td3_robot.bundle import Bundle
+from td3_robot.config import EvaluationConfig
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
 from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
@@ -26,6 +27,7 @@ _EXAMPLES = """examples:
   td3-robot eval runs/walker2d/best.safetensors --episodes 20 --seed 7 --json
   td3-robot eval runs/walker2d/policy.safetensors --video walk.mp4
 """
+MAX_STEPS = EvaluationConfig().max_steps
 _FRAME_RATE = 30.0  # of a video, at most, in frames a second
 
 
@@ -38,17 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("policy", type=Path, metavar="POLICY", help="a policy bundle (.safetensors)")
     parser.add_argument("--env", metavar="NAME", help="task (default: the one it was trained on)")
     parser.add_argument("--episodes", type=int, default=10, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=int, default=MAX_STEPS, metavar="N", help="longest episode (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the starts (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episode as a video (.mp4)")
     options = parser.parse_args(arguments)
-    if options.episodes < 1:
-        raise UsageError(f"--episodes is {options.episodes}; it must be at least 1")
+    for name in ("episodes", "max_steps"):
+        if (given := getattr(options, name)) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least 1")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be at least 0")
     bundle = Bundle.load(options.policy)
     task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
     with redirect_stdout(sys.stderr):  # what a task prints is no part of the result
+        if not options.env:
+            tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
         environment = tasks.make(task)
         try:
             if difference := environment.spec.difference(bundle.spec):
@@ -80,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) -> list[Episode]:
     seed = options.seed + SEED_OFFSET
-    actor = Actor(bundle)
+    actor, count, longest = Actor(bundle), options.episodes, options.max_steps
     if options.video is None:
-        return [item for item in episodes(environment, actor, options.episodes, seed) if item]
+        return [item for item in episodes(environment, actor, count, seed, longest) if item]
     with _video(options.video, environment) as frame:
         running = True
 
@@ -91,7 +99,7 @@ def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) 
                 frame()
 
         results: list[Episode] = []
-        for item in episodes(environment, actor, options.episodes, seed, first_episode_only):
+        for item in episodes(environment, actor, count, seed, longest, first_episode_only):
             if item:
                 running = False
                 results.append(item)

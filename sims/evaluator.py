@@ -14,6 +14,7 @@ from sims.environment import Environment
 from sims.rollout import Episode, episodes
 from td3_robot import node as nodes
 from td3_robot.bundle import Bundle
+from td3_robot.config import EvaluationConfig
 from td3_robot.errors import BundleError
 from td3_robot.messages import Evaluation, Weights
 from td3_robot.node import Figures, Node
@@ -30,9 +31,9 @@ SEED_OFFSET = 1_000_003
 class EvaluatorCore:
     """Evaluates every Weights it is sent, in order, a few steps a call."""
 
-    def __init__(self, environment: Environment, count: int, seed: int) -> None:
+    def __init__(self, environment: Environment, config: EvaluationConfig, seed: int) -> None:
         self.environment = environment
-        self.count = count
+        self.config = config
         self.seed = seed
         self.done = 0
         self.refused = 0
@@ -57,13 +58,14 @@ class EvaluatorCore:
             if actor is None:
                 self._queue.popleft()
                 return []
-            self._running = episodes(self.environment, actor, self.count, self.seed)
+            config = self.config
+            self._running = episodes(self.environment, actor, config.episodes, self.seed, config.max_steps)
             self._episodes = []
         for _ in range(_STEPS):
             episode = next(self._running)
             if episode:
                 self._episodes.append(episode)
-            if len(self._episodes) == self.count:
+            if len(self._episodes) == self.config.episodes:
                 return [("learner", self._result())]
         return []
 
@@ -99,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _evaluate(node: Node) -> None:
     config = node.config
     environment = tasks.make(config.task, config.seed)
-    core = EvaluatorCore(environment, config.evaluation.episodes, config.seed + SEED_OFFSET)
+    core = EvaluatorCore(environment, config.evaluation, config.seed + SEED_OFFSET)
     node.connect("learner", (Weights,))
 
     def report() -> Figures:

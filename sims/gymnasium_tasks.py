@@ -1,7 +1,12 @@
-"""Any continuous task that is registered with Gymnasium, named ``gymnasium:ID``."""
+"""Any continuous task of Gymnasium, named ``gymnasium:ID``.
+
+One of the user's own is ``gymnasium:MODULE:ID``: the module, which registers it, is imported first. The robot is the
+same under both names.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from typing import Any
@@ -29,14 +34,14 @@ class GymnasiumTask(Repeatable):
     cannot be restored, which :meth:`restore_state` notices.
 
     Raises:
-        ConfigError: no such task, it lacks a package, or its spaces are not supported.
+        ConfigError: no such task, or module, it lacks a package, or its spaces are not supported.
     """
 
     def __init__(self, task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> None:
         env = _make(task)
         try:
             actions = self._action_channels(task, env)
-            spec = RobotSpec(task, _channels(task, "observation", env.observation_space), actions, _period(env))
+            spec = RobotSpec(_robot(task), _channels(task, "observation", env.observation_space), actions, _period(env))
         except ConfigError:
             env.close()
             raise
@@ -88,9 +93,9 @@ class GymnasiumTask(Repeatable):
 
 def _make(task: str) -> gymnasium.Env[Any, Any]:
     """The task, ready to draw if it can."""
-    name = task.partition(":")[2]
-    if ":" in name:  # Gymnasium would import the module before it: a policy file could name any
-        raise ConfigError(f"task {task!r}: an ID with ':' names a module to import; only registered IDs are allowed")
+    name = task.rpartition(":")[2]
+    if module := module_of(task):
+        _import(task, module)
     try:
         with warnings.catch_warnings():
             # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
@@ -106,6 +111,25 @@ def _make(task: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
+
+
+def module_of(task: str) -> str:
+    """The module that a task's name has imported; empty for none."""
+    return task.partition(":")[2].rpartition(":")[0]
+
+
+def _robot(task: str) -> str:
+    """The task without that module: what its policies are for."""
+    return f"{task.partition(':')[0]}:{task.rpartition(':')[2]}"
+
+
+def _import(task: str, module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the user's own code raises
+        where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        problem = f"{type(error).__name__}: {_one_line(error)}{where}"
+        raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}") from error
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:

@@ -176,7 +176,7 @@ def _environment(session: Session) -> EnvSpec | None:
         return None
     try:
         if task.startswith(_GYMNASIUM):
-            return registered(task.removeprefix(_GYMNASIUM))
+            return registered(task.rpartition(":")[2])  # none where the module that registers it has not been imported
         from sims.gymnasium_env import NAMESPACE  # registers the walking robots; needs pybullet
 
         return registered(f"{NAMESPACE}/{task}-v0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sims import core as sims_core
+from sims import tasks
 from sims.core import SimulatorCore
 from td3_robot.messages import Command, Reply, SimulatorState, StateChange, Step
 from td3_robot.session import lives
@@ -25,6 +26,7 @@ def replay(session: Session) -> Outcome:
 
     def make(life: Life, memory: Memory) -> SimulatorCore:
         del memory
+        tasks.refuse_import(life.config.task, "recording", "--import {module}")
         made.append(sims_core.make(life.config, life.name, life.incarnation))
         return made[-1]
 

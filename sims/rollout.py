@@ -20,12 +20,17 @@ class Episode:
 
 
 def episodes(
-    environment: Environment, actor: Actor, count: int, seed: int, frame: Callable[[], None] | None = None
+    environment: Environment,
+    actor: Actor,
+    count: int,
+    seed: int,
+    max_steps: int,
+    frame: Callable[[], None] | None = None,
 ) -> Iterator[Episode | None]:
     """Run ``count`` episodes from a seeded start, one step at a time: None after each step, an Episode after its last.
 
-    The same seed gives the same starts, so two policies are compared on the same ones. ``frame`` is called after every
-    reset and step.
+    An episode of a task without a time limit of its own ends after ``max_steps``. The same seed gives the same starts,
+    so two policies are compared on the same ones. ``frame`` is called after every reset and step.
 
     Raises:
         NodeError: a reward is not finite.
@@ -42,7 +47,7 @@ def episodes(
                 name, where = environment.spec.name, f"step {length + 1} of episode {number}"
                 raise NodeError(f"task {name!r}: the reward of {where} is {outcome.reward}; it must be finite")
             total, length = total + outcome.reward, length + 1
-            over = outcome.terminated or outcome.truncated
+            over = outcome.terminated or outcome.truncated or length == max_steps
             if frame:
                 frame()
             yield Episode(total, length) if over else None

@@ -1,7 +1,11 @@
-"""Every task by name: the walking robots, and Gymnasium's as ``gymnasium:ID`` (discrete actions: ``discrete:ID``)."""
+"""Every task by name: the walking robots, and Gymnasium's as ``gymnasium:ID`` (discrete actions: ``discrete:ID``).
+
+``gymnasium:MODULE:ID`` has a module imported first, which registers it.
+"""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 
 from sims.environment import Environment, Outcome
@@ -12,7 +16,7 @@ from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.text import near
 
-__all__ = ["Environment", "Outcome", "make", "names", "spec"]
+__all__ = ["Environment", "Outcome", "make", "names", "refuse_import", "spec"]
 
 
 def names() -> tuple[str, ...]:
@@ -62,11 +66,32 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     return Locomotion(MODELS[task], seed, randomization=randomization)
 
 
+def refuse_import(task: str, file: str, remedy: str) -> None:
+    """Have no module imported because a file says so that may come from anybody.
+
+    Args:
+        task: that the file names.
+        file: in words.
+        remedy: how a person says that it is meant, with ``{task}`` or ``{module}`` in it.
+
+    Raises:
+        ConfigError: the task names a module, and nothing has imported it yet.
+    """
+    if not task.startswith((GYMNASIUM, DISCRETE)):
+        return
+    from sims.gymnasium_tasks import module_of
+
+    module = module_of(task)
+    if module and module not in sys.modules:
+        meant = remedy.format(task=task, module=module)
+        raise ConfigError(f"{file}: its task {task!r} would have module {module!r} imported; if meant: {meant}")
+
+
 def _refuse_unknown(task: str) -> None:
     if task not in MODELS:
         by_lower_case = {name.lower(): name for name in MODELS}
         alike = near(task.lower(), by_lower_case, 3) or list(by_lower_case)
         raise ConfigError(
             f"task {task!r} does not exist; near ones: {', '.join(by_lower_case[name] for name in alike)} "
-            f"(continuous Gymnasium tasks are named {GYMNASIUM}ID)"
+            f"(continuous Gymnasium tasks are named {GYMNASIUM}ID, or {GYMNASIUM}MODULE:ID)"
         )

@@ -72,11 +72,13 @@ class ExplorationConfig(Section, frozen=True):
 class EvaluationConfig(Section, frozen=True):
     """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never.
 
-    The run ends, and ends well, once an evaluation's mean return is at least ``target_return``.
+    The run ends, and ends well, once an evaluation's mean return is at least ``target_return``. ``max_steps`` ends an
+    episode, and thus an evaluation, of a task that sets itself no time limit.
     """
 
     every: Natural = 5_000
     episodes: Count = 10
+    max_steps: Count = 100_000
     target_return: Annotated[float, Meta(ge=-1e12, le=1e12)] | None = None
 
     def __post_init__(self) -> None:

@@ -226,7 +226,11 @@ def _train(run: RunFolder, config: Config, notices: list[str], log_every: float)
     progress.say(
         f"trained in {(time.monotonic() - begin) / 60:.1f} min; {lost} Steps lost; evaluating the final policy"
     )
-    result = _evaluate(run, config, description.evaluate, figures["wall_s"])
+    try:
+        result = _evaluate(run, config, description.evaluate, figures["wall_s"])
+    except KeyboardInterrupt:
+        progress.say(f"stopped; the policy is trained and kept: td3-robot eval {shlex.quote(str(run.policy_file))}")
+        raise
     returns = " ".join(f"{value:.0f}" for value in result["returns"])
     print(
         f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
@@ -260,6 +264,7 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
     """Evaluate the final policy in a process of its own, and put the result with the metrics and into the curve."""
     command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
     command += ["--episodes", str(FINAL_EPISODES), "--seed", str(config.seed)]
+    command += ["--max-steps", str(config.evaluation.max_steps)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         words = done.stderr.strip().splitlines() or ["no message"]

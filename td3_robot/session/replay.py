@@ -137,6 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", action="store_true", help="the files are the parts of one session")
     parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
     parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
+    parser.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE",
+        help="import this first, for a task of your own (repeatable)",
+    )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="show what the replayed cores warn of, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -144,6 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.captureWarnings(True)
     if options.parts and options.update:
         raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
+    for module in options.modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the user's own code raises
+            raise UsageError(f"--import {module}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     sessions = [options.files] if options.parts else [[file] for file in options.files]
     good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()
     for paths in sessions:

@@ -501,7 +501,7 @@ FP32 = ("--set", "learner.precision=fp32")  # what auto is may have to be measur
             ("train", "walker2d", "--set", "network.hidden=[70000]"),
             "network.hidden[0] is 70000: expected `int` <= 4096",
         ),
-        (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "names a module to import"),
+        (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "task 'gymnasium:os:X-v0' does not exist"),
         (("train", "x" * 300), "no file"),
         (("train", "--resume", "nowhere", "--seed", "0"), "seed cannot be given"),
         (("sim", "--run", "nowhere"), "holds no run"),

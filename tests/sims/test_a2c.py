@@ -48,7 +48,7 @@ def test_a_discrete_task_does_the_action_with_the_highest_score() -> None:
     [
         ("discrete:Pendulum-v1", "after 'discrete:' only Discrete ones"),
         ("discrete:Nothing-v0", "does not exist"),
-        ("discrete:os:system-v0", "names a module to import"),
+        ("discrete:os:system-v0", "does not exist"),
     ],
 )
 def test_other_tasks_are_refused(task: str, words: str) -> None:

@@ -129,7 +129,7 @@ def test_without_a_limit_episodes_go_on_and_can_be_saved() -> None:
         ("CartPole-v1", r"actions Discrete\(2\); supported are a Box"),
         ("Blackjack-v1", "actions Discrete"),
         ("Nothing-v7", "does not exist"),
-        ("no_such_module:X-v0", "names a module to import"),
+        ("no_such_module:X-v0", "cannot be imported: ModuleNotFoundError"),
         ("Pendulum-v9", "does not exist"),
         ("", "cannot be made"),
         pytest.param("CarRacing-v3", "observations images; supported are", marks=needs_box2d),
