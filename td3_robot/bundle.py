@@ -31,6 +31,8 @@ OBSERVATION_CLIP = 10.0
 """The greatest size of a normalised observation."""
 _KEY = "td3_robot"
 _NO_SAFETY = SafetyConfig()
+LONGEST = 1 << 28
+"""Bytes of the largest policy file that is read."""
 _MAX_HEADER = 1 << 22
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 
@@ -186,7 +188,7 @@ class Bundle:
             BundleError: it cannot be read, or see :meth:`decode`.
         """
         try:
-            payload = path.read_bytes()
+            payload = files.read(path, LONGEST)
         except OSError as error:
             raise BundleError(f"policy {str(path)!r} cannot be read: {error.strerror}") from None
         return cls.decode(payload, f"policy {str(path)!r}")

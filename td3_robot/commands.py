@@ -19,7 +19,7 @@ Verbs = Mapping[str, Callable[[Command, float], None]]
 TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
 """Verbs that, said to a policy server without a target, hold for its robots too."""
 TO_WATCH = ("activate", "reset", "estop")
-"""Those that a policy server's watch over a robot follows as well."""
+"""Those that a policy server's watch over a robot follows as well; and ``deactivate``, where the robot is named."""
 
 
 def carry_out(

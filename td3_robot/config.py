@@ -17,7 +17,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from td3_robot import resources
+from td3_robot import files, resources
 from td3_robot.errors import ConfigError
 from td3_robot.learner_config import IMPLIED, LearnerConfig
 from td3_robot.randomization import RandomizationConfig
@@ -29,6 +29,7 @@ from td3_robot.text import near
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
 """Between hidden layers: what still travels in one Weights message with the layers around them."""
+_LONGEST = 1 << 22  # bytes of a file
 GYMNASIUM = "gymnasium:"
 """What the names of Gymnasium's tasks begin with."""
 DISCRETE = "discrete:"
@@ -262,7 +263,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     file = resources.find("configs", str(path))
     try:
-        content = resources.read_yaml(file.read_text(encoding="utf-8"))
+        content = resources.read_yaml(files.read(file, _LONGEST).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -28,6 +28,19 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
         raise
 
 
+def read(path: Path, most: int) -> bytes:
+    """A file of ``most`` bytes, or of fewer.
+
+    Raises:
+        OSError: it cannot be read, or is longer (a device may never end).
+    """
+    with naming(path), path.open("rb") as file:
+        content = file.read(most + 1)
+        if len(content) > most:
+            raise OSError(errno.EFBIG, f"more than the {most:,} bytes that are allowed", str(path))
+    return content
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write beside the target (readable by nobody else until it is there), flush to the disk, rename over it.
 

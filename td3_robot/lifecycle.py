@@ -110,24 +110,18 @@ class Lifecycle:
         return taken
 
     def _go(self, state: str, reason: str, now: float) -> None:
-        reason = reason[:2000]
-        log.log(
-            logging.WARNING if state == FAULT else logging.INFO,
-            "%s: %s -> %s: %s",
-            self.node,
-            self.state,
-            state,
-            reason if reason.isprintable() else repr(reason),  # a peer may have written it
-        )
-        self._changes = [*self._changes[-_KEPT:], StateChange(self.node, self.state, state, reason, int(now * 1e9))]
+        before, reason = self.state, reason[:2000]
         self.state, self.reason = state, reason
+        self._changes = [*self._changes[-_KEPT:], StateChange(self.node, before, state, reason, int(now * 1e9))]
+        said = reason if reason.isprintable() else repr(reason)  # a peer may have written it
+        log.log(logging.WARNING if state == FAULT else logging.INFO, "%s: %s -> %s: %s", self.node, before, state, said)
 
 
 @dataclass
 class Watchdog:
     """Takes a lifecycle to FAULT when what feeds it is missing for longer than its deadline.
 
-    It is armed by the first feed, so that nothing is missed before it has ever been there.
+    It is armed by the first feed, so that nothing is missed before it has ever been there, or by :meth:`arm`.
 
     Attributes:
         lifecycle: what it watches over.
@@ -173,6 +167,14 @@ class Watchdog:
         reason = f"no {self.what} for {self.deadline_s * 1e3:.0f} ms"
         self.lifecycle.fault(f"{reason}: {why}" if why else reason, now)
         return True
+
+    def arm(self, now: float) -> None:
+        """Count from here, without a feed, if nothing has fed it yet."""
+        self.fed = now if self.fed is None else self.fed
+
+    def interrupt(self) -> None:
+        """Something is wrong at this moment: recovery begins anew."""
+        self._back_since = None
 
     def put_off(self, now: float) -> None:
         """Nothing could come until now, which is no fault: an armed watchdog counts from here."""

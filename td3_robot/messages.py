@@ -213,7 +213,12 @@ class Step(Message):
         "<f4", "NO", "observation channels in the order of the specification", "of channel", tolerance=1e-5
     )
     reward: Float32 = _array("<f4", "N", "reward for the action applied; 0 at FIRST", "1", tolerance=1e-4)
-    action: Float32 = _array("<f4", "NA", "the action that was really applied; 0 at FIRST", "of channel")
+    action: Float32 = _array(
+        "<f4",
+        "NA",
+        "the action that was really applied; at FIRST what the motors are told as the episode begins, 0 in a simulator",
+        "of channel",
+    )
     origin: int = _wire(
         "u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last held, 3 zero, 4 safe"
     )

@@ -11,7 +11,6 @@ import re
 import secrets
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from td3_robot import config as configuration
-from td3_robot import realtime
+from td3_robot import logs, realtime
 from td3_robot.config import Config
 from td3_robot.errors import (
     EXIT_GOOD,
@@ -358,9 +357,7 @@ def place(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, C
 
 def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
     """Run a node's body with everything around it; the process's exit code."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {arguments.name} %(levelname)s %(message)s"
-    )
+    logs.begin(arguments.name)
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
@@ -387,7 +384,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         bus.close("stopped")
         return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
-        print(f"{arguments.name}: {error}", file=sys.stderr)
+        logs.last_words(f"{arguments.name}: {error}")
         _tell_failure(node, str(error))
         bus.close(str(error)[:200])
         return error.exit_code
@@ -395,7 +392,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = f"{error.filename or 'system'}: {error.strerror or error}"
         disk = full and error.filename != STANDARD_OUTPUT
-        print(f"{arguments.name}: {what}{_make_room(role, folder) if disk else ''}", file=sys.stderr)
+        logs.last_words(f"{arguments.name}: {what}{_make_room(role, folder) if disk else ''}")
         _tell_failure(node, what)
         bus.close("failed")
         return 1

@@ -112,11 +112,6 @@ class Envelope:
     recovery_s: float | None
     guarded: bool
 
-    @property
-    def rest(self) -> Float32:
-        """float32[A]: the safe action of a robot to which none was applied yet."""
-        return np.clip(np.zeros_like(self.low), self.low, self.high) if self.safe is None else self.safe
-
     def safe_action(self, applied: Float32) -> Float32:
         """float32[N, A], a new array, where ``applied``, float32[N, A], is what was applied last."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)

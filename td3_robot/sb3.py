@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot import files
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.torch_zip import open_zip, read_member, read_state_dict
 
+_LONGEST = 1 << 30  # bytes; with both optimisers it is some ten times the policy
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
 
@@ -33,7 +35,7 @@ def read(path: Path, spec: RobotSpec) -> Bundle:
     """
     source = f"Stable-Baselines3 model {str(path)!r}"
     try:
-        content = path.read_bytes()
+        content = files.read(path, _LONGEST)
     except OSError as error:
         raise BundleError(f"{source} cannot be read: {error.strerror}") from None
     archive = open_zip(content, source)

@@ -20,6 +20,7 @@ ALLOWED = {
     "td3_robot/specs.py": {"errors"},
     "td3_robot/config.py": {
         "errors",
+        "files",
         "learner_config",
         "randomization",
         "realtime",

@@ -14,6 +14,7 @@ from td3_robot.cli import node as node_command
 from td3_robot.cli.main import main
 from td3_robot.cli.node import _confirmed
 from td3_robot.messages import Command, Reply
+from td3_robot.transport import codec
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,14 @@ from td3_robot.messages import Command, Reply
         ("node load --endpoint ipc://x", "allowed: load FILE, rollback [VERSION]"),
         ("node load nothing --endpoint ipc://x", "cannot be read"),
         ("node rollback one --endpoint ipc://x", "rollback to 'one'"),
+        (f"node rollback {'9' * 5000} --endpoint ipc://x", "rollback to '9999"),
+        ("node estop --target a/b --endpoint ipc://x", "--target is 'a/b'; allowed: 1 to 64 letters"),
+        (f"node freeze --reason {'x' * 1001} --endpoint ipc://x", "--reason has 1001 characters; at most 1000 are"),
+        ("policy --config empty.yaml --set endpoints.keys=~nosuchuser/x", "'~nosuchuser/x': there is no such user"),
+        (
+            "policy --config empty.yaml --bundle /dev/zero",
+            "policy '/dev/zero' cannot be read: more than the 268,435,456",
+        ),
         ("node estop now --endpoint ipc://x", "estop with now"),
         ("policy", "one of --run DIR (take part in a run) and --config FILE"),
         ("policy --config empty.yaml --run nowhere", "one of --run DIR"),
@@ -121,6 +130,15 @@ def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() ->
     answer, words = _confirmed(bus, "estop", reply, messages())
     assert answer.detail["confirmed"] == ["a"]
     assert words == "estop is NOT confirmed by 2 more robots"
+
+
+@pytest.mark.parametrize("reason", ["smoke \udce9", "x" * 5000])
+def test_an_emergency_stop_is_not_refused_for_its_reason(reason: str) -> None:
+    """A terminal that is not UTF-8, or what was in the clipboard."""
+    parsed = node_command._parser().parse_args(["estop", "--endpoint", "ipc://x", "--reason", reason])
+    command = node_command._command(parsed)
+    codec.encode(command)
+    assert command.reason == ("smoke ?" if "smoke" in reason else "x" * 1000)
 
 
 def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:

@@ -43,7 +43,6 @@ def test_by_hand(spec: RobotSpec) -> None:
     assert envelope.blend.tolist() == pytest.approx([0.71539, 0.71539], abs=1e-5)
     assert envelope.safe is not None
     assert envelope.safe.tolist() == [0.5, 0]
-    assert envelope.rest.tolist() == [0.5, 0]
     assert envelope.guarded
 
 

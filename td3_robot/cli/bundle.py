@@ -17,7 +17,7 @@ import numpy as np
 
 from td3_robot import config as configuration
 from td3_robot import files
-from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.bundle import LONGEST, Bundle, Exploration, sha256
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
 from td3_robot.learner import checkpoint
 from td3_robot.node import Parser
@@ -150,13 +150,15 @@ def _write(bundle: Bundle, out: Path) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     bundle = Bundle.load(options.file)
-    content = _described(bundle, options.file.read_bytes())
+    content = _described(bundle, files.read(options.file, LONGEST))
     if options.json:
         print(json.dumps(content))
         return EXIT_GOOD
     print(f"{options.file}: policy for {bundle.spec.name}, every {bundle.spec.control_period * 1e3:g} ms")
     print(f"network      {_shape(bundle)}; {content['parameters']:,} numbers")
-    print(f"exploration  {bundle.exploration.kind}, scale {bundle.exploration.scale:g}")
+    scale = bundle.exploration.scale
+    text = f"{scale[0]:g} to {scale[1]:g}" if isinstance(scale, tuple) else f"{scale:g}"
+    print(f"exploration  {bundle.exploration.kind}, scale {text}")
     print(f"sha256       {content['sha256']}")
     for kind, channels in (("observation", bundle.spec.observations), ("action", bundle.spec.actions)):
         print(f"{kind}s")
@@ -176,7 +178,7 @@ def _verify(options: argparse.Namespace) -> int:
         robot = _spec(options)
         bundle = Bundle.load(options.file)
         checks = _check(bundle, robot, str(options.file))
-        payload = options.file.read_bytes()
+        payload = files.read(options.file, LONGEST)
     except BundleError as error:
         problem = " ".join(str(error).split())
         if options.json:

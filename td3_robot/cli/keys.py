@@ -10,7 +10,16 @@ from pathlib import Path
 from td3_robot.errors import EXIT_GOOD
 from td3_robot.node import Parser
 from td3_robot.topics import LINKS
-from td3_robot.transport.keys import CLIENT, REVOCATION_TIME, ROLES, SERVER, KeyFolder, default_folder, read_public
+from td3_robot.transport.keys import (
+    CLIENT,
+    REVOCATION_TIME,
+    ROLES,
+    SERVER,
+    KeyFolder,
+    default_folder,
+    named,
+    read_public,
+)
 
 _EXAMPLES = """examples:
   on the robot         td3-robot keys create robot-7
@@ -51,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     revoke.add_argument("name", metavar="NAME", help="as given to allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(
-            "--keys", type=Path, default=default_folder(), metavar="DIR", help="folder of keys (default: %(default)s)"
+            "--keys", type=Path, metavar="DIR", help="folder of keys (default: ~/.config/td3-robot/keys)"
         )
     options = parser.parse_args(arguments)
-    folder = KeyFolder(options.keys.expanduser())
+    folder = named(options.keys or default_folder())
     {"create": _create, "allow": _allow, "list": _list, "revoke": _revoke}[options.command](folder, options)
     return EXIT_GOOD
 

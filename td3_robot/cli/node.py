@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import secrets
 import sys
 import time
@@ -18,13 +19,15 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.lifecycle import ACTIVE, UNCONFIGURED
 from td3_robot.messages import LONGEST_PAYLOAD, Command, Message, Reply, StateChange
-from td3_robot.node import Parser
+from td3_robot.node import Parser, check_name
 from td3_robot.run_folder import RunFolder
 from td3_robot.text import one_line
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, hello
 
+_LONGEST_REASON = 1000  # characters
+_SILENCE = 3.0  # seconds; a server that has nothing to say answers a Heartbeat every second
 _LONGEST = 2048  # characters of a reason, which is as long as a message takes
 VERBS = {
     "state": "what state the policy server is in, what it serves, and how its robots are",
@@ -72,10 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = f"operator-{os.getpid()}"
         introduction = hello("operator", name, client=secrets.randbits(63))
         bus.connect(endpoint, ClientSession("policy", introduction, (Reply, StateChange)))
-        messages = _messages(bus, parsed.timeout, endless=command is None)
         if command is None:
-            return _watch(messages)
-        return _ask(bus, command, messages, endpoint, parsed)
+            return _watch(bus, parsed.timeout)
+        return _ask(bus, command, _messages(bus, parsed.timeout), endpoint, parsed)
     finally:
         bus.close("done")
 
@@ -123,8 +125,11 @@ def _command(parsed: argparse.Namespace) -> Command:
     number, verb, argument = secrets.randbits(63), parsed.verb, parsed.argument
     if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
         raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load FILE, rollback [VERSION]")
-    if len(parsed.reason) > 1000:
-        raise UsageError(f"--reason has {len(parsed.reason)} characters; at most 1000 are allowed")
+    if parsed.target:
+        check_name("--target", parsed.target)
+    reason = parsed.reason.encode("utf-8", "replace").decode()  # whatever a terminal has made of it
+    if len(reason) > _LONGEST_REASON and verb != "estop":  # a stop is not refused for its reason
+        raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
     version, payload = 0, b""
     if verb == "load":
         bundle = Bundle.load(Path(argument))
@@ -136,16 +141,19 @@ def _command(parsed: argparse.Namespace) -> Command:
             )
         version = 0 if parsed.force else bundle.version
     elif argument:
-        if not (argument.isascii() and argument.isdigit() and 0 < int(argument) < 2**63):
-            raise UsageError(f"rollback to {argument!r}; allowed: the number of a version that state lists as held")
+        if not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
+            raise UsageError(
+                f"rollback to {argument[:40]!r}; allowed: the number of a version that state lists as held"
+            )
         version = int(argument)
-    return Command(number, parsed.target, verb, parsed.reason, version, sha256(payload) if payload else "", payload)
+    digest = sha256(payload) if payload else ""
+    return Command(number, parsed.target, verb, reason[:_LONGEST_REASON], version, digest, payload)
 
 
-def _messages(bus: Bus, timeout: float, *, endless: bool) -> Iterator[Message | None]:
+def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
     """What the server says; None when it has welcomed us, and at last when the time is over."""
     end, welcomed = time.monotonic() + timeout, False
-    while endless or time.monotonic() < end:
+    while time.monotonic() < end:
         for _, message in bus.receive(0.05):
             yield message
         if not welcomed and bus.welcome("policy"):
@@ -168,7 +176,8 @@ def _ask(
                 print(f"td3-robot node: {unconfirmed}", file=sys.stderr)
             return EXIT_CHECK_FAILED if reply.error or unconfirmed else EXIT_GOOD
     who = command.target or "policy server"
-    print(f"td3-robot node: no answer from {who} at {endpoint} within {parsed.timeout:g} s", file=sys.stderr)
+    what = "; the stop is NOT confirmed" if command.verb == "estop" else ""
+    print(f"td3-robot node: no answer from {who} at {endpoint} within {parsed.timeout:g} s{what}", file=sys.stderr)
     return EXIT_CHECK_FAILED
 
 
@@ -206,15 +215,23 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
     return reply, "" if followed or verb != "estop" else "no robot is connected: none has confirmed the stop"
 
 
-def _watch(messages: Iterator[Message | None]) -> int:
-    for message in messages:
-        if message is None:
-            print("watching", flush=True)
-        elif isinstance(message, StateChange):
-            # A peer wrote it: it must not steer the terminal, nor make a line of its own.
-            node, before, after = (one_line(text) for text in (message.node, message.previous, message.state))
-            print(f"{node}: {before} -> {after}: {one_line(message.reason, _LONGEST)}", flush=True)
-    return EXIT_GOOD
+def _watch(bus: Bus, timeout: float) -> int:
+    """Print every change of state until a signal; and when nothing of them is seen, and is seen again."""
+    begin, sees = time.monotonic(), None
+    while True:
+        for _, message in bus.receive(0.05):
+            if isinstance(message, StateChange):
+                # A peer wrote it: it must not steer the terminal, nor make a line of its own.
+                node, before, after = (one_line(text) for text in (message.node, message.previous, message.state))
+                print(f"{node}: {before} -> {after}: {one_line(message.reason, _LONGEST)}", flush=True)
+        now = time.monotonic()
+        if bus.welcome("policy") and now - bus.heard("policy") < _SILENCE:
+            if not sees:
+                print("watching" if sees is None else "watching again", flush=True)
+            sees = True
+        elif sees or (sees is None and now > begin + timeout):
+            print("NOT watching: the policy server is silent, and what happens there is not seen", flush=True)
+            sees = False
 
 
 def _print_json(reply: Reply) -> None:

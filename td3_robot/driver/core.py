@@ -54,7 +54,8 @@ class Body(Protocol):
     Attributes:
         spec: what each of them is.
         phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O].
-        reward: float32[N], 0 where FIRST; action: float32[N, A], as applied, 0 where FIRST.
+        reward: float32[N], 0 where FIRST; action: float32[N, A], as applied; where FIRST what they are told as the
+            episode begins, 0 for simulated ones.
         world: of the robots at FIRST whose world was drawn: their index, as text, to what was drawn.
         commanded: float32[N, A], what they were told last.
         problem: why they cannot go on, empty if they can; stop: why everything has to stop, empty if it has not.
@@ -381,7 +382,7 @@ class SourceCore:
             self._own_stop = Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")
             self._reported.append(("policy", self._own_stop))
         if self.body.problem:
-            self.guard.lifecycle.fault(self.body.problem, now)
+            self.guard.trouble(self.body.problem, now)
 
     def _applied(self) -> tuple[Float32, ActionOrigin]:
         """The action for this control period, float32[N, A], and where it comes from."""

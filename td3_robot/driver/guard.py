@@ -87,6 +87,11 @@ class Guard:
         self.counters["actions_clipped"] += 1
         return np.clip(wanted, low, high)
 
+    def trouble(self, reason: str, now: float) -> None:
+        """The robot itself cannot go on: FAULT, which no Action ends by itself while that lasts."""
+        self._watchdog.interrupt()
+        self.lifecycle.fault(reason, now)
+
     def begin(self) -> None:
         """An episode begins, however long it took to get there: the deadline of its first Action counts from here.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -75,10 +76,17 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             told = outcome[-1]
-        # Not through logging: the thread that hangs may hold its lock.
+        # Not through logging: the thread that hangs may hold its lock. And to write can hang, too.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {told}; the driver ends\n"
-        os.write(2, line.encode("utf-8", "replace"))
+        words = threading.Thread(target=self._say, args=(line,), daemon=True, name="words")
+        words.start()
+        words.join(self._limit)
         self._end(EXIT_HUNG)
+
+    @staticmethod
+    def _say(line: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode("utf-8", "replace"))
 
     @staticmethod
     def _try_stop(stop: Callable[[], None], outcome: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -93,6 +94,7 @@ class RobotBody:
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
         self._problems: dict[str, str] = {}
+        self._troubles: Counter[str] = Counter()
         self._begun = False
         self._is_reset = False
 
@@ -115,7 +117,7 @@ class RobotBody:
                 return None
             self.episode += np.uint64(self._begun)
             self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
-            self.reward[0], self.action[0], self._begun, self._is_reset = 0, 0, True, False
+            self.reward[0], self.action[0], self._begun, self._is_reset = 0, self._commanded[0], True, False
             return 0
         self.action[0] = action[0]
         self.episode_step += np.uint32(1)
@@ -139,7 +141,10 @@ class RobotBody:
 
     def _observe(self) -> Float32 | None:
         def sound() -> Float32:
-            observation = np.asarray(self._robot.observe(), np.float32)
+            given = np.asarray(self._robot.observe())
+            if np.iscomplexobj(given):
+                raise ValueError("complex numbers; needed are real ones")
+            observation = given.astype(np.float32)
             if observation.shape != (self.spec.observation_size,):
                 raise ValueError(f"{list(observation.shape)} numbers; needed are [{self.spec.observation_size}]")
             bad = np.flatnonzero(~np.isfinite(observation))
@@ -160,6 +165,13 @@ class RobotBody:
 
         return self._ask("judge", judge) or (int(Phase.TRUNCATED), 0.0)
 
+    @staticmethod
+    def _log(problem: str, times: int, error: Exception) -> None:
+        """Of what comes and goes fewer and fewer lines, or they would fill the disk: the 1st, the 2nd, the 4th, …"""
+        if times & (times - 1) == 0:
+            again = f" (for the {times}th time)" if times > 2 else ""
+            log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
+
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
         """What the robot's own code answers; None, and a problem that has a name, where it fails."""
         try:
@@ -170,7 +182,8 @@ class RobotBody:
         except Exception as error:  # another author's code, which must not end the loop that keeps the robot safe
             problem = f"{what}: {type(error).__name__}: {error}"
             if what not in self._problems:
-                log.warning("%s", problem, exc_info=not isinstance(error, ValueError))
+                self._troubles[what] += 1
+                self._log(problem, self._troubles[what], error)
             self._problems[what] = problem
         else:
             self._problems.pop(what, None)

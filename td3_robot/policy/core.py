@@ -319,7 +319,7 @@ class PolicyCore:
     def _command_watch(self, name: str, command: Command, now: float) -> str:
         watch = self._watches.get(name)
         try:
-            if watch and command.verb in TO_WATCH:
+            if watch and (command.verb in TO_WATCH or (command.verb == "deactivate" and command.target)):
                 watch.command(command.verb, now, command.reason)
         except LifecycleError as error:
             return str(error)
@@ -400,6 +400,8 @@ class PolicyCore:
         """The Action for a Step that came at ``since``; None while there cannot be one."""
         policy = self.store.held.get(step.needs_version) if step.needs_version else self.store.serving
         if policy is None or self.lifecycle.state == UNCONFIGURED:
+            if unseen := self._watches.get(peer.name):
+                unseen.put_off(now)
             return None
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
@@ -427,7 +429,7 @@ class PolicyCore:
             self.counters["not_finite"] += 1
             return self._safe(step, policy) if envelope.guarded else None
         if envelope.guarded:
-            action = policy.safety(action, step.action, step.phase)
+            action = policy.safety(action, step.action)
         return _action(step, action, policy.version, kind, self.seed if kind else 0)
 
     def _safe(self, step: Step, policy: Policy) -> Action:

@@ -15,7 +15,7 @@ class Latches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         inactive: a person has deactivated it, or reset a stop and not activated it yet.
         stopped: robots that are stopped one by one.
         held: robots the watch over which is in FAULT, and why.
-        idle: robots the watch over which was reset, and not activated since.
+        idle: robots the watch over which was reset or deactivated, and not activated since.
         frozen: learners' weights are refused.
         withdrawn: SHA-256 of the policies that were rolled back from, and not chosen by a person since.
     """

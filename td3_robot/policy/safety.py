@@ -9,11 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from td3_robot.arrays import finite
-from td3_robot.messages import Phase, UInt8
 from td3_robot.safety import Envelope
 from td3_robot.specs import Float32, RobotSpec
-
-_FIRST = bytes([Phase.FIRST])
 
 
 class SafetyFilter:
@@ -33,27 +30,28 @@ class SafetyFilter:
         self._blend = None if envelope.blend is None else envelope.blend[None]
         self._bound: Float32 = np.empty((0, spec.action_size), np.float32)
 
-    def __call__(self, action: Float32, applied: Float32, phase: UInt8) -> Float32:
+    def __call__(self, action: Float32, applied: Float32) -> Float32:
         """The action to send.
 
         Args:
             action: float32[N, A], the policy's with its noise; changed in place.
-            applied: float32[N, A], what was applied in the control period before, as the Step says.
-            phase: uint8[N]; a robot at FIRST had nothing applied: the envelope's rest action stands for it.
+            applied: float32[N, A], what was applied in the control period before, or is as an episode begins: the
+                Step says it.
 
         Returns:
             float32[N, A], ``action``.
         """
         if self._blend is not None or self._step is not None:
-            last = self._before(applied, phase)
+            if len(applied) != len(self._bound):  # only when a source of another size asks
+                self._bound = np.empty_like(applied)
             if self._blend is not None:
-                action -= last
+                action -= applied
                 action *= self._blend
-                action += last
+                action += applied
             if self._step is not None:
-                np.subtract(last, self._step, out=self._bound)
+                np.subtract(applied, self._step, out=self._bound)
                 np.maximum(action, self._bound, out=action)
-                np.add(last, self._step, out=self._bound)
+                np.add(applied, self._step, out=self._bound)
                 np.minimum(action, self._bound, out=action)
         np.maximum(action, self._low, out=action)  # np.clip takes three times as long
         return np.minimum(action, self._high, out=action)
@@ -74,12 +72,3 @@ class SafetyFilter:
             f"observation {named.name!r} of robot {robot} is {observation[robot, channel]:g} {named.unit}; "
             f"allowed: {low[channel]:g} to {high[channel]:g}"
         )
-
-    def _before(self, applied: Float32, phase: UInt8) -> Float32:
-        if len(applied) != len(self._bound):  # only when a source of another size asks
-            self._bound = np.empty_like(applied)
-        if _FIRST not in phase.tobytes():
-            return applied
-        last = applied.copy()
-        last[phase == Phase.FIRST] = self.envelope.rest
-        return last

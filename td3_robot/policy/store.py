@@ -11,6 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety import SafetyFilter
 from td3_robot.safety import SafetyConfig, joined
 
+_SPARE = 1 << 20  # bytes of a policy beside its tensors
 _KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
 
 _KINDS = {
@@ -80,7 +81,7 @@ class PolicyStore:
         try:
             envelope = joined(self._safety, bundle.safety, bundle.spec, floor=floor)
         except ConfigError as error:
-            raise BundleError(f"weights version {version}: {error}") from None
+            raise BundleError(f"weights version {version}, with this server's own safety settings: {error}") from None
         kind = _KINDS[bundle.exploration.kind]
         policy = Policy(version, bundle, Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
@@ -93,8 +94,16 @@ class PolicyStore:
         """Check bytes and serve them.
 
         Raises:
-            BundleError: the hash does not fit, they are no bundle, or see :meth:`add`.
+            BundleError: the hash does not fit, they are no bundle, or see :meth:`add`; or they are far more than those
+                that serve, and no person chose them: to look at them takes time, in which no robot is answered.
         """
+        if self.serving and not loaded:
+            most = 2 * sum(tensor.nbytes for tensor in self.serving.bundle.tensors.values()) + _SPARE
+            if len(payload) > most:
+                raise BundleError(
+                    f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves, are "
+                    "taken from a learner"
+                )
         self.add(version, Bundle.verified(payload, digest, f"weights version {version}"), loaded=loaded)
 
     def roll_back(self, version: int = 0) -> Policy:

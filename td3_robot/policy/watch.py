@@ -44,18 +44,26 @@ class Watch:
         self._problem = problem
         if problem is None and not again:  # a Step that is asked for once more is not new
             self._watchdog.feed(now)
+        elif not again:
+            self._watchdog.arm(now)  # it is there, and no good: it must not stay so unnoticed
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def missing(self, now: float) -> bool:
         """Whether, just now, the observations have been missing for too long."""
         return self._watchdog.bites(now, self._problem)
 
+    def put_off(self, now: float) -> None:
+        """Observations come, and are not looked at."""
+        self._watchdog.put_off(now)
+
     def command(self, verb: str, now: float, reason: str) -> None:
-        """Follow what an operator asks of the server or of this robot: activate, reset or estop.
+        """Follow what an operator asks of the server or of this robot: activate, deactivate, reset or estop.
 
         Raises:
             LifecycleError: not from this state.
         """
+        if verb == "deactivate" and not self.lifecycle.active:
+            return  # no policy moves the robot anyhow
         if verb == "activate" and not self.lifecycle.active:
             self._watchdog.disarm()
         self.lifecycle.command(verb, now, reason)

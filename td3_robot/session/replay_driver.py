@@ -73,7 +73,7 @@ class RecordedBody:
         self.phase, self.episode, self.episode_step = step.phase.copy(), step.episode.copy(), step.episode_step.copy()
         self.observation, self.reward = step.observation.copy(), step.reward.copy()
         first = bool(self.phase[0] == Phase.FIRST)
-        self.action[0] = 0 if first else action[0]
+        self.action[0] = self._commanded[0] if first else action[0]
         return 0 if first else 1
 
     def _listen(self) -> None:

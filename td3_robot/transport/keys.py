@@ -43,8 +43,27 @@ _OLDEST = (4, 3, 3)  # libzmq before it: CVE-2020-15166 and a leak of memory for
 
 
 def default_folder() -> Path:
-    """``td3-robot/keys`` in the user's configuration folder."""
-    return files.user_folder("XDG_CONFIG_HOME", "~/.config") / "keys"
+    """``td3-robot/keys`` in the user's configuration folder.
+
+    Raises:
+        KeysError: there is none.
+    """
+    try:
+        return files.user_folder("XDG_CONFIG_HOME", "~/.config") / "keys"
+    except RuntimeError:
+        raise KeysError("this user has no home folder to keep keys in; name a folder with --keys") from None
+
+
+def named(folder: str | Path) -> KeyFolder:
+    """The folder that a person named, ``~`` included.
+
+    Raises:
+        KeysError: there is no such home.
+    """
+    try:
+        return KeyFolder(Path(folder).expanduser())
+    except RuntimeError:
+        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or no home of theirs") from None
 
 
 @dataclass(frozen=True)
@@ -323,7 +342,7 @@ def open_keys(folder: str | None) -> AllowList | None:
     Raises:
         KeysError: they cannot be used.
     """
-    return AllowList(KeyFolder(Path(folder).expanduser())) if folder is not None else None
+    return AllowList(named(folder)) if folder is not None else None
 
 
 def read_public(text: str) -> str:

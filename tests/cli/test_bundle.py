@@ -50,6 +50,13 @@ def test_show(run: Any, file: Path) -> None:
     assert (described["hidden"], described["parameters"]) == ([8, 4], 78)
 
 
+def test_show_a_range_of_noise(run: Any, tmp_path: Path, make_bundle: Any) -> None:
+    make_bundle(kind="gaussian", scale=(0.1, 0.4)).save(tmp_path / "policy.safetensors")
+    code, out, _ = run("show", tmp_path / "policy.safetensors")
+    assert code == 0
+    assert "gaussian, scale 0.1 to 0.4" in out
+
+
 def test_show_does_not_let_a_file_steer_the_terminal(run: Any, tmp_path: Path, make_bundle: Any) -> None:
     whole = make_bundle()
     channels = (Channel("\x1b[2J", "\x07", -1, 1), *whole.spec.observations[1:])
@@ -169,6 +176,8 @@ def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make
 def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
     assert "robot is it for" in run("import", file, tmp_path / "out")[2]
+    for command in ("show", "verify"):
+        assert "cannot be read: more than the 268,435,456 bytes that are allowed" in run(command, "/dev/zero")[2]
     assert "not a zip file" in run("import", file, tmp_path / "out", "--like", file)[2]
     assert "--best needs a run folder" in run("create", file, tmp_path / "out", "--best")[2]
     assert "--noise is -1.0" in run("create", file, tmp_path / "out", "--noise", "-1")[2]

@@ -286,7 +286,12 @@ def test_an_episode_ends_and_the_robot_is_reset(make_core: Make, robot: Toy) -> 
     assert len(robot.told) == told  # an Action for a robot about to be reset is ignored
     robot.ends = Phase.MID
     step = one(core.step([], 0.04))
-    assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (0, 1, [[0, 0]], 1)
+    assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (
+        0,
+        1,
+        [[0.25, 0]],
+        1,
+    )  # what it holds
     assert robot.resets == 2
     core.step([action(2, 1.5, 0)], 5.0)  # preparing took 5 s: that is no deadline missed
     assert robot.told[-1] == [1.5, 0]
@@ -489,3 +494,55 @@ def test_a_driver_that_was_welcome_before_waits_as_well(make_core: Make, robot: 
     core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other one is gone
     assert core.in_charge
     assert robot.told[told:][0] == [0.25, 0.0]  # 50 ms without an Action were over meanwhile
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("what", ["motor", "sensor"])
+def test_what_is_still_broken_is_no_reason_to_recover(what: str, every: int, make_core: Make, robot: Toy) -> None:
+    """Actions come all the time; the motor fails at every call, or at every third, and so does the sensor."""
+    core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=200, safe_action="zero"))
+    core.step([action(0, 1.5, 0)], 0.003)
+    core.step([], 0.02)
+    good, tried, apply = robot.sees, list[list[float]](), robot.apply
+
+    def told(action: Float32) -> None:
+        tried.append(action.tolist())
+        apply(action)
+
+    robot.apply = told  # type: ignore[method-assign]
+    for number in range(2, 100):
+        fails = OSError("flickers") if number % every == 0 else None
+        if what == "motor":
+            robot.motor = fails
+        else:
+            robot.sees = fails or good
+        core.step([], number * PERIOD)
+        core.step([action(core.next_sequence - 1, 1.5, 0)], number * PERIOD + 0.005)
+    assert tried[5:] == [[0, 0]] * len(tried[5:])
+    assert len(tried) > 90
+    robot.motor, robot.sees = None, good
+    for number in range(100, 120):
+        core.step([], number * PERIOD)
+        core.step([action(core.next_sequence - 1, 1.5, 0)], number * PERIOD + 0.005)
+    assert robot.told[-1] == [1.5, 0]
+
+
+def test_what_flickers_fills_no_disk(make_core: Make, robot: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    """500 failures are said at the 1st, 2nd, 4th, …, 256th, and only the first with where it was raised."""
+    core = make_core(learner=True)
+    good = robot.sees
+    for number in range(1, 1001):
+        robot.sees = OSError("bus off") if number % 2 else good
+        core.step([], number * PERIOD)
+    said = [record for record in caplog.records if "observe: OSError: bus off" in record.getMessage()]
+    said = [record for record in said if record.name.endswith("robot")]
+    assert len(said) == 9
+    assert [bool(record.exc_info) for record in said] == [True] + [False] * 8
+    assert said[-1].getMessage() == "observe: OSError: bus off (for the 256th time)"
+
+
+def test_complex_numbers_are_no_observation(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    robot.observe = lambda: np.array([1.0, 2.0 + 1.0j, 3.0])  # type: ignore[assignment, method-assign, return-value]
+    core.step([], 0.02)
+    assert core.guard.lifecycle.reason == "observe: ValueError: complex numbers; needed are real ones"

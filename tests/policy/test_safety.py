@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from td3_robot.bundle import Bundle
-from td3_robot.messages import Action, Phase, Step
+from td3_robot.messages import Action, Step
 from td3_robot.policy.safety import SafetyFilter
 from td3_robot.safety import SafetyConfig, joined
 from td3_robot.specs import Channel, Float32, RobotSpec
@@ -22,12 +21,11 @@ from tests.policy.unrecorded import PolicyCore
 SPEC = RobotSpec(
     "Toy", (Channel("o", "m", -5.0, 5.0),), (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)), 0.02
 )
-MID, FIRST = np.full(1, Phase.MID, np.uint8), np.full(1, Phase.FIRST, np.uint8)
 
 
-def filtered(config: SafetyConfig, action: list[float], applied: list[float], phase: Any = MID) -> list[float]:
+def filtered(config: SafetyConfig, action: list[float], applied: list[float]) -> list[float]:
     safety = SafetyFilter(joined(config, SafetyConfig(), SPEC), SPEC)
-    return safety(np.array([action], np.float32), np.array([applied], np.float32), phase)[0].tolist()  # type: ignore[no-any-return]
+    return safety(np.array([action], np.float32), np.array([applied], np.float32))[0].tolist()  # type: ignore[no-any-return]
 
 
 def test_limits() -> None:
@@ -59,36 +57,28 @@ def test_limits_win_over_rate() -> None:
     assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
 
 
-def test_a_robot_at_first_starts_from_rest() -> None:
-    """Its last action means nothing: from the safe one, 2 N, to 3 N at 0.1 N a period."""
-    config = SafetyConfig(rate=5.0, safe_action={"left": 2.0})
-    assert filtered(config, [3, 0], [0, 0], FIRST) == pytest.approx([2.1, 0])
-    assert filtered(config, [3, 0], [0, 0], MID) == pytest.approx([0.1, 0])
-
-
 def test_robots_are_filtered_one_by_one() -> None:
-    safety = SafetyFilter(joined(SafetyConfig(rate=5.0, safe_action={"left": 2.0}), SafetyConfig(), SPEC), SPEC)
+    """At 0.1 N a period, each from what was applied to it."""
+    safety = SafetyFilter(joined(SafetyConfig(rate=5.0), SafetyConfig(), SPEC), SPEC)
     action = np.array([[3, 0], [3, 0], [-1, 0]], np.float32)
-    applied = np.array([[0, 0], [0, 0], [1, 0]], np.float32)
-    phase = np.array([Phase.FIRST, Phase.MID, Phase.MID], np.uint8)
-    assert safety(action, applied, phase)[:, 0].tolist() == pytest.approx([2.1, 0.1, 0.9])
+    applied = np.array([[2, 0], [0, 0], [1, 0]], np.float32)
+    assert safety(action, applied)[:, 0].tolist() == pytest.approx([2.1, 0.1, 0.9])
 
 
 Actions = arrays.arrays(np.float32, (3, 2), elements=st.floats(-1e3, 1e3, width=32))
 
 
-@given(Actions, Actions, arrays.arrays(np.uint8, 3, elements=st.integers(0, 3)))
-def test_bounds_hold_for_any_input(action: Float32, applied: Float32, phase: Any) -> None:
+@given(Actions, Actions)
+def test_bounds_hold_for_any_input(action: Float32, applied: Float32) -> None:
     config = SafetyConfig(limits={"left": (-0.5, 2.0)}, rate=5.0, low_pass=3.0)
     envelope = joined(config, SafetyConfig(), SPEC)
     applied = np.clip(applied, envelope.low, envelope.high)
-    last = np.where((phase == Phase.FIRST)[:, None], envelope.rest, applied)
-    result = SafetyFilter(envelope, SPEC)(action.copy(), applied, phase)
+    result = SafetyFilter(envelope, SPEC)(action.copy(), applied)
     assert result.dtype == np.float32
     assert (envelope.low <= result).all()
     assert (result <= envelope.high).all()
-    assert (np.abs(result - last) <= 0.1 + 1e-6).all()
-    toward = (action - last) * (result - last)
+    assert (np.abs(result - applied) <= 0.1 + 1e-6).all()
+    toward = (action - applied) * (result - applied)
     assert (toward >= -1e-6).all()  # never away from what the policy wants
 
 
@@ -97,11 +87,10 @@ def test_has_no_memory() -> None:
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0, low_pass=3.0), SafetyConfig(), SPEC), SPEC)
     rng = np.random.default_rng(0)
     action, applied = rng.normal(size=(2, 4, 2)).astype("f4")
-    phase = np.ones(4, np.uint8)
-    before = safety(action.copy(), applied, phase).tobytes()
+    before = safety(action.copy(), applied).tobytes()
     for robots in (1, 7):
-        safety(rng.normal(size=(robots, 2)).astype("f4"), np.zeros((robots, 2), "f4"), np.ones(robots, np.uint8))
-    assert safety(action.copy(), applied, phase).tobytes() == before
+        safety(rng.normal(size=(robots, 2)).astype("f4"), np.zeros((robots, 2), "f4"))
+    assert safety(action.copy(), applied).tobytes() == before
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
@@ -566,3 +567,99 @@ def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_whil
     assert action.weights_version == 0
     [action] = actions(core.step([(operator, command("reset", "leg")), (peer, make_step(4))], 0.4))
     assert action.weights_version > 0
+
+
+@pytest.mark.parametrize(("begins", "reason"), [(True, "at the start"), (False, "after an activate")])
+def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
+    begins: bool, reason: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """Nothing good has been there to be missed; what comes is refused, and 100 ms after the first that is FAULT."""
+    core, now = make_core(replace_deadline(SafetyConfig(refuse_out_of_range=True))), 1.0
+    if not begins:
+        core.step([(peer, make_step(1))], now)
+        assert changes(core.step([], now + 0.2)) == [("policy/leg", "fault")]
+        core.step([(operator, command("activate"))], now + 0.3)
+        now += 0.4
+    said = []
+    for number in range(2, 9):
+        step = make_step(number, observation=np.full((1, 3), 6.0, np.float32))
+        outputs = core.step([(peer, step)], now + (number - 2) * 0.02)
+        assert [action.weights_version for action in actions(outputs)] == [0] * len(actions(outputs)), reason
+        said += [change for change in changes(outputs) if change[1] == "fault"]
+    assert said == [("policy/leg", "fault")]
+
+
+def test_a_server_that_is_not_configured_misses_nothing(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """Reset out of a stop before it was ever configured: Steps come, and are not looked at."""
+    core = make_core(autostart=False)
+    core.step([(operator, command("configure"))], 0.5)
+    core.step([(peer, make_step(1))], 1.0)
+    core.lifecycle.state = "unconfigured"  # as after a restart under a stop, and its reset
+    for number in range(2, 30):
+        assert core.step([(peer, make_step(number))], 1.0 + number * 0.02) == []
+
+
+@pytest.mark.parametrize("state", ["active", "fault"])
+def test_a_robot_that_was_deactivated_by_name_stays_so(
+    state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """Its driver starts anew, and activates itself; and so does the server, which has the state file alone."""
+    core = make_core()
+    core.step([(peer, make_step(1))], 1.0)
+    if state == "fault":
+        core.step([], 2.0)
+    outputs = core.step([(operator, command("deactivate", "leg"))], 1.05 if state == "active" else 3.0)
+    assert [to for to, message in outputs if isinstance(message, Command)] == [peer]
+    assert (core.latches.idle == ("leg",)) is (state == "active")  # what is in FAULT needs an activate anyhow
+    core.step([(peer, Bye("restarted"))], 4.0)
+    anew = make_core()
+    anew.resume(core.latches, 0.0)
+    for server in (core, anew):
+        again = replace(peer, key=b"9")
+        outputs = server.step([(again, again.hello), (again, make_step(0, incarnation=1))], 5.0)
+        assert all(map(is_safe, actions(outputs)))
+        server.step([(operator, command("activate", "leg"))], 6.0)
+        [action] = actions(server.step([(again, make_step(1, incarnation=1))], 6.1))
+        assert not is_safe(action)
+
+
+def test_the_server_deactivated_and_activated_leaves_no_robot_behind(
+    make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+) -> None:
+    """One that was away in between comes back as it went."""
+    core = make_core()
+    core.step([(peer, make_step(1))], 1.0)
+    core.step([(operator, command("deactivate"))], 1.01)
+    core.step([(peer, Bye("restarted"))], 1.02)
+    core.step([(operator, command("activate"))], 2.0)
+    again = replace(peer, key=b"9")
+    [action] = actions(core.step([(again, again.hello), (again, make_step(0, incarnation=1))], 3.0))
+    assert not is_safe(action)
+
+
+def test_a_filter_and_a_hold_go_on_from_what_the_robot_holds_as_an_episode_begins(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    """At 0.1 units a period from 1.5, whatever the policy wants; and the 1.5 itself once it is in FAULT."""
+    core = make_core(SafetyConfig(rate=5.0, observation_deadline_ms=100))  # the toy robot's period is 0.02 s
+    held = np.array([[1.5, 0.25]], np.float32)
+    step = make_step(3, phase=np.zeros(1, np.uint8), action=held)
+    [action] = actions(core.step([(peer, step)], 1.0))
+    assert (np.abs(action.action - held) <= 0.1 + 1e-6).all()
+    core.step([], 2.0)
+    [action] = actions(core.step([(peer, make_step(4, phase=np.zeros(1, np.uint8), action=held))], 3.0))
+    assert (action.weights_version, action.action.tolist()) == (0, held.tolist())
+
+
+def test_a_learners_weights_that_are_far_too_many_are_not_looked_at(make_core: Cores) -> None:
+    """To hash 60 MB keeps every robot waiting. A person may load what they like."""
+    core = make_core()
+    junk = bytes(3_000_000)
+    core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)
+    assert core.counters["weights_refused"] == 1
+    with pytest.raises(BundleError, match=r"weights version 2 take 3,000,000 bytes; at most 1,04[0-9],[0-9]{3}, twice"):
+        core.store.receive(2, "0" * 64, junk)
+    with pytest.raises(BundleError, match="hash"):
+        core.store.receive(2, "0" * 64, junk, loaded=True)

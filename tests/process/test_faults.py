@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ import yaml
 import zmq
 
 from td3_robot.bundle import Bundle, layer_shapes, sha256
+from td3_robot.driver.hang import EXIT_HUNG
 from td3_robot.messages import PROTOCOL_VERSION, Weights, Welcome
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
@@ -84,10 +86,12 @@ class Robot:
             text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
             (self.folder / f"{name}.yaml").write_text(text)
 
-    def _start(self, log: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def _start(
+        self, log: str, *words: str, before: Sequence[str] = (), stderr: int = subprocess.STDOUT
+    ) -> subprocess.Popen[str]:
         command = [*before, sys.executable, *words]
         with (self.folder / log).open("a") as output:
-            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=stderr, text=True)
         self.started.append(process)
         return process
 
@@ -96,13 +100,13 @@ class Robot:
             process.kill()
             process.wait()
 
-    def serve(self, *options: str, log: str = "server.log") -> subprocess.Popen[str]:
+    def serve(self, *options: str, log: str = "server.log", **how: Any) -> subprocess.Popen[str]:
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
-        return self._start(log, "-m", "td3_robot.cli.main", *words)
+        return self._start(log, "-m", "td3_robot.cli.main", *words, **how)
 
-    def drive(self, example: Path = EXAMPLE) -> subprocess.Popen[str]:
+    def drive(self, example: Path = EXAMPLE, **how: Any) -> subprocess.Popen[str]:
         words = [str(DRIVER), "record", "fault", str(example), "--config", "driver.yaml"]
-        return self._start("driver.log", *words)
+        return self._start("driver.log", *words, **how)
 
     def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "td3_robot.cli.main", "node", *words, "--config", "robot.yaml"]
@@ -204,6 +208,50 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
     assert f"policy/leg: active -> fault: no observation for {DEADLINE} ms" in robot.log("server.log")
     for log in ("driver.log", "server.log"):
         assert "fault -> active" in robot.log(log)
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    """A pipe into which nothing fits any more, and which nobody reads: a terminal after Ctrl-S."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, bytes(4096))
+    os.set_blocking(writes, True)
+    yield writes
+    os.close(writes)
+    os.close(reads)
+
+
+def test_a_log_that_nobody_reads_delays_nothing(robot: Robot, full: int) -> None:
+    """Neither an emergency stop, nor the safe action, nor a reset, nor the end of both."""
+    robot.configure()
+    server = robot.serve(stderr=full)
+    driver = robot.drive(stderr=full)
+    begin = robot.running()
+    assert robot.operator("freeze").returncode == 0
+    assert robot.operator("estop").returncode == 0
+    safe = robot.wait_for(SAFE, begin)
+    assert robot.operator("reset").returncode == 0
+    assert robot.operator("activate").returncode == 0
+    begin = robot.wait_for(POLICY, safe)
+    server.kill()
+    _, waited = until_safe(robot, begin)
+    assert waited <= PERIODS + 1
+    driver.terminate()
+    assert driver.wait(60) == 128 + signal.SIGTERM
+    assert robot.record()[-1] == SAFE
+
+
+def test_a_method_that_hangs_ends_a_driver_whose_log_nobody_reads(robot: Robot, full: int) -> None:
+    robot.configure(hang_ms=1000, **PATIENT)
+    robot.serve()
+    driver = robot.drive(stderr=full)
+    robot.running()
+    robot.fault("hang")
+    assert driver.wait(60) == EXIT_HUNG
+    assert robot.record()[-1] == "stop"
 
 
 class Cable:
@@ -547,9 +595,10 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
     # Not even a new server, neither one that reads of it in its file nor, without the file, one that knows nothing.
-    for file in ("kept", "lost"):
+    for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
+        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("NOT watching: ") == n)
         if file == "lost":
             (robot.folder / "policy.safetensors.state").unlink()
         log = f"server-{file}.log"
@@ -558,6 +607,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
             robot.wait("the new server's watch", lambda log=log: ACTS in robot.log(log))
         else:
             robot.wait("the new server", lambda: '"connected": ["leg"]' in robot.operator("state", "--json").stdout)
+        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("watching again") == n)
         still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
         assert (still in robot.log(log)) == (file == "kept")
         assert POLICY not in robot.record()[safe:]

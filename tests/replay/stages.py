@@ -83,7 +83,7 @@ class _AtOnce(Tap):
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         super().offer(link, message, payload)
-        self.flush(float("inf"))
+        self.flush(0.0, at_once=True)
 
 
 class Tape:
@@ -97,6 +97,7 @@ class Tape:
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
         """What this start of a node of this name is recorded by."""
         session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
+        session.sent(0.0)
         return _AtOnce(
             session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
         )
