@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from td3_robot import files
 from td3_robot.config import Config
 from td3_robot.errors import ConfigError, RunFolderError
 from td3_robot.messages import Status
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{12,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,12 @@ class RunFolder:
         files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
 
     def steps_made(self) -> int:
-        """Environment steps that the run had made when it was last stopped; 0 if it never was."""
+        """Environment steps that the run has made, as far as an ordered end or a checkpoint tells; 0 without either."""
+        made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
-        return 0
+            made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
+        names = (path.name for path in self.checkpoints.iterdir()) if self.checkpoints.is_dir() else ()
+        return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
     def read_run(self) -> dict[str, Any]:
         """The facts recorded so far; empty for a folder that was never started."""

@@ -74,3 +74,16 @@ def test_final_figures(tmp_path: Path) -> None:
     assert run.steps_made() == 3
     (run.path / "final.json").write_text("{}")
     assert run.steps_made() == 0
+
+
+def test_steps_made_are_those_of_the_newest_checkpoint_where_no_end_was_in_order(tmp_path: Path) -> None:
+    """After a full disk or a killed supervisor there is no final.json, or that of an older start."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    assert run.steps_made() == 0
+    (run.checkpoints / "checkpoint-000000005000.safetensors").touch()
+    (run.checkpoints / "checkpoint-000000007000.safetensors.damaged").touch()
+    assert run.steps_made() == 5000
+    run.write_final({"learner": Status("learner", "ready", "", {"env_steps": 5679.0}, {})})
+    assert run.steps_made() == 5679
+    (run.checkpoints / "checkpoint-000000006000.safetensors").touch()
+    assert run.steps_made() == 6000

@@ -22,9 +22,13 @@ from td3_robot.errors import BundleError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 _MAX_HEADER = 1 << 26  # bytes
 Arrays = dict[str, NDArray[Any]]
+
+
+class DamagedError(BundleError):
+    """A checkpoint file is not as it was written."""
 
 
 def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any], keep: int) -> Path:
@@ -33,7 +37,8 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     Raises:
         OSError: the disk is full or the folder cannot be written; older checkpoints stay.
     """
-    header = {"format": FORMAT, "sha256": _hash(arrays), "scalars": dict(scalars)}
+    text = json.dumps(dict(scalars))
+    header = {"format": FORMAT, "sha256": _hash(arrays, text), "scalars": text}
     path = folder / f"checkpoint-{env_steps:012d}.safetensors"
     with files.replacing(path) as temporary:
         try:
@@ -44,7 +49,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
                 raise
             raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
     others = [other for other in sorted(folder.glob("checkpoint-*.safetensors")) if other != path]
-    for old in others[: len(others) - (keep - 1)]:
+    for old in others[: max(0, len(others) - (keep - 1))]:
         old.unlink()
     return path
 
@@ -55,13 +60,14 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
     Damaged ones are passed over with a message, and put aside as ``*.damaged``, so that they do not count as newest.
 
     Raises:
-        BundleError: there are some, and none is whole.
+        BundleError: there are some, and none is whole; or the newest is of another format.
+        OSError: one cannot be read, which does not make it a damaged one.
     """
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:
             arrays, scalars = load(path)
-        except BundleError as error:
+        except DamagedError as error:
             log.warning("%s; the one before it is used", error)
             damaged.append(str(error))
             path.rename(path.with_name(f"{path.name}.damaged"))
@@ -76,26 +82,41 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and scalars of one file.
 
     Raises:
-        BundleError: unreadable, truncated, of another format, or its content does not have the hash it names.
+        DamagedError: truncated, or its content does not have the hash it names.
+        BundleError: of another format.
+        OSError: it cannot be read.
     """
+    what = f"checkpoint {path.name}"
     try:
-        with path.open("rb") as file:
+        with files.naming(path), path.open("rb") as file:
             size = file.read(8)
             head = size + file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
-        header = read_metadata(head, f"checkpoint {path.name}")
-        arrays: Arrays = safetensors.numpy.load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise BundleError(f"checkpoint {path.name} is damaged: {error}") from None
-    if header.get("format") != FORMAT or not isinstance(header.get("scalars"), dict):
-        raise BundleError(f"checkpoint {path.name} has format {header.get('format')!r}; this version reads {FORMAT}")
-    if header.get("sha256") != _hash(arrays):
-        raise BundleError(f"checkpoint {path.name} is damaged: its content does not have the hash it names")
-    return arrays, header["scalars"]
+        header = read_metadata(head, what)
+        with files.naming(path):
+            arrays: Arrays = safetensors.numpy.load_file(path)
+    except (BundleError, SafetensorError, ValueError, IsADirectoryError, FileNotFoundError) as error:
+        raise DamagedError(f"{what} is damaged: {error}") from None
+    text, told = header.get("scalars"), header.get("format")
+    if isinstance(text, str) and header.get("sha256") == _hash(arrays, text):
+        return arrays, json.loads(text)
+    if told != FORMAT:  # and nothing to find out by whether it is damaged
+        raise BundleError(f"{what} has format {told!r}; this version reads {FORMAT}")
+    raise DamagedError(f"{what} is damaged: its content does not have the hash it names")
 
 
-def _hash(arrays: Arrays) -> str:
-    digest = hashlib.sha256()
+def tidy(folder: Path) -> None:
+    """Remove what processes that were killed while they saved have left."""
+    for pattern in (".checkpoint-*", ".tmp*"):  # ours, and safetensors'
+        for left in folder.glob(pattern):
+            log.info("removes %s: it was never finished", left.name)
+            left.unlink(missing_ok=True)
+
+
+def _hash(arrays: Arrays, text: str) -> str:
+    """Of all that :func:`load` gives: scalars as text; names, types, shapes and numbers of arrays."""
+    digest = hashlib.sha256(f"{FORMAT} {text}".encode())
     for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f" {name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.data)
     return digest.hexdigest()

@@ -346,6 +346,10 @@ class LearnerCore:
             self.sources.restore(self.sources.state() | states)
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
+    def resume_end(self) -> None:
+        """Be done where an evaluation reached the target before."""
+        self._ended = self.evaluations.reached
+
     def note(self, source: str, state: dict[str, Any]) -> None:
         """Have the replay buffer's storage, if it outlives the process, keep how far all has come."""
         replay = self.training.replay

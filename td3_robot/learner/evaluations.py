@@ -71,11 +71,15 @@ class Evaluations:
         best = self.best_return if np.isfinite(self.best_return) else None
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`; a better return than was known there stays known."""
+    def restore(self, state: Mapping[str, Any], env_steps: int) -> None:
+        """Go on from :meth:`state` after so many steps; a better return than was known there stays known."""
         if state["best_return"] is not None:
             self.best_return = max(self.best_return, float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
+        if self.config.every:  # they may be wanted more often now
+            self._next = min(self._next, next_multiple(env_steps, self.config.every))
+        target = self.config.target_return
+        self.reached = target is not None and self.best_return >= target
 
 
 def next_multiple(value: int, step: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ class MetricsWriter:
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines
         self._file = lines.open("a", encoding="utf-8")
+        if _torn(lines):  # by a full disk, or a power cut: what comes now must not be a part of it
+            self._file.write("\n")
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -50,3 +53,10 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _torn(lines: Path) -> bool:
+    """Whether a file of lines ends within one."""
+    with lines.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        return bool(size) and (file.seek(size - 1), file.read(1))[1] != b"\n"

@@ -242,7 +242,7 @@ class Adam:
         self._counts = [self.count] * len(network.named)
         self._gradient: Gradient = [torch.zeros_like(value) for value in network.named.values()]
         self._keeps = network.flat.device.type == "cuda"  # a captured step writes where the last one did
-        self._norm: Tensor | None = None
+        self._norm = torch.zeros_like(self.count)  # of the newest step, where there is a clip
 
     def step(self, gradient: Gradient) -> None:
         """Move the network along this gradient; which is overwritten where it is to be clipped."""
@@ -251,7 +251,7 @@ class Adam:
         else:
             self._gradient = gradient
         if self.clip is not None:
-            self._norm = self._clip(self.clip)
+            self._norm.copy_(self._clip(self.clip))
         self.count += 1
         parameters, means, squares = self._of_parameters
         torch._fused_adam_(
@@ -262,7 +262,7 @@ class Adam:
 
     def gradient_norm(self) -> Tensor:
         """float32[]: the Euclidean norm of the newest step's gradient, before clipping."""
-        return _norm(self._gradient) if self._norm is None else self._norm
+        return _norm(self._gradient) if self.clip is None else self._norm
 
     def _clip(self, limit: float) -> Tensor:
         """Scale each head's part of the gradient down to a Euclidean norm of ``limit``; float32[], all its norm before.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 from td3_robot.errors import BundleError
+from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch
 from td3_robot.specs import Float32
 
@@ -30,6 +31,7 @@ class Normaliser:
         self.count = 0
         self._mean = np.zeros(observation_size)
         self._squares = np.zeros(observation_size)  # the sum of (x - mean)²
+        self._there: tuple[Any, ...] | None = None  # device, offset and scale, as batches there need them
         self._refresh()
 
     def add(self, observations: Float32) -> None:
@@ -56,7 +58,10 @@ class Normaliser:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch as the networks are to see it; the same arithmetic in float32 as the policy server's."""
-        offset, scale = (tensor.to(batch.observation.device) for tensor in (self._offset, self._scale))
+        device = batch.observation.device
+        if self._there is None or self._there[0] != device:  # uploaded once for each change, waiting for nothing
+            self._there = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
+        _, offset, scale = self._there
         return batch._replace(
             observation=((batch.observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
             next_observation=((batch.next_observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
@@ -91,3 +96,4 @@ class Normaliser:
         std = np.sqrt(self._squares / self.count) if self.count else np.ones_like(self._mean)
         self._offset = torch.from_numpy(self._mean.astype(np.float32))
         self._scale = torch.from_numpy(np.maximum(std, _SMALLEST).astype(np.float32))
+        self._there = None

@@ -25,7 +25,7 @@ _CUT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the 
 
 def is_new(run: RunFolder) -> bool:
     """Whether nothing of a learner before is left in this run that the next one goes on from."""
-    return not (run.replay.exists() or any(run.checkpoints.iterdir()))
+    return not (run.replay.exists() or any(run.checkpoints.glob("checkpoint-*")))
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
@@ -34,7 +34,9 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
     Raises:
         BundleError: there are checkpoints and none is whole, or the newest does not fit the configuration.
         ConfigError: what it keeps does not fit.
+        OSError: a checkpoint cannot be read.
     """
+    checkpoint.tidy(node.run.checkpoints)
     saved = checkpoint.load_newest(node.run.checkpoints)
     loaded = sum(array.nbytes for array in saved[1].values()) if saved else 0
 

@@ -120,7 +120,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         core.version = scalars["version"]
         core.published_at = scalars["published_at"]
         core.learning = scalars["learning"]
-        core.evaluations.restore(scalars["evaluations"])
+        core.evaluations.restore(scalars["evaluations"], core.env_steps)
         core.next_record = scalars["next_record"]
         core.meter.restore(scalars["meter"])
         core.counters.clear()
@@ -131,6 +131,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         core.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
         core.rounds.states = {name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()}
         core.recover()
+        core.resume_end()
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
 

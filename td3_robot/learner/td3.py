@@ -228,7 +228,7 @@ class TD3:
         ``critic_gradient_norm`` (all critics) and ``actor_gradient_norm``, before clipping. Only here does the device's
         work come back to Python. Without ``clear`` the means go on.
         """
-        metrics = self.measured.means(self.updates) | self.measured.read_gauges()
+        metrics = self.measured.means(self.updates) | self.measured.read_gauges(self.updates)
         if clear:
             self.measured.clear(self.updates)
         return metrics

@@ -35,10 +35,18 @@ class TD3Metrics:
         self._delay = policy_delay
         self._critics_first = critics_first
         self._newest: dict[str, Tensor] = {}
+        self._from = 0
 
     def keep(self, **values: Tensor) -> None:
-        """Hold on to ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …]."""
-        self._newest |= values
+        """Hold on to ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …].
+
+        In the same memory each time: where an update is captured, this is called once, and copied at each launch.
+        """
+        for name, value in values.items():
+            if name in self._newest and self._newest[name].shape == value.shape:
+                self._newest[name].copy_(value)
+            else:
+                self._newest[name] = value.clone()
 
     def means(self, updates: int) -> dict[str, float]:
         """Means of the updates since ``since`` up to ``updates``, 0 where there was none."""
@@ -46,12 +54,13 @@ class TD3Metrics:
         counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in MEANS]
         return {name: total / count for name, total, count in zip(MEANS, self.sums.tolist(), counts, strict=True)}
 
-    def read_gauges(self) -> dict[str, float]:
-        """The gauges of the newest update; those that a restored TD3 has not made anew stay as they were saved."""
-        if "targets" in self._newest:
+    def read_gauges(self, updates: int) -> dict[str, float]:
+        """The gauges of the newest of so many updates; those that a restored TD3 has not made anew stay as saved."""
+        policy_from = max(self._from, self._critics_first)
+        if updates > self._from:
             self.gauges["q_target_size"] = float(self._newest["targets"].abs().mean())
             self.gauges["critic_gradient_norm"] = float(self._adams["critic_gradient_norm"].gradient_norm())
-        if "policy" in self._newest:
+        if updates // self._delay > policy_from // self._delay:
             saturated = self._newest["policy"].abs() > _SATURATED
             self.gauges["action_saturation"] = float(saturated.float().mean())
             self.gauges["actor_gradient_norm"] = float(self._adams["actor_gradient_norm"].gradient_norm())
@@ -62,6 +71,6 @@ class TD3Metrics:
         self.sums.zero_()
         self.since = updates
 
-    def restore(self, since: int, gauges: Mapping[str, float]) -> None:
-        """Go on from saved values; ``sums`` are restored by whoever saved them."""
-        self.since, self.gauges, self._newest = since, dict(gauges), {}
+    def restore(self, since: int, gauges: Mapping[str, float], updates: int) -> None:
+        """Go on from saved values, after so many updates; ``sums`` are restored by whoever saved them."""
+        self.since, self.gauges, self._from = since, dict(gauges), updates

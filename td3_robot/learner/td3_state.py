@@ -21,8 +21,8 @@ def state(td3: TD3) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """See :meth:`TD3.state`."""
     arrays: dict[str, NDArray[Any]] = {name: array(tensor) for name, tensor in _tensors(td3).items()}
     arrays["generator"] = td3.random.get_state().numpy().copy()
-    scalars = {"updates": td3.updates, "sums_since": td3.measured.since, "gauges": td3.measured.read_gauges()}
-    return arrays, scalars
+    gauges = td3.measured.read_gauges(td3.updates)
+    return arrays, {"updates": td3.updates, "sums_since": td3.measured.since, "gauges": gauges}
 
 
 def restore(td3: TD3, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ def restore(td3: TD3, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, 
     for network in (td3.actor, td3.actor_target, td3.critics, td3.critics_target):
         network.refresh()
     td3.updates = updates
-    td3.measured.restore(sums_since, gauges)
+    td3.measured.restore(sums_since, gauges, updates)
 
 
 def array(tensor: Tensor) -> NDArray[np.float32]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +63,59 @@ def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog:
         assert found[2] == {"steps": 1}
         assert "the one before it is used" in caplog.text
         assert not newest.exists()  # put aside: it must not count as one of the newest
+
+
+def test_no_bit_can_change_unseen(tmp_path: Path) -> None:
+    """Nor in the header, which holds the scalars, and the names, types and shapes of the arrays."""
+    path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
+    whole = path.read_bytes()
+    arrays, scalars = checkpoint.load(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            found, told = checkpoint.load(path)
+        except BundleError:
+            continue
+        # What is left is space between words of the header, or another way to write the same.
+        assert told == scalars
+        assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+            name: (array.dtype, array.tolist()) for name, array in arrays.items()
+        }
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4, 5, 8])
+def test_as_many_stay_as_are_to_be_kept(keep: int, tmp_path: Path) -> None:
+    for number in range(1, 13):
+        checkpoint.save(tmp_path, number, ARRAYS, {}, keep=keep)
+        steps = sorted(int(path.stem[-12:]) for path in tmp_path.iterdir())
+        assert steps == list(range(max(1, number - keep + 1), number + 1))
+
+
+def test_what_cannot_be_read_now_is_not_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails for a moment; and a file of another version, which is whole."""
+    for steps in (1, 2):
+        checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", fails)
+        with pytest.raises(OSError, match=r"Input/output error: '.*checkpoint-000000000002\.safetensors'"):
+            checkpoint.load_newest(tmp_path)
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    with pytest.raises(BundleError, match=r"000000000002\.safetensors has format 3; this version reads 4"):
+        checkpoint.load_newest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    saved = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=2)
+    for name in (".checkpoint-000000000002.safetensors-2p5ue53b", ".tmpjvwgfl"):  # ours, and safetensors'
+        (tmp_path / name).write_bytes(b"half")
+    checkpoint.tidy(tmp_path)
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 def test_none_whole_is_no_new_beginning(tmp_path: Path) -> None:

@@ -97,6 +97,61 @@ def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.d
         assert recorder.launches == 20 - first
 
 
+class Graph:
+    """A stand-in that, like a graph, runs no Python when it is launched.
+
+    Of what the work does, what it writes into memory stays, and no attribute that it sets.
+    """
+
+    def __init__(self, td3: TD3) -> None:
+        self._td3 = td3
+        self._objects = (td3.measured, td3.actor_adam, td3.critics_adam)
+        for adam in self._objects[1:]:
+            adam._keeps = True  # as on a GPU  # type: ignore[attr-defined]
+
+    def __call__(self, work: Work) -> Work:
+        before = self._td3.state()
+        work()
+        self._td3.restore(*before)
+
+        def launch() -> None:
+            attributes = [{name: _copied(value) for name, value in vars(it).items()} for it in self._objects]
+            with torch.inference_mode():
+                work()
+            for it, values in zip(self._objects, attributes, strict=True):
+                vars(it).update(values)
+
+        return launch
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("config", [LearnerConfig(), LearnerConfig(gradient_clip=0.1)], ids=["as it is", "clipped"])
+@pytest.mark.parametrize("resumed_at", [10, 11])
+def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed_at: int) -> None:
+    """After a resume at an even and an odd number of updates; and after going back in the midst of it."""
+    cpu, gauges = torch.device("cpu"), []
+    for captures in (False, True):
+        td3, replay = TD3(O, A, (24, 16), config, 3), buffer(cpu)
+        for _ in range(resumed_at):
+            td3.update(replay.sample(B))
+        td3.restore(*td3.state())
+        update = CapturedUpdate(td3, Graph(td3), do) if captures else td3.update
+        seen = []
+        for number in range(40):
+            update(replay.sample(B))
+            if number == 25:
+                td3.restore(*td3.state())
+            if number > 2 and number != 25:
+                seen.append(list(td3.metrics(clear=False).values()))
+        assert not captures or update.problem is None  # type: ignore[union-attr]
+        gauges.append(np.array(seen))
+    assert len(np.unique(gauges[0], axis=0)) == len(gauges[0])
+    np.testing.assert_allclose(gauges[1], gauges[0], rtol=1e-4, atol=1e-6)
+
+
 def test_a_failed_capture_is_said_once_and_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     def fails(work: Work) -> Work:
         work()

@@ -283,7 +283,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
 
 
-def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) -> None:
+def test_a_target_that_is_reached_ends_the_run_well(train: Any, command: Any, tmp_path: Path) -> None:
     """Any evaluation reaches -1000 (of Walker2D, where falling at once earns about 15)."""
     run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")
     assert run.finish() == 0, run.output()
@@ -294,6 +294,12 @@ def test_a_target_that_is_reached_ends_the_run_well(train: Any, tmp_path: Path) 
     assert evaluations[-1]["env_steps"] < 100_000
     for name in ("policy", "best"):
         assert Bundle.load(tmp_path / "run" / f"{name}.safetensors").spec.name == "Walker2D"
+    again = command("train", "--resume", "run")
+    assert again.finish() == 0, again.output()
+    made = Bundle.load(tmp_path / "run" / "policy.safetensors").provenance["env_steps"]
+    assert (
+        evaluations[-1]["env_steps"] <= made <= evaluations[-1]["env_steps"] + 200
+    )  # what is said before it is loaded
 
 
 def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any, tmp_path: Path) -> None:

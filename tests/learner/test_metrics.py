@@ -1,0 +1,33 @@
+"""Records of a run: lines of JSON, whatever ended the process before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from td3_robot.learner.metrics import MetricsWriter
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", []),
+        ('{"kind": "train", "env_steps": 1}\n', [1]),
+        ('{"kind": "train", "env_steps": 1}\n{"kind": "tra', [1]),
+        ('{"ki', []),
+    ],
+)
+def test_a_torn_line_costs_no_other(before: str, after: list[int], tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(before)
+    with MetricsWriter(file, tmp_path / "events") as metrics:
+        metrics.write({"kind": "train", "env_steps": 2})
+    good = []
+    for line in file.read_text().splitlines():
+        try:
+            good.append(json.loads(line)["env_steps"])
+        except ValueError:
+            assert line in before
+    assert good == [*after, 2]
