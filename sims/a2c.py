@@ -280,6 +280,7 @@ def _train(node: Node) -> None:
     config = node.config
     compute.use_threads(1)
     core = A2CCore(config)
+    checkpoint.tidy(node.run.checkpoints)
     if saved := checkpoint.load_newest(node.run.checkpoints):
         core.restore(*saved[1:])
         log.info("goes on from %s: %d episodes", saved[0].name, core.a2c.updates)

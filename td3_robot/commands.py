@@ -18,8 +18,11 @@ Verbs = Mapping[str, Callable[[Command, float], None]]
 
 TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
 """Verbs that, said to a policy server without a target, hold for its robots too."""
-TO_WATCH = ("activate", "reset", "estop")
-"""Those that a policy server's watch over a robot follows as well; and ``deactivate``, where the robot is named."""
+
+
+def watch_follows(command: Command) -> bool:
+    """Whether a policy server's watch over a robot follows a Command, too; ``deactivate`` where it names the robot."""
+    return command.verb in ("activate", "reset", "estop") or (command.verb == "deactivate" and bool(command.target))
 
 
 def carry_out(

@@ -3,7 +3,7 @@
     unconfigured ── configure ──► inactive ── activate ──► active
                                      ▲  ◄── deactivate ──    │
                                      │                       ▼  a deadline missed, an error
-                                     └────── reset ─────── fault ── activate ──► active
+                                     └─ reset, deactivate ─ fault ── activate ──► active
     any ── estop ──► fault, which then only reset leaves          any ── shutdown ──► finalized
 
 Pure: the time is told. FAULT is the error processing of ROS 2; only in ``active`` does a policy move the robot.
@@ -24,7 +24,7 @@ UNCONFIGURED, INACTIVE, ACTIVE, FAULT, FINALIZED = "unconfigured", "inactive", "
 _COMMANDS = {
     "configure": ((UNCONFIGURED,), INACTIVE),
     "activate": ((INACTIVE, FAULT), ACTIVE),
-    "deactivate": ((ACTIVE,), INACTIVE),
+    "deactivate": ((ACTIVE, FAULT), INACTIVE),
     "reset": ((FAULT,), INACTIVE),
     "shutdown": ((UNCONFIGURED, INACTIVE, ACTIVE, FAULT), FINALIZED),
 }

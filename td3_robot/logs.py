@@ -2,7 +2,8 @@
 
 To write there can take as long as it likes: a terminal that is stopped (Ctrl-S), a reader that reads no more, a network
 below an ssh session that is gone. What keeps a robot's deadlines must not wait for that, so lines wait in a queue;
-where it is full, they are counted and left out.
+where it is full, they are counted and left out. The price: a process that dies at once (SIGSEGV, SIGKILL) takes the
+lines of its last milliseconds along.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import select
 import sys
 import threading
 import time
@@ -24,19 +26,27 @@ class Aside(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # threads stay behind
+
+    def _begin(self) -> None:
         # Not queue.Queue, whose lock a signal's handler that logs would wait for in vain.
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._put = self._written = self._lost = 0
         threading.Thread(target=self._write, daemon=True, name="log").start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.put(self.format(record))
+        try:
+            line = self.format(record)
+        except Exception as error:  # a mistake in a call of the log is no reason to fail
+            line = f"{record.name}: {type(error).__name__} in the log of {record.msg!r}"
+        self.put(line)
 
-    def put(self, line: str) -> None:
-        """Have a line written when its turn comes."""
+    def put(self, line: str, *, last: bool = False) -> None:
+        """Have a line written when its turn comes; the ``last`` one whatever waits."""
         self.acquire()
         try:
-            if self._lines.qsize() >= _WAITING:
+            if self._lines.qsize() >= _WAITING and not last:
                 self._lost += 1
                 return
             if self._lost:
@@ -53,15 +63,19 @@ class Aside(logging.Handler):
             time.sleep(0.001)
 
     def _write(self) -> None:
+        torn = False
         while True:
-            line = self._lines.get()
+            line = b"\n" * torn + self._lines.get()
             try:
                 while line:
-                    line = line[os.write(self._descriptor, line) :]
+                    try:
+                        line = line[os.write(self._descriptor, line) :]
+                    except BlockingIOError:  # another program has made it so
+                        select.select([], [self._descriptor], [], 1.0)
             except OSError:  # full, or nobody is there any more: a robot goes on without its log
-                pass
-            finally:
-                self._written += 1
+                self._lost += 1
+            torn = bool(line)
+            self._written += 1
 
 
 _aside: Aside | None = None
@@ -73,20 +87,22 @@ def begin(name: str) -> None:
     root = logging.getLogger()
     if root.handlers:
         return
-    try:
-        _aside = Aside(sys.stderr.fileno())
-    except (AttributeError, OSError):  # it is closed, and what has its number now is something else
-        root.addHandler(logging.NullHandler())
-        return
-    _aside.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
-    root.addHandler(_aside)
+    handler: logging.Handler = logging.NullHandler()
+    if sys.stderr and not sys.stderr.closed:  # or what has its number now is something else
+        try:
+            handler = _aside = Aside(sys.stderr.fileno())
+        except OSError:  # it is no file: a program has put an object of its own there
+            handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+    root.addHandler(handler)
     root.setLevel(logging.INFO)
+    logging.captureWarnings(True)  # which Python writes to standard error itself, and waits
 
 
-def last_words(line: str) -> None:
+def last_words(text: str) -> None:
     """Say on standard error why this process ends, after all that was logged; waits a second for a reader at most."""
     if _aside:
-        _aside.put(line)
+        _aside.put(text, last=True)
         _aside.flush()
     elif sys.stderr:  # print would take standard output in its place
-        print(line, file=sys.stderr)
+        print(text, file=sys.stderr)

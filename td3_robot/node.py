@@ -13,6 +13,7 @@ import shlex
 import signal
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from td3_robot.errors import (
 )
 from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
 from td3_robot.notify import Notifier
+from td3_robot.realtime import RealtimeConfig
 from td3_robot.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.text import STANDARD_OUTPUT
@@ -357,7 +359,6 @@ def place(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, C
 
 def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
     """Run a node's body with everything around it; the process's exit code."""
-    logs.begin(arguments.name)
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
@@ -365,8 +366,11 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         check_name("--name", arguments.name)
         folder, config = place(role, arguments)
         bus.keys = open_keys(config.endpoints.keys)
-        if role == "policy":  # now, because the first socket makes threads, which inherit all of it
-            _ask_for_realtime(config)
+        # Now, because the log and the first socket make threads, which inherit all of it.
+        granted = realtime.apply(config.realtime) if role == "policy" else None
+        logs.begin(arguments.name)
+        if granted:
+            _say_of_realtime(config.realtime, granted)
             bus.spin = config.realtime.spin_s
         node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
         _catch_signals(node)
@@ -396,9 +400,12 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         _tell_failure(node, what)
         bus.close("failed")
         return 1
-    except BaseException as error:  # a mistake: what was said until then, a recorder is told, so that it is made again
-        if isinstance(error, Exception):
-            _tell_failure(node, f"{type(error).__name__}: {error}")
+    except Exception as error:  # a mistake: what was said until then, a recorder is told, so that it is made again
+        _tell_failure(node, f"{type(error).__name__}: {error}")
+        bus.close("crashed", in_order=False)
+        logs.last_words(traceback.format_exc().rstrip())
+        return 1
+    except BaseException:
         bus.close("crashed", in_order=False)
         raise
 
@@ -420,9 +427,8 @@ def _make_room(role: str, folder: RunFolder | None) -> str:
     return f"; make room on that disk, then {resume}" if resume else ""
 
 
-def _ask_for_realtime(config: Config) -> None:
-    outcome = realtime.apply(config.realtime)
-    spins = [f"looks for messages for {config.realtime.spin_us} µs before it sleeps"] * bool(config.realtime.spin_us)
+def _say_of_realtime(asked: RealtimeConfig, outcome: realtime.Outcome) -> None:
+    spins = [f"looks for messages for {asked.spin_us} µs before it sleeps"] * bool(asked.spin_us)
     if applied := outcome.applied + spins:
         log.info("real time: %s", "; ".join(applied))
     for reason in outcome.refused:

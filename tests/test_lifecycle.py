@@ -51,7 +51,7 @@ def at(state: str) -> Lifecycle:
         (ACTIVE, "shutdown", FINALIZED),
         (FAULT, "configure", None),
         (FAULT, "activate", ACTIVE),
-        (FAULT, "deactivate", None),
+        (FAULT, "deactivate", INACTIVE),
         (FAULT, "reset", INACTIVE),
         (FAULT, "estop", FAULT),
         (FAULT, "shutdown", FINALIZED),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import subprocess
@@ -17,7 +19,9 @@ from tests.conftest import poll_until
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
+    """Of 4 KiB."""
     ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
     yield ends
     for end in ends:
         os.close(end)
@@ -38,29 +42,71 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
 def test_where_nobody_reads_lines_are_left_out_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe holds 64 KiB: 20 lines of 8 KiB do not fit, nor do they with three more that may wait."""
+    """Of 20 lines of 1 KiB four are in the pipe, one is with the thread, and three may wait; the last words always."""
     monkeypatch.setattr(logs, "_WAITING", 3)
-    monkeypatch.setattr(logs, "_PATIENCE", 0.01)
+    monkeypatch.setattr(logs, "_PATIENCE", 0.05)
     log = logs.Aside(pipe[1])
     for number in range(20):
-        log.handle(record(f"{number}".ljust(8191, ".")))
+        log.handle(record(f"{number}".ljust(1023, ".")))
         log.flush()  # gives up where it does not help
+    log.put("the end", last=True)
+    os.set_blocking(pipe[0], False)
     read = b""
-    while len(read) < 12 * 8192 and not log._lines.empty():
-        read += os.read(pipe[0], 1 << 16)
-    log.handle(record("the end"))
 
     def ended() -> bool:
         nonlocal read
-        read += os.read(pipe[0], 1 << 16)
+        with contextlib.suppress(BlockingIOError):
+            read += os.read(pipe[0], 1 << 16)
         return read.endswith(b"the end\n")
 
     poll_until(ended, lambda: f"read {len(read)} bytes, {read[-200:]!r}", 60)
     lines = read.decode().splitlines()
-    numbers = [int(line.rstrip(".")) for line in lines if line[0].isdigit()]
-    assert numbers == list(range(len(numbers)))
-    assert 8 <= len(numbers) < 20
-    assert f"({20 - len(numbers)} lines are left out: nobody read them)" in lines
+    assert [int(line.rstrip(".")) for line in lines[:-2]] == list(range(8))
+    assert lines[-2:] == ["(12 lines are left out: nobody read them)", "the end"]
+
+
+def test_a_mistake_in_a_call_of_the_log_is_no_error(pipe: tuple[int, int]) -> None:
+    log = logs.Aside(pipe[1])
+    log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))
+    log.flush()
+    assert os.read(pipe[0], 1000) == b"battery: TypeError in the log of '%.1f V'\n"
+
+
+def test_what_cannot_be_written_now_is_written_later(pipe: tuple[int, int]) -> None:
+    """Where another program has made standard error non-blocking."""
+    os.set_blocking(pipe[1], False)
+    log = logs.Aside(pipe[1])
+    for number in range(20):
+        log.handle(record(f"{number}".ljust(1023, ".")))
+    read = b""
+    while len(read) < 20 * 1024:
+        read += os.read(pipe[0], 1 << 16)
+    assert [int(line.rstrip(".")) for line in read.decode().splitlines()] == list(range(20))
+
+
+def said(code: str) -> list[str]:
+    begin = "import logging, os, sys, warnings; from td3_robot import logs; log = logging.getLogger('x')\n"
+    done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stderr.splitlines()
+
+
+def test_a_child_writes_its_own_lines() -> None:
+    lines = said("logs.begin('leg'); pid = os.fork(); log.info('child' if not pid else 'parent'); pid and os.wait()")
+    assert sorted(line.rpartition(" ")[2] for line in lines) == ["child", "parent"]
+
+
+def test_warnings_wait_for_nobody_either() -> None:
+    [first, *_] = said("logs.begin('leg'); warnings.warn('overflow')")
+    assert first.endswith("UserWarning: overflow")
+    assert " leg WARNING " in first
+
+
+def test_what_a_program_has_put_in_place_of_standard_error_is_written_to() -> None:
+    lines = said(
+        "import io; old, sys.stderr = sys.stderr, io.StringIO(); logs.begin('leg'); log.info('a line')\n"
+        "print(sys.stderr.getvalue(), file=old)"
+    )
+    assert lines[0].endswith(" leg INFO a line")
 
 
 def test_a_closed_standard_error_is_no_error(tmp_path: Path) -> None:
@@ -76,14 +122,9 @@ def test_a_closed_standard_error_is_no_error(tmp_path: Path) -> None:
 
 
 def test_last_words_come_after_the_log() -> None:
-    code = (
-        "import logging; from td3_robot import logs\n"
-        "logs.begin('leg')\n"
-        "for number in range(500): logging.getLogger('x').info('line %d', number)\n"
-        "logs.last_words('leg: the end')"
+    lines = said(
+        "logs.begin('leg')\nfor number in range(500): log.info('line %d', number)\nlogs.last_words('leg: the end')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = done.stderr.splitlines()
     assert len(lines) == 501
     assert lines[-1] == "leg: the end"
     assert lines[0].endswith(" leg INFO line 0")

@@ -9,6 +9,7 @@ import pytest
 
 from td3_robot import config as configuration
 from td3_robot import node as nodes
+from td3_robot import realtime
 from td3_robot.config import Config
 from td3_robot.messages import Bye, Message
 from td3_robot.node import Node
@@ -101,8 +102,9 @@ def test_a_robot_in_real_time_waits_for_no_queue(node: tuple[Node, Clock, FakeBu
 
 def test_real_time_that_is_not_granted_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    nodes._ask_for_realtime(configuration.parse({}))
-    assert caplog.text == ""
-    nodes._ask_for_realtime(configuration.parse({"realtime": {"processors": [4000]}}))
+    for values, said in ({}, 0), ({"processors": [4000]}, 1):
+        asked = configuration.parse({"realtime": values}).realtime
+        nodes._say_of_realtime(asked, realtime.apply(asked))
+        assert len(caplog.records) == said
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "real time, not granted: on processors 4000: " in caplog.text

@@ -60,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     revoke.add_argument("name", metavar="NAME", help="as given to allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(
-            "--keys", type=Path, metavar="DIR", help="folder of keys (default: ~/.config/td3-robot/keys)"
+            "--keys",
+            type=Path,
+            metavar="DIR",
+            help="folder of keys (default: td3-robot/keys in your configuration folder)",
         )
     options = parser.parse_args(arguments)
     folder = named(options.keys or default_folder())

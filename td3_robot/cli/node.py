@@ -217,21 +217,25 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
 
 def _watch(bus: Bus, timeout: float) -> int:
     """Print every change of state until a signal; and when nothing of them is seen, and is seen again."""
-    begin, sees = time.monotonic(), None
+    begin, sees, saw = time.monotonic(), None, False
     while True:
         for _, message in bus.receive(0.05):
             if isinstance(message, StateChange):
-                # A peer wrote it: it must not steer the terminal, nor make a line of its own.
-                node, before, after = (one_line(text) for text in (message.node, message.previous, message.state))
-                print(f"{node}: {before} -> {after}: {one_line(message.reason, _LONGEST)}", flush=True)
+                print(_line(message), flush=True)
         now = time.monotonic()
         if bus.welcome("policy") and now - bus.heard("policy") < _SILENCE:
             if not sees:
-                print("watching" if sees is None else "watching again", flush=True)
-            sees = True
+                print("watching again; what was meanwhile is not repeated" if saw else "watching", flush=True)
+            sees = saw = True
         elif sees or (sees is None and now > begin + timeout):
             print("NOT watching: the policy server is silent, and what happens there is not seen", flush=True)
             sees = False
+
+
+def _line(change: StateChange) -> str:
+    # A peer wrote it: it must not steer the terminal, nor make a line of its own.
+    node, before, after = (one_line(text) for text in (change.node, change.previous, change.state))
+    return f"{node}: {before} -> {after}: {one_line(change.reason, _LONGEST)}"
 
 
 def _print_json(reply: Reply) -> None:

@@ -74,12 +74,16 @@ class Evaluations:
     def restore(self, state: Mapping[str, Any], env_steps: int) -> None:
         """Go on from :meth:`state` after so many steps; a better return than was known there stays known."""
         if state["best_return"] is not None:
-            self.best_return = max(self.best_return, float(state["best_return"]))
+            self.know(float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
         if self.config.every:  # they may be wanted more often now
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
+
+    def know(self, mean: float) -> None:
+        """There has been an evaluation with this mean return."""
         target = self.config.target_return
-        self.reached = target is not None and self.best_return >= target
+        self.best_return = max(self.best_return, mean)
+        self.reached = self.reached or (target is not None and mean >= target)
 
 
 def next_multiple(value: int, step: int) -> int:

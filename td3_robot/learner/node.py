@@ -56,7 +56,8 @@ def _learn(node: Node) -> None:
         core.spec,
     )
     evaluations = core.evaluations
-    evaluations.best_return = max(evaluations.best_return, _best_return(node))
+    evaluations.know(_best_return(node))
+    core.resume_end()
     saver = Saver(node, core)
     rate = Rates()
     with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):

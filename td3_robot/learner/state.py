@@ -109,7 +109,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             )
         if before != now:
             log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
-        if (was := scalars.get("compiled", False)) != core.training.td3.compiled:
+        if (was := scalars["compiled"]) != core.training.td3.compiled:
             log.warning(
                 "updates round otherwise than before the checkpoint: they were %scompiled there, and here they are%s",
                 *("", " not") if was else ("not ", ""),
@@ -131,7 +131,6 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         core.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
         core.rounds.states = {name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()}
         core.recover()
-        core.resume_end()
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from td3_robot.arrays import finite
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.commands import TO_WATCH
+from td3_robot.commands import watch_follows
 from td3_robot.config import Config
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
@@ -319,7 +319,7 @@ class PolicyCore:
     def _command_watch(self, name: str, command: Command, now: float) -> str:
         watch = self._watches.get(name)
         try:
-            if watch and (command.verb in TO_WATCH or (command.verb == "deactivate" and command.target)):
+            if watch and watch_follows(command):
                 watch.command(command.verb, now, command.reason)
         except LifecycleError as error:
             return str(error)
@@ -400,7 +400,8 @@ class PolicyCore:
         """The Action for a Step that came at ``since``; None while there cannot be one."""
         policy = self.store.held.get(step.needs_version) if step.needs_version else self.store.serving
         if policy is None or self.lifecycle.state == UNCONFIGURED:
-            if unseen := self._watches.get(peer.name):
+            unseen = self._watches.get(peer.name)
+            if unseen and since == now:  # it is there
                 unseen.put_off(now)
             return None
         spec = policy.bundle.spec

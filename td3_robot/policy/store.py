@@ -101,8 +101,8 @@ class PolicyStore:
             most = 2 * sum(tensor.nbytes for tensor in self.serving.bundle.tensors.values()) + _SPARE
             if len(payload) > most:
                 raise BundleError(
-                    f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves, are "
-                    "taken from a learner"
+                    f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves "
+                    "and a megabyte, are taken from a learner"
                 )
         self.add(version, Bundle.verified(payload, digest, f"weights version {version}"), loaded=loaded)
 

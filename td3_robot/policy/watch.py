@@ -62,8 +62,6 @@ class Watch:
         Raises:
             LifecycleError: not from this state.
         """
-        if verb == "deactivate" and not self.lifecycle.active:
-            return  # no policy moves the robot anyhow
         if verb == "activate" and not self.lifecycle.active:
             self._watchdog.disarm()
         self.lifecycle.command(verb, now, reason)

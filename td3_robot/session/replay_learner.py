@@ -292,12 +292,16 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
-    try:
-        was = bool(Bundle.decode(weights[0].payload).provenance.get("compiled"))
+    now = core.training.td3.compiled
+    try:  # at the end as at the beginning: it may have failed meanwhile, and gone on without
+        told = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
         return None  # it will differ
-    now = core.training.td3.compiled
-    return None if was == now else f"its updates were {'' if was else 'not '}compiled, and here they are{' not' * was}"
+    if told == [now, now]:
+        return None
+    return (
+        f"its updates were {'not ' * now}compiled{' at times' * (now in told)}, and here they are{' not' * (not now)}"
+    )
 
 
 def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:

@@ -13,6 +13,7 @@ import pytest
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
+from td3_robot.policy.latches import Latches
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
@@ -569,9 +570,9 @@ def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_whil
     assert action.weights_version > 0
 
 
-@pytest.mark.parametrize(("begins", "reason"), [(True, "at the start"), (False, "after an activate")])
+@pytest.mark.parametrize("begins", [True, False], ids=["at the start", "after an activate"])
 def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
-    begins: bool, reason: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+    begins: bool, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     """Nothing good has been there to be missed; what comes is refused, and 100 ms after the first that is FAULT."""
     core, now = make_core(replace_deadline(SafetyConfig(refuse_out_of_range=True))), 1.0
@@ -584,7 +585,7 @@ def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
     for number in range(2, 9):
         step = make_step(number, observation=np.full((1, 3), 6.0, np.float32))
         outputs = core.step([(peer, step)], now + (number - 2) * 0.02)
-        assert [action.weights_version for action in actions(outputs)] == [0] * len(actions(outputs)), reason
+        assert [action.weights_version for action in actions(outputs)] == [0] * len(actions(outputs))
         said += [change for change in changes(outputs) if change[1] == "fault"]
     assert said == [("policy/leg", "fault")]
 
@@ -592,29 +593,39 @@ def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
 def test_a_server_that_is_not_configured_misses_nothing(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Reset out of a stop before it was ever configured: Steps come, and are not looked at."""
+    """Restarted under a stop, and reset, before it was ever configured: Steps come, and are not looked at."""
     core = make_core(autostart=False)
-    core.step([(operator, command("configure"))], 0.5)
+    core.resume(Latches(stop="smoke", held={"leg": "emergency stop: smoke"}), 0.5)
     core.step([(peer, make_step(1))], 1.0)
-    core.lifecycle.state = "unconfigured"  # as after a restart under a stop, and its reset
+    core.step([(operator, command("reset"))], 1.01)
+    core.step([(operator, command("activate", "leg"))], 1.02)
+    assert core.lifecycle.state == "unconfigured"
     for number in range(2, 30):
-        assert core.step([(peer, make_step(number))], 1.0 + number * 0.02) == []
+        assert changes(core.step([(peer, make_step(number))], 1.0 + number * 0.02)) == []
+    core.step([(operator, command("configure"))], 2.0)
+    core.step([(operator, command("activate"))], 2.0)
+    core.step([(peer, make_step(31))], 2.01)
+    assert changes(core.step([], 2.12)) == [("policy/leg", "fault")]
 
 
 @pytest.mark.parametrize("state", ["active", "fault"])
+@pytest.mark.parametrize("recovery", ["manual", "automatic"])
 def test_a_robot_that_was_deactivated_by_name_stays_so(
-    state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
+    recovery: Any, state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     """Its driver starts anew, and activates itself; and so does the server, which has the state file alone."""
-    core = make_core()
+    safety = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100, recovery=recovery, recovery_ms=1)
+    core = make_core(safety)
     core.step([(peer, make_step(1))], 1.0)
     if state == "fault":
         core.step([], 2.0)
     outputs = core.step([(operator, command("deactivate", "leg"))], 1.05 if state == "active" else 3.0)
     assert [to for to, message in outputs if isinstance(message, Command)] == [peer]
-    assert (core.latches.idle == ("leg",)) is (state == "active")  # what is in FAULT needs an activate anyhow
+    assert core.latches.idle == ("leg",)
+    for number in range(2, 20):
+        assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 3.0 + number * 0.02))))
     core.step([(peer, Bye("restarted"))], 4.0)
-    anew = make_core()
+    anew = make_core(safety)
     anew.resume(core.latches, 0.0)
     for server in (core, anew):
         again = replace(peer, key=b"9")

@@ -242,6 +242,10 @@ def test_a_log_that_nobody_reads_delays_nothing(robot: Robot, full: int) -> None
     driver.terminate()
     assert driver.wait(60) == 128 + signal.SIGTERM
     assert robot.record()[-1] == SAFE
+    server = robot.serve(stderr=full)
+    assert robot.operator("state").returncode == 0
+    server.terminate()
+    assert server.wait(60) == 128 + signal.SIGTERM
 
 
 def test_a_method_that_hangs_ends_a_driver_whose_log_nobody_reads(robot: Robot, full: int) -> None:
