@@ -85,6 +85,8 @@ class Lifecycle:
         if self.state not in sources:
             allowed = ", ".join(verb for verb, (states, _) in _COMMANDS.items() if self.state in states) or "nothing"
             raise LifecycleError(f"{self.node}: cannot {verb}, its state is {self.state}; allowed: {allowed}")
+        if verb == "deactivate" and self.state == FAULT:  # which may still be there
+            reason = f"{reason} (was in fault: {self.reason})"
         self._configured = self._configured or verb == "configure"
         self._go(target, reason, now)
 

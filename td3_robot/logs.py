@@ -30,22 +30,23 @@ class Aside(logging.Handler):
         os.register_at_fork(after_in_child=self._begin)  # threads stay behind
 
     def _begin(self) -> None:
-        # Not queue.Queue, whose lock a signal's handler that logs would wait for in vain.
+        # Neither queue.Queue nor a Lock, for which a signal's handler that logs would wait in vain.
+        self._counting = threading.RLock()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._put = self._written = self._lost = 0
+        self._nobody_reads = False
         threading.Thread(target=self._write, daemon=True, name="log").start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception as error:  # a mistake in a call of the log is no reason to fail
-            line = f"{record.name}: {type(error).__name__} in the log of {record.msg!r}"
+            line = f"{record.name}: {type(error).__name__} in a line of {record.pathname}:{record.lineno}"
         self.put(line)
 
     def put(self, line: str, *, last: bool = False) -> None:
         """Have a line written when its turn comes; the ``last`` one whatever waits."""
-        self.acquire()
-        try:
+        with self._counting:
             if self._lines.qsize() >= _WAITING and not last:
                 self._lost += 1
                 return
@@ -53,14 +54,13 @@ class Aside(logging.Handler):
                 line, self._lost = f"({self._lost} lines are left out: nobody read them)\n{line}", 0
             self._put += 1
             self._lines.put(f"{line}\n".encode("utf-8", "backslashreplace"))
-        finally:
-            self.release()
 
     def flush(self) -> None:
-        """Wait until all is written, for a second at most."""
+        """Wait until all is written, for a second at most; and once that was in vain, not again."""
         end = time.monotonic() + _PATIENCE
-        while self._written < self._put and time.monotonic() < end:
+        while self._written < self._put and not self._nobody_reads:
             time.sleep(0.001)
+            self._nobody_reads = time.monotonic() > end
 
     def _write(self) -> None:
         torn = False
@@ -73,7 +73,8 @@ class Aside(logging.Handler):
                     except BlockingIOError:  # another program has made it so
                         select.select([], [self._descriptor], [], 1.0)
             except OSError:  # full, or nobody is there any more: a robot goes on without its log
-                self._lost += 1
+                with self._counting:
+                    self._lost += 1
             torn = bool(line)
             self._written += 1
 
@@ -88,10 +89,10 @@ def begin(name: str) -> None:
     if root.handlers:
         return
     handler: logging.Handler = logging.NullHandler()
-    if sys.stderr and not sys.stderr.closed:  # or what has its number now is something else
+    if _is_open():  # or what has its number now is something else
         try:
             handler = _aside = Aside(sys.stderr.fileno())
-        except OSError:  # it is no file: a program has put an object of its own there
+        except (AttributeError, OSError):  # it is no file: a program has put an object of its own there
             handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
     root.addHandler(handler)
@@ -104,5 +105,9 @@ def last_words(text: str) -> None:
     if _aside:
         _aside.put(text, last=True)
         _aside.flush()
-    elif sys.stderr:  # print would take standard output in its place
+    elif _is_open():  # print would take standard output in its place
         print(text, file=sys.stderr)
+
+
+def _is_open() -> bool:
+    return sys.stderr is not None and not getattr(sys.stderr, "closed", False)

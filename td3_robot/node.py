@@ -388,17 +388,17 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         bus.close("stopped")
         return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
-        logs.last_words(f"{arguments.name}: {error}")
         _tell_failure(node, str(error))
         bus.close(str(error)[:200])
+        logs.last_words(f"{arguments.name}: {error}")
         return error.exit_code
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = f"{error.filename or 'system'}: {error.strerror or error}"
         disk = full and error.filename != STANDARD_OUTPUT
-        logs.last_words(f"{arguments.name}: {what}{_make_room(role, folder) if disk else ''}")
         _tell_failure(node, what)
         bus.close("failed")
+        logs.last_words(f"{arguments.name}: {what}{_make_room(role, folder) if disk else ''}")
         return 1
     except Exception as error:  # a mistake: what was said until then, a recorder is told, so that it is made again
         _tell_failure(node, f"{type(error).__name__}: {error}")

@@ -34,7 +34,7 @@ VERBS = {
     "watch": "one line for every change of a state, until Ctrl-C",
     "configure": "unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
-    "deactivate": "stop that, orderly: the safe action, until activate",
+    "deactivate": "stop that, orderly, also from fault: the safe action, until activate",
     "estop": "emergency stop: the safe action everywhere, until reset and activate; says which robots confirm it",
     "reset": "end an emergency stop, or leave fault, to inactive",
     "load": "serve the policy in FILE from the next action on",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -37,6 +38,10 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
+        try:
+            self._log: int | None = sys.stderr.fileno()
+        except (AttributeError, OSError, ValueError):  # it is closed: what has its number may be a bus of the robot's
+            self._log = None
         self._call: _Call | None = None
         self._lock = threading.Lock()
         self._given_up = False
@@ -83,10 +88,10 @@ class HangWatch:
         words.join(self._limit)
         self._end(EXIT_HUNG)
 
-    @staticmethod
-    def _say(line: str) -> None:
+    def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):
-            os.write(2, line.encode("utf-8", "replace"))
+            if self._log is not None:
+                os.write(self._log, line.encode("utf-8", "replace"))
 
     @staticmethod
     def _try_stop(stop: Callable[[], None], outcome: list[str]) -> None:

@@ -51,9 +51,9 @@ class CapturedUpdate:
     """Calls do what :meth:`TD3.update` does, through two graphs: with and without the delayed policy step.
 
     The first updates run as they are: the weight of ``policy_average`` is not constant yet, or the actor stands still
-    for ``critics_first``. A graph is used once its
-    first launch has given what the same update gives without it. Where capture or that check fails, a warning says so,
-    ``problem`` holds the reason, and all updates run as they are from there on.
+    for ``critics_first``. A graph is used once its first launch has given what the same update gives without it. Where
+    capture or that check fails, a warning says so, ``problem`` holds the reason, and all updates run as they are from
+    there on.
 
     Args:
         td3: on a GPU.

@@ -58,6 +58,8 @@ def _learn(node: Node) -> None:
     evaluations = core.evaluations
     evaluations.know(_best_return(node))
     core.resume_end()
+    if evaluations.reached:
+        log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
     saver = Saver(node, core)
     rate = Rates()
     with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):

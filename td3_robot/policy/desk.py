@@ -161,6 +161,8 @@ class Desk:
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
         if error:
             return self._refusal(command, error)
+        if command.verb == "deactivate" and (error := self._watch(command.target, command, now)):
+            return self._refusal(command, error)
         if command.verb in ("estop", "reset") and (stopped or command.verb == "estop"):
             if error := self._watch(command.target, command, now):
                 return self._refusal(command, error)

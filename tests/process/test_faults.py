@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -587,7 +588,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     server, driver = robot.serve(), robot.drive()
     begin = robot.running()
     robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
-    robot.wait("the watcher", lambda: "watching" in robot.log("watch.log"))
+    robot.wait("the watcher", lambda: re.search("^watching", robot.log("watch.log"), re.MULTILINE))
     told = robot.operator("estop", "--reason", "smoke", "--json")
     assert told.returncode == 0
     assert (json.loads(told.stdout)["confirmed"], json.loads(told.stdout)["unconfirmed"]) == (["leg"], [])
@@ -602,7 +603,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
-        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("NOT watching: ") == n)
+        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("NOT watching: ") >= n)
         if file == "lost":
             (robot.folder / "policy.safetensors.state").unlink()
         log = f"server-{file}.log"
@@ -611,7 +612,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
             robot.wait("the new server's watch", lambda log=log: ACTS in robot.log(log))
         else:
             robot.wait("the new server", lambda: '"connected": ["leg"]' in robot.operator("state", "--json").stdout)
-        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("watching again") == n)
+        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("watching again") >= n)
         still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
         assert (still in robot.log(log)) == (file == "kept")
         assert POLICY not in robot.record()[safe:]
