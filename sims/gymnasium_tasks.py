@@ -6,7 +6,6 @@ same under both names.
 
 from __future__ import annotations
 
-import importlib
 import math
 import warnings
 from typing import Any
@@ -18,6 +17,7 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from sims.repeatable import Repeatable
+from td3_robot import extras
 from td3_robot.errors import ConfigError
 from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Channel, Float32, RobotSpec
@@ -41,7 +41,9 @@ class GymnasiumTask(Repeatable):
         env = _make(task)
         try:
             actions = self._action_channels(task, env)
-            spec = RobotSpec(_robot(task), _channels(task, "observation", env.observation_space), actions, _period(env))
+            observations = _channels(task, "observation", env.observation_space)
+            kind, _, name = parts(task)  # policies are for the task, whichever module registers it
+            spec = RobotSpec(f"{kind}:{name}", observations, actions, _period(env))
         except ConfigError:
             env.close()
             raise
@@ -93,9 +95,9 @@ class GymnasiumTask(Repeatable):
 
 def _make(task: str) -> gymnasium.Env[Any, Any]:
     """The task, ready to draw if it can."""
-    name = task.rpartition(":")[2]
-    if module := module_of(task):
-        _import(task, module)
+    _, module, name = parts(task)
+    if module and (problem := extras.import_own(module)):
+        raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}")
     try:
         with warnings.catch_warnings():
             # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
@@ -113,23 +115,11 @@ def _make(task: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
 
 
-def module_of(task: str) -> str:
-    """The module that a task's name has imported; empty for none."""
-    return task.partition(":")[2].rpartition(":")[0]
-
-
-def _robot(task: str) -> str:
-    """The task without that module: what its policies are for."""
-    return f"{task.partition(':')[0]}:{task.rpartition(':')[2]}"
-
-
-def _import(task: str, module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # whatever the user's own code raises
-        where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        problem = f"{type(error).__name__}: {_one_line(error)}{where}"
-        raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}") from error
+def parts(task: str) -> tuple[str, str, str]:
+    """What a task's name consists of: kind, the module to import first (empty for none), and Gymnasium's ID."""
+    kind, _, rest = task.partition(":")
+    module, _, name = rest.rpartition(":")
+    return kind, module, name
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:

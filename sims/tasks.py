@@ -79,9 +79,9 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     """
     if not task.startswith((GYMNASIUM, DISCRETE)):
         return
-    from sims.gymnasium_tasks import module_of
+    from sims.gymnasium_tasks import parts
 
-    module = module_of(task)
+    _, module, _ = parts(task)
     if module and module not in sys.modules:
         meant = remedy.format(task=task, module=module)
         raise ConfigError(f"{file}: its task {task!r} would have module {module!r} imported; if meant: {meant}")

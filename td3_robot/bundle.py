@@ -31,8 +31,7 @@ OBSERVATION_CLIP = 10.0
 """The greatest size of a normalised observation."""
 _KEY = "td3_robot"
 _NO_SAFETY = SafetyConfig()
-LONGEST = 1 << 28
-"""Bytes of the largest policy file that is read."""
+_LONGEST = 1 << 28  # bytes of a file
 _MAX_HEADER = 1 << 22
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 
@@ -187,11 +186,16 @@ class Bundle:
         Raises:
             BundleError: it cannot be read, or see :meth:`decode`.
         """
+        return cls.load_with_bytes(path)[0]
+
+    @classmethod
+    def load_with_bytes(cls, path: Path) -> tuple[Bundle, bytes]:
+        """:meth:`load`, and the bytes of the file."""
         try:
-            payload = files.read(path, LONGEST)
+            payload = files.read(path, _LONGEST)
         except OSError as error:
             raise BundleError(f"policy {str(path)!r} cannot be read: {error.strerror}") from None
-        return cls.decode(payload, f"policy {str(path)!r}")
+        return cls.decode(payload, f"policy {str(path)!r}"), payload
 
 
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:

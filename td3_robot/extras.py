@@ -1,7 +1,8 @@
-"""Which extra of the package brings a module that is not installed."""
+"""Modules that are not there: which extra of the package brings one, and those of the user's own."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 _EXTRAS = {
@@ -36,3 +37,14 @@ def missing(error: ModuleNotFoundError) -> str | None:
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"
     return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'" if extra else None
+
+
+def import_own(module: str) -> str | None:
+    """Import a module of the user's own; why it cannot be, in one line, or None."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the user's own code raises
+        where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
+        text = " ".join(str(error).split())
+        return f"{type(error).__name__}: {text}{where}"
+    return None

@@ -88,12 +88,9 @@ def begin(name: str) -> None:
     root = logging.getLogger()
     if root.handlers:
         return
-    handler: logging.Handler = logging.NullHandler()
-    if _is_open():  # or what has its number now is something else
-        try:
-            handler = _aside = Aside(sys.stderr.fileno())
-        except (AttributeError, OSError):  # it is no file: a program has put an object of its own there
-            handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler() if _is_open() else logging.NullHandler()
+    if (number := descriptor()) is not None:
+        handler = _aside = Aside(number)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO)
@@ -107,6 +104,16 @@ def last_words(text: str) -> None:
         _aside.flush()
     elif _is_open():  # print would take standard output in its place
         print(text, file=sys.stderr)
+
+
+def descriptor() -> int | None:
+    """Standard error's; None where it is closed, and something else may have its number, or where it is no file."""
+    if not _is_open():
+        return None
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError):  # a program has put an object of its own there
+        return None
 
 
 def _is_open() -> bool:

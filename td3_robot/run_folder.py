@@ -132,6 +132,11 @@ class RunFolder:
         }
         files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether its learner has saved any, damaged ones included."""
+        return any(self.checkpoints.glob("checkpoint-*"))
+
     def steps_made(self) -> int:
         """Environment steps that the run has made, as far as an ordered end or a checkpoint tells; 0 without either."""
         made = 0

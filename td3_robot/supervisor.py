@@ -104,7 +104,7 @@ class Supervisor:
     def _open(self, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
         """Make the folder of sockets, name them in the run, and serve our own."""
         # A run in lock-step that was stopped before its first cut begins once more, and is the same run.
-        begun = self.config.timing != "lockstep" or any(self.run.checkpoints.glob("checkpoint-*"))
+        begun = self.config.timing != "lockstep" or self.run.has_checkpoints
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))

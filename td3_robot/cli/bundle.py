@@ -17,7 +17,7 @@ import numpy as np
 
 from td3_robot import config as configuration
 from td3_robot import files
-from td3_robot.bundle import LONGEST, Bundle, Exploration, sha256
+from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
 from td3_robot.learner import checkpoint
 from td3_robot.node import Parser
@@ -149,8 +149,8 @@ def _write(bundle: Bundle, out: Path) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    bundle = Bundle.load(options.file)
-    content = _described(bundle, files.read(options.file, LONGEST))
+    bundle, payload = Bundle.load_with_bytes(options.file)
+    content = _described(bundle, payload)
     if options.json:
         print(json.dumps(content))
         return EXIT_GOOD
@@ -176,9 +176,8 @@ def _show(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     try:
         robot = _spec(options)
-        bundle = Bundle.load(options.file)
+        bundle, payload = Bundle.load_with_bytes(options.file)
         checks = _check(bundle, robot, str(options.file))
-        payload = files.read(options.file, LONGEST)
     except BundleError as error:
         problem = " ".join(str(error).split())
         if options.json:

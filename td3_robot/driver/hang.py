@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from td3_robot import logs
 
 Answer = TypeVar("Answer")
 
@@ -38,10 +39,7 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        try:
-            self._log: int | None = sys.stderr.fileno()
-        except (AttributeError, OSError, ValueError):  # it is closed: what has its number may be a bus of the robot's
-            self._log = None
+        self._log = logs.descriptor()  # now: once it is closed, a bus of the robot's may have its number
         self._call: _Call | None = None
         self._lock = threading.Lock()
         self._given_up = False

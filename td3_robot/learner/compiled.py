@@ -65,7 +65,6 @@ def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | Non
 
     def give_up(error: Exception) -> str:
         td3.critics_slopes, td3.actor_slopes, td3.second = critics, actor, second
-        td3.compiled = False
         cause = getattr(error, "inner_exception", error)  # torch's wrappers say only where it was raised
         problem = str(cause).strip().partition("\n")[0] or type(cause).__name__
         folder = os.environ.get(_FOLDER)
@@ -98,7 +97,6 @@ def use(td3: TD3, example: Batch, compiler: Compiler | None = None) -> str | Non
     except Exception as error:  # compilers and their drivers raise a dozen kinds; none is worth a training
         return give_up(error)
     td3.critics_slopes, td3.actor_slopes = guarded(quick_critics, critics), guarded(quick_actor, actor)
-    td3.compiled = True
     log.info("compiled the update in %.1f s", time.monotonic() - began)
     return None
 

@@ -78,7 +78,6 @@ class LearnerCore:
         self.learning = False
         self.published_at = 0
         self._good_at = 0
-        self._ended = False  # before the steps are made, because the policy is good enough
         self._outbox: list[Output] = []
         if spec:
             self.begin(spec)
@@ -100,7 +99,7 @@ class LearnerCore:
     @property
     def done(self) -> bool:
         """Whether the run's steps and updates are all made, or an evaluation reached its target."""
-        return self._ended or self.limiter.done(self.env_steps, self.updates)
+        return self.evaluations.reached or self.limiter.done(self.env_steps, self.updates)
 
     @property
     def offline(self) -> bool:
@@ -129,7 +128,6 @@ class LearnerCore:
         elif self.lockstep:
             outputs += self._round(now)
         else:
-            self._ended = self.evaluations.reached
             if self.update_due:
                 self.training.update(self.learning_rate)
             outputs += self._publish_if_due()
@@ -213,7 +211,7 @@ class LearnerCore:
             "weights_version": float(self.version),
             "lead_min": self.meter.lead_min,
             "lead_max": self.meter.lead_max,
-            "target_reached": float(self._ended),
+            "target_reached": float(self.evaluations.reached),
         }
 
     def counts(self) -> dict[str, int]:
@@ -346,10 +344,6 @@ class LearnerCore:
             self.sources.restore(self.sources.state() | states)
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
-    def resume_end(self) -> None:
-        """Be done where an evaluation reached the target before."""
-        self._ended = self.evaluations.reached
-
     def note(self, source: str, state: dict[str, Any]) -> None:
         """Have the replay buffer's storage, if it outlives the process, keep how far all has come."""
         replay = self.training.replay
@@ -372,7 +366,6 @@ class LearnerCore:
             self._insert(source, source.queue.popleft(), now)
         while self._owed:
             self.training.update(self.learning_rate)
-        self._ended = self.evaluations.reached
         return self._publish_if_due() + self.rounds.end(self.version, done=self.done)
 
     # -- output --------------------------------------------------------------------------------------------------

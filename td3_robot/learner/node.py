@@ -57,7 +57,6 @@ def _learn(node: Node) -> None:
     )
     evaluations = core.evaluations
     evaluations.know(_best_return(node))
-    core.resume_end()
     if evaluations.reached:
         log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
     saver = Saver(node, core)

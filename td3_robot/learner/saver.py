@@ -25,7 +25,7 @@ _CUT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the 
 
 def is_new(run: RunFolder) -> bool:
     """Whether nothing of a learner before is left in this run that the next one goes on from."""
-    return not (run.replay.exists() or any(run.checkpoints.glob("checkpoint-*")))
+    return not (run.replay.exists() or run.has_checkpoints)
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:

@@ -44,8 +44,7 @@ class TD3:
         updates: critic updates made so far.
         second: a thread for the other critic, and for the other half of a batch; None without.
         critics_slopes, actor_slopes: make the gradients, from inputs and parameters alone; each can be replaced by
-            something quicker that gives the same.
-        compiled: whether that is so, see :mod:`td3_robot.learner.compiled`.
+            something quicker that gives the same, see :mod:`td3_robot.learner.compiled`.
     """
 
     def __init__(
@@ -87,7 +86,11 @@ class TD3:
         self._loss = LOSSES[config.critic_loss]
         self.second = compute.second_thread(config.threads, config.threads_in) if self._device.type == "cpu" else None
         self.critics_slopes, self.actor_slopes = self._critics_slopes, self._actor_slopes
-        self.compiled = False
+
+    @property
+    def compiled(self) -> bool:
+        """Whether something quicker makes the gradients."""
+        return self.critics_slopes != self._critics_slopes
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next update on; it is no part of :meth:`state`."""

@@ -161,14 +161,13 @@ class Desk:
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
         if error:
             return self._refusal(command, error)
-        if command.verb == "deactivate" and (error := self._watch(command.target, command, now)):
-            return self._refusal(command, error)
-        if command.verb in ("estop", "reset") and (stopped or command.verb == "estop"):
+        if command.verb in ("estop", "deactivate") or (command.verb == "reset" and stopped):
             if error := self._watch(command.target, command, now):
                 return self._refusal(command, error)
             if command.verb == "reset":
                 return Reply(command.id, self.lifecycle.node, "", self.lifecycle.state, self._detail())
-            absent += "; the stop is latched: one of that name is told of it when it comes"
+            if command.verb == "estop":
+                absent += "; the stop is latched: one of that name is told of it when it comes"
         return self._refusal(command, absent)
 
     def _refusal(self, command: Command, error: str) -> Reply:

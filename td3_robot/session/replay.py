@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, UsageError
-from td3_robot.extras import missing
+from td3_robot.extras import import_own, missing
 from td3_robot.messages import Start, Turn
 from td3_robot.node import Parser
 from td3_robot.session import machines, rewrite
@@ -149,10 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.parts and options.update:
         raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
     for module in options.modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # whatever the user's own code raises
-            raise UsageError(f"--import {module}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        if problem := import_own(module):
+            raise UsageError(f"--import {module}: {problem}")
     sessions = [options.files] if options.parts else [[file] for file in options.files]
     good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()
     for paths in sessions:

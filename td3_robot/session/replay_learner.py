@@ -38,7 +38,6 @@ REFERENCE = "reference/transitions.safetensors"
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
-_LEARNED = "weights, Throttles and losses"
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 
 
@@ -210,9 +209,13 @@ def _relive(
         alone: there is no other learner in the recording.
     """
     learning: dict[Key, Life] = {}
+
+    def note(life: Life, why: str) -> None:
+        outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {life}'}: {why}")
+
     for key, life in found.items():
         if why := _not_learned(session, life):
-            outcome.notes.append(f"{_LEARNED}{'' if alone else f' of {life}'}: {why}")
+            note(life, why)
         else:
             learning[key] = life
     told: dict[Key, _Told] = {}
@@ -230,7 +233,7 @@ def _relive(
         pass
     for key, life in list(learning.items()):
         if key in told and (why := _compiled_otherwise(life, told[key].learning)):
-            outcome.notes.append(f"{_LEARNED}{'' if alone else f' of {life}'}: {why}")
+            note(life, why)
             del learning[key]
     result = lives.outcome(learning.values(), said, _PACKAGES)
     outcome.turns = sum(life.told for life in found.values())
