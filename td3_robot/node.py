@@ -196,11 +196,13 @@ class Node:
         after: Callable[[], bool],
         deadline: Callable[[], float | None] = lambda: None,
         stops: Callable[[], bool] = lambda: True,
+        sift: Callable[[list[Input]], list[Input]] = lambda inputs: inputs,
     ) -> None:
         """Run the core until a signal, or until ``after`` (called once a turn) says it is finished.
 
         ``deadline`` is the time (s, of ``time.monotonic``) at which the core wants its next turn, input or none.
-        ``stops`` is asked once a turn after a signal: False goes on for now.
+        ``stops`` is asked once a turn after a signal: False goes on for now. ``sift`` is given what arrived, once a
+        turn, and says what the core is told in it.
 
         Raises:
             HandshakeError: a server refused us.
@@ -209,7 +211,7 @@ class Node:
         notifier = Notifier(os.environ)
         while not finished and not (self.stop_signal and stops()):
             notifier.turn(time.monotonic())
-            inputs = self._receive(0.0 if busy() else _IDLE, deadline())
+            inputs = sift(self._receive(0.0 if busy() else _IDLE, deadline()))
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
             now = time.monotonic()
             if self._begun:

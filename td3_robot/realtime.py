@@ -75,6 +75,16 @@ def apply(config: RealtimeConfig) -> Outcome:
     return outcome
 
 
+def stand_back() -> None:
+    """Told by a thread that works beside a control loop: it lets the loop go first.
+
+    It keeps to its processors, and stays above everything that asks for no real time: while it holds the interpreter,
+    the loop waits for it.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:
+        os.sched_setparam(0, os.sched_param(priority - 1))
+
+
 def _try(outcome: Outcome, what: str, act: Callable[[], None]) -> None:
     try:
         act()

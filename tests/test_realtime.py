@@ -80,3 +80,26 @@ def test_configuration() -> None:
         configuration.parse({"realtime": {"spin_us": 20_001}})
     with pytest.raises(ConfigError, match=r"spin_us is 5 and realtime\.priority is 1: .* one of them must be 0"):
         configuration.parse({"realtime": {"spin_us": 5, "priority": 1}})
+
+
+_BESIDE = """
+import json, os, threading
+from td3_robot.realtime import RealtimeConfig, apply, stand_back
+applied = apply(RealtimeConfig(priority=PRIORITY)).applied
+def beside():
+    stand_back()
+    print(json.dumps([bool(applied), os.sched_getparam(0).sched_priority, os.sched_getscheduler(0)]))
+thread = threading.Thread(target=beside)
+thread.start()
+thread.join()
+print(json.dumps([os.sched_getparam(0).sched_priority, os.sched_getscheduler(0)]))
+"""
+
+
+@pytest.mark.parametrize(("priority", "beside"), [(10, 9), (1, 1), (0, 0)])
+def test_a_thread_beside_the_loop_lets_it_go_first_and_nothing_else(priority: int, beside: int) -> None:
+    program = _BESIDE.replace("PRIORITY", str(priority))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    [granted, its, kind], [own, own_kind] = map(json.loads, done.stdout.splitlines())
+    assert (its, own) == ((beside, priority) if granted else (0, 0))
+    assert kind == own_kind == (os.SCHED_FIFO if granted else os.SCHED_OTHER)

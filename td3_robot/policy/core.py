@@ -31,7 +31,7 @@ from td3_robot.messages import (
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Noise
-from td3_robot.policy.store import Policy, PolicyStore
+from td3_robot.policy.store import Examine, Policy, PolicyStore, examine
 from td3_robot.policy.watch import Watch
 from td3_robot.safety import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
@@ -53,7 +53,7 @@ _REASON = 200  # characters of the reason of each watch
 _LATCHED = 500  # the same in what is kept over a restart
 
 
-def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) -> PolicyCore:
+def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
     """The core of the policy server of this name with this configuration; the rest is said on its command line."""
     return PolicyCore(
         config.seed,
@@ -63,6 +63,7 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False) ->
         autostart=config.policy.autostart,
         frozen=config.policy.frozen or frozen,
         name=name,
+        examine=examine,
     )
 
 
@@ -101,6 +102,7 @@ class PolicyCore:
         autostart: go to the state ``active`` at once.
         frozen: refuse learners' weights.
         name: of this server.
+        examine: how the bytes of policies are looked at, see :class:`PolicyStore`.
 
     Attributes:
         latches: what is in force; another object when it may have changed.
@@ -116,11 +118,12 @@ class PolicyCore:
         autostart: bool = True,
         frozen: bool = False,
         name: str = "policy",
+        examine: Examine = examine,
     ) -> None:
         self.seed = seed
         self.exploring = exploring
         self.frozen = frozen
-        self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep)
+        self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep, examine=examine)
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
         self.latches = self._recorded = Latches()
@@ -163,6 +166,15 @@ class PolicyCore:
             BundleError: see :meth:`PolicyStore.add`.
         """
         self.store.add(version, bundle, loaded=True)
+
+    def wanted(self, message: Message) -> tuple[int, str, bytes] | None:
+        """Version, hash and bytes of the policy in a message, if it would be looked at now."""
+        if isinstance(message, Weights):
+            unseen = self.frozen or self.store.unseen(message.version, message.payload)
+            return None if unseen else (message.version, message.sha256, message.payload)
+        if isinstance(message, Command) and message.verb == "load":
+            return message.version or self.store.newest + 1, message.sha256, message.payload
+        return None
 
     def resume(self, latches: Latches, now: float) -> list[str]:
         """Go on under what was in force before a restart, ``now`` in seconds; for each of it a line for the log."""

@@ -18,12 +18,18 @@ from td3_robot.lifecycle import FINALIZED
 from td3_robot.messages import Weights
 from td3_robot.node import Figures, Node
 from td3_robot.policy import core as policy_core
+from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.latch_file import LatchFile
+from td3_robot.policy.store import examine
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import ClientSession
+from td3_robot.transport.session import ClientSession, Input
 
 log = logging.getLogger(__name__)
+
+_SWITCH = 0.0002
+"""Seconds after which a thread hands the interpreter to another that waits for it. What takes the others long (hashing,
+looking at numbers, files) they do without the interpreter; for the rest the control loop waits no longer than that."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -71,7 +77,9 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         "exploring": bool(node.folder or arguments.explore),
         "frozen": arguments.frozen,
     }
-    core = policy_core.make(config, node.name, **settings)
+    examiner = Examiner() if config.timing == "free" else None  # in lock-step a robot waits for its weights anyway
+    sys.setswitchinterval(_SWITCH)
+    core = policy_core.make(config, node.name, **settings, examine=examiner or examine)
     if arguments.bundle:
         bundle = Bundle.load(arguments.bundle)
         core.load(bundle.version or 1, bundle)
@@ -112,12 +120,18 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
     def report() -> Figures:
         # Ready means bound: weights come once a simulator has told the learner which robot this is.
-        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
+        counters = {**core.counters, **(examiner.counters if examiner else {})}
+        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=counters)
+
+    def sift(inputs: list[Input]) -> list[Input]:
+        return examiner.sift(inputs, core.wanted) if examiner else inputs
 
     after()  # so that the first Hello says what is held
     try:
-        node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+        node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due, sift=sift)
     finally:
+        if examiner:
+            examiner.close()
         if latches:
             latches.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from td3_robot.bundle import Bundle
@@ -39,6 +40,28 @@ class Policy:
     floor: SafetyConfig
 
 
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """Bytes that were found to be a policy, and what takes long to make of them."""
+
+    bundle: Bundle
+    actor: Actor
+
+
+Examine = Callable[[int, str, bytes], Examined]
+"""Bytes that came as weights of this version, with their hash, looked at; a BundleError if they are no policy."""
+
+
+def examine(version: int, digest: str, payload: bytes) -> Examined:
+    """Check bytes, and make of them what acts.
+
+    Raises:
+        BundleError: the hash does not fit, or they are no bundle.
+    """
+    bundle = Bundle.verified(payload, digest, f"weights version {version}")
+    return Examined(bundle, Actor(bundle))
+
+
 class PolicyStore:
     """Policies by version.
 
@@ -47,6 +70,7 @@ class PolicyStore:
             for the weights of learners that follow it, too.
         may_go_back: a version that is not newer replaces all that are as new or newer (lock-step, where a learner that
             goes back to a checkpoint makes the same versions again).
+        examine: how bytes are looked at; for :func:`examine`, something that knows the result already.
 
     Attributes:
         held: at most the four newest, and the four newest of those that a person loaded.
@@ -55,16 +79,18 @@ class PolicyStore:
         loaded: at most the four newest versions that a person chose, oldest first.
     """
 
-    def __init__(self, safety: SafetyConfig, *, may_go_back: bool = False) -> None:
+    def __init__(self, safety: SafetyConfig, *, may_go_back: bool = False, examine: Examine = examine) -> None:
         self.held: dict[int, Policy] = {}
         self.serving: Policy | None = None
         self.newest = 0
         self._safety = safety
         self._may_go_back = may_go_back
+        self._examine = examine
         self.loaded: list[int] = []
 
-    def add(self, version: int, bundle: Bundle, *, loaded: bool = False) -> None:
-        """Serve this policy from the next action on; ``loaded`` says that a person chose it.
+    def add(self, version: int, bundle: Bundle, *, loaded: bool = False, actor: Actor | None = None) -> None:
+        """Serve this policy from the next action on; ``loaded`` says that a person chose it. ``actor`` is its actor, if
+        there is one already.
 
         Raises:
             BundleError: it is not newer than any before (unless it may go back), for another robot, or its safety
@@ -83,7 +109,7 @@ class PolicyStore:
         except ConfigError as error:
             raise BundleError(f"weights version {version}, with this server's own safety settings: {error}") from None
         kind = _KINDS[bundle.exploration.kind]
-        policy = Policy(version, bundle, Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
+        policy = Policy(version, bundle, actor or Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
             self.loaded = [*self.loaded[1 - _KEPT :], version]
@@ -95,16 +121,24 @@ class PolicyStore:
 
         Raises:
             BundleError: the hash does not fit, they are no bundle, or see :meth:`add`; or they are far more than those
-                that serve, and no person chose them: to look at them takes time, in which no robot is answered.
+                that serve, and no person chose them: to look at them takes time and memory.
         """
-        if self.serving and not loaded:
-            most = 2 * sum(tensor.nbytes for tensor in self.serving.bundle.tensors.values()) + _SPARE
-            if len(payload) > most:
-                raise BundleError(
-                    f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves "
-                    "and a megabyte, are taken from a learner"
-                )
-        self.add(version, Bundle.verified(payload, digest, f"weights version {version}"), loaded=loaded)
+        if not loaded and (refusal := self.unseen(version, payload)):
+            raise BundleError(refusal)
+        examined = self._examine(version, digest, payload)
+        self.add(version, examined.bundle, loaded=loaded, actor=examined.actor)
+
+    def unseen(self, version: int, payload: bytes) -> str | None:
+        """Why bytes from a learner are not even looked at; None if they are."""
+        if self.serving is None:
+            return None
+        most = 2 * sum(tensor.nbytes for tensor in self.serving.bundle.tensors.values()) + _SPARE
+        if len(payload) <= most:
+            return None
+        return (
+            f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves "
+            "and a megabyte, are taken from a learner"
+        )
 
     def roll_back(self, version: int = 0) -> Policy:
         """Serve an older one again: that version, or the newest older one that a person loaded, or else the one before.

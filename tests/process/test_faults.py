@@ -275,7 +275,8 @@ class Cable:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while not self.over:
@@ -306,6 +307,8 @@ class Cable:
     def close(self) -> None:
         self.over = True
         self.whole.set()
+        self.listener.shutdown(socket.SHUT_RDWR)  # which ends a wait for the next one, as closing does not
+        self._accepting.join()
         for one in [self.listener, *self._open]:
             one.close()
 
