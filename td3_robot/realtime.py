@@ -26,11 +26,12 @@ class RealtimeConfig(Section, frozen=True):
     """What to ask of the operating system for the policy server; nothing by default.
 
     ``processors`` pins it to these; ``priority`` is SCHED_FIFO's, 1 to 99, 0 for the usual scheduler (systemd:
-    LimitRTPRIO); ``lock_memory`` keeps its pages in RAM (LimitMEMLOCK); ``freeze_gc`` stops Python's collector of
-    cycles, after taking what is alive out of its sight: the loop makes no cycles. ``spin_us`` is no matter of the
-    operating system: for so long (µs) after a message the server looks for the next one instead of sleeping, out of
-    which a processor wakes slowly. Longer than the control period, it keeps one processor busy for as long as the robot
-    talks. Not together with ``priority``: nobody of lower priority would get that processor, the driver least of all.
+    LimitRTPRIO): from 2 on, the thread that looks at new weights has one less; ``lock_memory`` keeps its pages in RAM
+    (LimitMEMLOCK); ``freeze_gc`` stops Python's collector of cycles, after taking what is alive out of its sight: the
+    loop makes no cycles. ``spin_us`` is no matter of the operating system: for so long (µs) after a message the server
+    looks for the next one instead of sleeping, out of which a processor wakes slowly. Longer than the control period,
+    it keeps one processor busy for as long as the robot talks. Not together with ``priority``: nobody of lower priority
+    would get that processor, the driver least of all.
     """
 
     processors: tuple[Natural, ...] = ()

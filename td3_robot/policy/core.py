@@ -167,14 +167,9 @@ class PolicyCore:
         """
         self.store.add(version, bundle, loaded=True)
 
-    def wanted(self, message: Message) -> tuple[int, str, bytes] | None:
-        """Version, hash and bytes of the policy in a message, if it would be looked at now."""
-        if isinstance(message, Weights):
-            unseen = self.frozen or self.store.unseen(message.version, message.payload)
-            return None if unseen else (message.version, message.sha256, message.payload)
-        if isinstance(message, Command) and message.verb == "load":
-            return message.version or self.store.newest + 1, message.sha256, message.payload
-        return None
+    def wanted(self, weights: Weights) -> bool:
+        """Whether a learner's weights would be looked at now."""
+        return not self.frozen and self.store.unseen(weights.version, weights.payload) is None
 
     def resume(self, latches: Latches, now: float) -> list[str]:
         """Go on under what was in force before a restart, ``now`` in seconds; for each of it a line for the log."""

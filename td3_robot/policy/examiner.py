@@ -1,12 +1,13 @@
-"""New policies are looked at beside the control loop, by a thread of its own: no robot waits for that.
+"""A learner's weights are looked at beside the control loop, by a thread of its own: no robot waits for that.
 
 To hash, check and rearrange the weights of a usual actor takes a millisecond, those of a large one tens of them. The
-core stays what it is: it is told of a policy one or some turns later, and finds the result there when it asks for it.
+core stays what it is: it is told of weights some turns later, and finds the result there when it asks for it. What a
+person loads it looks at itself: of what people ask for, nothing may overtake anything.
 """
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -14,53 +15,47 @@ from dataclasses import dataclass
 
 from td3_robot import realtime
 from td3_robot.errors import BundleError
-from td3_robot.messages import Command, Message, Weights
+from td3_robot.messages import Weights
 from td3_robot.policy.store import Examine, Examined, examine
 from td3_robot.transport.session import Input, Origin
 
-_MOST = 4  # policies of one origin that wait
-Key = tuple[int, str, bytes]
-"""Version, hash and bytes."""
+_MOST = 4  # weights that wait
+
+Result = Examined | str | None
+"""Of a look: a policy, what is wrong with it, or nothing, where the look itself failed."""
 
 
-@dataclass(eq=False)
-class _Held:
-    """An input that is not told yet.
-
-    Attributes:
-        key: the policy in it that is looked at; None for none.
-        done: whether nothing is left to be done before it is told.
-        result: of the look, None if there was none.
-    """
-
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    number: int  # counts what came
     origin: Origin
-    message: Message
-    key: Key | None = None
-    done: bool = True
-    begun: bool = False
-    result: Examined | BundleError | None = None
+    weights: Weights
 
 
 class Examiner:
-    """Holds inputs with policies back until they are looked at, and what came behind them from the same origin.
+    """Holds weights back until they are looked at: the newest first, older ones only if it is bad.
 
-    It is to be given to a core as its ``examine``, and answers it at once; what it does not know, which costs only
-    time, it looks at itself. Everything but the work itself is for one thread, the core's.
+    It is to be given to a core as its ``examine``, and knows the answer at once then; of what it was not asked to look
+    at before, it finds it out in the asking thread. Only the look itself happens in its own.
 
     Args:
         examine: does the work.
 
     Attributes:
-        counters: policies of learners that were never looked at because newer ones waited too.
+        counters: weights that nobody looks at because newer ones are good, or because there are too many.
     """
 
     def __init__(self, examine: Examine = examine) -> None:
         self.counters: Counter[str] = Counter()
         self._examine = examine
-        self._held: deque[_Held] = deque()  # as they came
-        self._known: list[_Held] = []  # told in this turn
-        self._work: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
-        threading.Thread(target=self._look, daemon=True, name="examiner").start()
+        self._told: tuple[Weights, Result] | None = None  # in this turn
+        self._changed = threading.Condition()  # guards what follows
+        self._came = 0
+        self._waiting: deque[_Waiting] = deque()  # as they came
+        self._now: _Waiting | None = None  # is being looked at, or was
+        self._result: Result = None
+        self._done = self._over = False
+        threading.Thread(target=self._work, daemon=True, name="examiner").start()
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
         """What is known of these bytes, or found out now.
@@ -68,74 +63,76 @@ class Examiner:
         Raises:
             BundleError: they are no policy, see :func:`~td3_robot.policy.store.examine`.
         """
-        for held in self._known:
-            if held.key and held.key[2] is payload and held.key[:2] == (version, digest):
-                if isinstance(held.result, BundleError):
-                    raise held.result
-                if held.result:
-                    return held.result
+        if self._told and self._told[0].payload is payload:
+            weights, result = self._told
+            if isinstance(result, str) and (weights.version, weights.sha256) == (version, digest):
+                raise BundleError(result)  # a new one: with a traceback it would hold itself, and the bytes
+            if isinstance(result, Examined) and weights.sha256 == digest:
+                return result
         return self._examine(version, digest, payload)
 
-    def sift(self, inputs: list[Input], wanted: Callable[[Message], Key | None]) -> list[Input]:
+    def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
         """What a core is to be told in this turn, given what arrived; once a turn.
 
-        Of one origin everything is told in the order in which it came, but for an emergency stop, which waits for
-        nothing.
+        Everything at once, but weights that the core would look at: they when they were looked at.
 
         Args:
             inputs: what arrived.
-            wanted: the policy in a message that the core would look at now; None for none.
+            wanted: whether the core would look at weights now; what it would not is told at once.
         """
-        self._known.clear()
-        if not self._held and not any(isinstance(message, (Weights, Command)) for _, message in inputs):
+        self._told = None
+        arrived = [(origin, it) for origin, it in inputs if isinstance(it, Weights) and wanted(it)]
+        if not arrived and self._now is None:
             return inputs
-        for origin, message in inputs:
-            self._hold(_Held(origin, message, wanted(message)))
-        told: list[Input] = []
-        kept: deque[_Held] = deque()
-        busy: set[Origin] = set()
-        for held in self._held:
-            if _urgent(held.message) or (held.done and held.origin not in busy):
-                told.append((held.origin, held.message))
-                self._known.append(held)
-            else:
-                kept.append(held)
-                busy.add(held.origin)
-        self._held = kept
+        held = {id(weights) for _, weights in arrived}
+        told = [item for item in inputs if id(item[1]) not in held]
+        with self._changed:
+            for origin, weights in arrived:
+                self._came += 1
+                self._waiting.append(_Waiting(self._came, origin, weights))
+            if self._now and self._done:
+                now, self._told = self._now, (self._now.weights, self._result)
+                told.insert(0, (now.origin, now.weights))
+                if isinstance(self._result, Examined):
+                    self._leave_out(sum(it.number < now.number for it in self._waiting))
+                self._now, self._result, self._done = None, None, False
+            self._leave_out(len(self._waiting) - _MOST)
+            if self._now is None and self._waiting:
+                self._now = self._waiting.pop()
+                self._changed.notify()
         return told
+
+    def _leave_out(self, count: int) -> None:
+        """The oldest that wait."""
+        for _ in range(count):
+            self._waiting.popleft()
+            self.counters["weights_skipped"] += 1
 
     def close(self) -> None:
         """Let the thread end; what waits for it is never told."""
-        self._work.put(None)
+        with self._changed:
+            self._over = True
+            self._changed.notify()
 
-    def _hold(self, held: _Held) -> None:
-        self._held.append(held)
-        if held.key is None:
-            return
-        waiting = [other for other in self._held if other.key and not other.begun and other.origin == held.origin]
-        if len(waiting) > _MOST:
-            if isinstance(held.message, Command):  # a person waits for the Reply: the core looks at it itself
-                return
-            waiting[0].begun = True
-            self._held.remove(waiting[0])
-            self.counters["weights_overtaken"] += 1
-        held.done = False
-        self._work.put(held)
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):  # it may be forbidden; then both are as urgent
+            realtime.stand_back()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or (self._now and not self._done))
+                if self._over or not self._now:
+                    return
+                weights = self._now.weights
+            result = self._look(weights)
+            del weights
+            with self._changed:
+                self._result, self._done = result, True
+            del result
 
-    def _look(self) -> None:
-        realtime.stand_back()
-        while held := self._work.get():
-            if held.begun or not held.key:
-                continue
-            held.begun = True
-            try:
-                held.result = self._examine(*held.key)
-            except BundleError as error:
-                held.result = error
-            except Exception:
-                pass  # a mistake: the core, which is told of it next, makes it again, and says so
-            held.done = True
-
-
-def _urgent(message: Message) -> bool:
-    return isinstance(message, Command) and message.verb == "estop"
+    def _look(self, weights: Weights) -> Result:
+        try:
+            return self._examine(weights.version, weights.sha256, weights.payload)
+        except BundleError as error:
+            return str(error)
+        except BaseException:  # a mistake: the core, which is told next, makes it again, and that is heard
+            return None

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,8 @@ from td3_robot.transport.session import ClientSession, Input
 log = logging.getLogger(__name__)
 
 _SWITCH = 0.0002
-"""Seconds after which a thread hands the interpreter to another that waits for it. What takes the others long (hashing,
-looking at numbers, files) they do without the interpreter; for the rest the control loop waits no longer than that."""
+"""Seconds after which a thread hands the interpreter to another that waits for it. What takes the others long they do
+without the interpreter (hashing, looking at numbers, files), but for a call that copies weights: 0.1 ms a megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -120,7 +121,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
     def report() -> Figures:
         # Ready means bound: weights come once a simulator has told the learner which robot this is.
-        counters = {**core.counters, **(examiner.counters if examiner else {})}
+        counters = core.counters + (examiner.counters if examiner else Counter())
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=counters)
 
     def sift(inputs: list[Input]) -> list[Input]:

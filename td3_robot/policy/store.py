@@ -70,7 +70,7 @@ class PolicyStore:
             for the weights of learners that follow it, too.
         may_go_back: a version that is not newer replaces all that are as new or newer (lock-step, where a learner that
             goes back to a checkpoint makes the same versions again).
-        examine: how bytes are looked at; for :func:`examine`, something that knows the result already.
+        examine: looks at bytes: :func:`examine`, or what remembers its results.
 
     Attributes:
         held: at most the four newest, and the four newest of those that a person loaded.

@@ -1,0 +1,135 @@
+"""How near to a bare echo any policy server in Python can come: one that checks nothing, beside ours and the echo.
+
+    python benchmarks/link_floor.py [--transport ipc|tcp] [--trips 8000] [--json]
+
+The floor has no session, watchdog, lifecycle or counters, asks nothing of what arrives, and waits in libzmq's own
+receive: it unpacks the Step, computes the actor and the safety filter, and packs the Action. All three take turns,
+block by block; medians of the ratios of adjacent blocks, for one robot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from td3_robot import machine
+from td3_robot.bench import example
+from td3_robot.bench.link import Link
+from td3_robot.policy.actor import Actor
+from td3_robot.policy.safety import SafetyFilter
+from td3_robot.realtime import RealtimeConfig
+from td3_robot.safety import joined
+from td3_robot.transport import codec
+
+_BLOCK = 200
+
+
+def serve(endpoint: str) -> None:
+    """The floor; never returns."""
+    bundle = example.bundle()
+    actor = Actor(bundle)
+    guard = SafetyFilter(joined(example.SAFETY, bundle.safety, bundle.spec), bundle.spec)
+    unpack, pack = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(endpoint)
+        print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+        while True:
+            key, _, payload = router.recv_multipart()
+            step = unpack(payload)
+            observation = np.frombuffer(step["observation"], np.float32)[None]
+            applied = np.frombuffer(step["action"], np.float32)[None]
+            action = {
+                "source": step["source"],
+                "incarnation": step["incarnation"],
+                "answers": step["sequence"],
+                "stamp": step["stamp"],
+                "action": guard(actor(observation), applied).tobytes(),
+                "weights_version": 1,
+                "noise_kind": 0,
+                "noise_seed": 0,
+            }
+            router.send_multipart([key, b"action", pack(action)])
+
+
+@contextlib.contextmanager
+def floor(endpoint: str) -> Iterator[Callable[[], int]]:
+    """One round trip to the floor, in ns."""
+    process = subprocess.Popen([sys.executable, __file__, "--serve", endpoint], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    rng = np.random.default_rng(0)
+    steps = [example.step(sequence, 1, rng) for sequence in range(1000)]
+    unpack = msgspec.msgpack.Decoder().decode
+    sent = 0
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(process.stdout.readline().strip())
+
+        def trip() -> int:
+            nonlocal sent
+            sent += 1
+            begin = time.perf_counter_ns()
+            socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
+            np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
+            return time.perf_counter_ns() - begin
+
+        yield trip
+    process.terminate()
+    process.wait()
+    process.stdout.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
+    parser.add_argument("--trips", type=int, default=8000, metavar="N", help="of each kind (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+    computer = machine.describe(("td3-robot", "numpy", "pyzmq"))
+    with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as name, contextlib.ExitStack() as stack:
+        link = Link(options.transport, Path(name), RealtimeConfig())
+        trips = {
+            "echo": stack.enter_context(link.echo(1)).round_trip,
+            "floor": stack.enter_context(floor(link.endpoint("floor"))),
+            "td3-robot": stack.enter_context(link.robot(stack.enter_context(link.policy()), 1)).round_trip,
+        }
+        taken: dict[str, list[int]] = {kind: [] for kind in trips}
+        ratios: dict[str, list[float]] = {kind: [] for kind in trips}
+        for number in range(-1, -(-options.trips // _BLOCK)):
+            blocks = {kind: [trip() for _ in range(_BLOCK)] for kind, trip in trips.items()}
+            if number >= 0:  # the first only warms up
+                bare = statistics.median(blocks["echo"])
+                for kind, block in blocks.items():
+                    taken[kind] += block
+                    ratios[kind].append(statistics.median(block) / bare)
+    report: dict[str, Any] = {"machine": computer, "transport": options.transport}
+    for kind in trips:
+        report[kind] = {**example.spread(taken[kind]), "p50_over_echo": round(statistics.median(ratios[kind]), 2)}
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    print(
+        f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before; over {options.transport}"
+    )
+    print(example.HEAD)
+    for kind in trips:
+        print(example.row(kind, report[kind]) + f"   {report[kind]['p50_over_echo']} × echo")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
