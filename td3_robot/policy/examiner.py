@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from td3_robot import realtime
 from td3_robot.errors import BundleError
@@ -25,15 +24,11 @@ Result = Examined | str | None
 """Of a look: a policy, what is wrong with it, or nothing, where the look itself failed."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Waiting:
-    number: int  # counts what came
-    origin: Origin
-    weights: Weights
+_Offer = tuple[Origin, Weights]
 
 
 class Examiner:
-    """Holds weights back until they are looked at: the newest first, older ones only if it is bad.
+    """Holds weights back until they are looked at: the newest first, older ones only if the core does not take it.
 
     It is to be given to a core as its ``examine``, and knows the answer at once then; of what it was not asked to look
     at before, it finds it out in the asking thread. Only the look itself happens in its own.
@@ -42,7 +37,7 @@ class Examiner:
         examine: does the work.
 
     Attributes:
-        counters: weights that nobody looks at because newer ones are good, or because there are too many.
+        counters: weights that nobody looks at because newer ones serve, or because there are too many.
     """
 
     def __init__(self, examine: Examine = examine) -> None:
@@ -50,9 +45,8 @@ class Examiner:
         self._examine = examine
         self._told: tuple[Weights, Result] | None = None  # in this turn
         self._changed = threading.Condition()  # guards what follows
-        self._came = 0
-        self._waiting: deque[_Waiting] = deque()  # as they came
-        self._now: _Waiting | None = None  # is being looked at, or was
+        self._waiting: list[_Offer] = []  # as they came
+        self._now: _Offer | None = None  # is being looked at, or was
         self._result: Result = None
         self._done = self._over = False
         threading.Thread(target=self._work, daemon=True, name="examiner").start()
@@ -82,31 +76,28 @@ class Examiner:
         """
         self._told = None
         arrived = [(origin, it) for origin, it in inputs if isinstance(it, Weights) and wanted(it)]
-        if not arrived and self._now is None:
+        if not arrived and not self._waiting and self._now is None:
             return inputs
         held = {id(weights) for _, weights in arrived}
         told = [item for item in inputs if id(item[1]) not in held]
         with self._changed:
-            for origin, weights in arrived:
-                self._came += 1
-                self._waiting.append(_Waiting(self._came, origin, weights))
+            waiting = [*self._waiting, *arrived]
             if self._now and self._done:
-                now, self._told = self._now, (self._now.weights, self._result)
-                told.insert(0, (now.origin, now.weights))
-                if isinstance(self._result, Examined):
-                    self._leave_out(sum(it.number < now.number for it in self._waiting))
+                told.insert(0, self._now)
+                self._told = self._now[1], self._result
                 self._now, self._result, self._done = None, None, False
-            self._leave_out(len(self._waiting) - _MOST)
-            if self._now is None and self._waiting:
-                self._now = self._waiting.pop()
+            elif self._now is None:  # not in the turn in which the core is told: only after it, it knows what it wants
+                waiting = self._left(waiting, [item for item in waiting if wanted(item[1])])
+                self._now = waiting.pop() if waiting else None
                 self._changed.notify()
+            self._waiting = self._left(waiting, waiting[-_MOST:])
         return told
 
-    def _leave_out(self, count: int) -> None:
-        """The oldest that wait."""
-        for _ in range(count):
-            self._waiting.popleft()
-            self.counters["weights_skipped"] += 1
+    def _left(self, waiting: list[_Offer], kept: list[_Offer]) -> list[_Offer]:
+        """Those that are kept; the others are counted."""
+        if skipped := len(waiting) - len(kept):
+            self.counters["weights_skipped"] += skipped
+        return kept
 
     def close(self) -> None:
         """Let the thread end; what waits for it is never told."""
@@ -122,7 +113,7 @@ class Examiner:
                 self._changed.wait_for(lambda: self._over or (self._now and not self._done))
                 if self._over or not self._now:
                     return
-                weights = self._now.weights
+                weights = self._now[1]
             result = self._look(weights)
             del weights
             with self._changed:

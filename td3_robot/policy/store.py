@@ -100,7 +100,7 @@ class PolicyStore:
             self.held = {held: policy for held, policy in self.held.items() if held < version}
             self.newest = max(self.held, default=0)
         if version <= self.newest:
-            raise BundleError(f"weights version {version} is not newer than {self.newest}, which is served")
+            raise BundleError(self._not_newer(version))
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
             raise BundleError(f"weights version {version} are for another robot: {difference}")
         floor = bundle.safety if loaded else self.serving.floor if self.serving else SafetyConfig()
@@ -129,7 +129,9 @@ class PolicyStore:
         self.add(version, examined.bundle, loaded=loaded, actor=examined.actor)
 
     def unseen(self, version: int, payload: bytes) -> str | None:
-        """Why bytes from a learner are not even looked at; None if they are."""
+        """Why weights from a learner are not even looked at; None if they are."""
+        if version <= self.newest and not self._may_go_back:
+            return self._not_newer(version)
         if self.serving is None:
             return None
         most = 2 * sum(tensor.nbytes for tensor in self.serving.bundle.tensors.values()) + _SPARE
@@ -139,6 +141,9 @@ class PolicyStore:
             f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves "
             "and a megabyte, are taken from a learner"
         )
+
+    def _not_newer(self, version: int) -> str:
+        return f"weights version {version} is not newer than {self.newest}, which is served"
 
     def roll_back(self, version: int = 0) -> Policy:
         """Serve an older one again: that version, or the newest older one that a person loaded, or else the one before.
