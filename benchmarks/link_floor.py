@@ -73,21 +73,23 @@ def floor(endpoint: str) -> Iterator[Callable[[], int]]:
     steps = [example.step(sequence, 1, rng) for sequence in range(1000)]
     unpack = msgspec.msgpack.Decoder().decode
     sent = 0
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.connect(process.stdout.readline().strip())
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.connect(process.stdout.readline().strip())
 
-        def trip() -> int:
-            nonlocal sent
-            sent += 1
-            begin = time.perf_counter_ns()
-            socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
-            np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
-            return time.perf_counter_ns() - begin
+            def trip() -> int:
+                nonlocal sent
+                sent += 1
+                begin = time.perf_counter_ns()
+                socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
+                np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
+                return time.perf_counter_ns() - begin
 
-        yield trip
-    process.terminate()
-    process.wait()
-    process.stdout.close()
+            yield trip
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
 
 
 def main() -> int:

@@ -116,8 +116,11 @@ def main() -> int:
                     taken = spell(robot, options.rate)
                     if number >= 0:
                         times += taken
+            adopted = robot.version - 1
         learner.terminate()
         learner.join()
+    if not adopted:
+        raise SystemExit("no weights were adopted: nothing was measured")
     for kind, times in trips.items():
         over = {f"over_{bound}_us": int(np.sum(np.asarray(times) > bound * 1000)) for bound in (1000, 2000, 5000)}
         report[kind] = {**example.spread(times), "turns": len(times), **over}

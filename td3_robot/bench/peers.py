@@ -50,7 +50,11 @@ def serving(what: str, endpoint: str, *options: str) -> Iterator[tuple[int, str]
 
 
 class Robot:
-    """A source of ``robots`` robots that sends Steps prepared beforehand and takes Actions."""
+    """A source of ``robots`` robots that sends Steps prepared beforehand and takes Actions.
+
+    Attributes:
+        version: of the weights that computed the newest Action.
+    """
 
     def __init__(self, endpoint: str, robots: int, keys: AllowList | None = None) -> None:
         self.bus = Bus(keys=keys)
@@ -60,7 +64,7 @@ class Robot:
         self.bus.connect(endpoint, ClientSession("policy", hello, (Action,), sizes))
         rng = np.random.default_rng(robots)
         self._steps = [example.step(sequence, robots, rng, name) for sequence in range(1000)]
-        self._sent = 0
+        self._sent = self.version = 0
 
     def send(self) -> int:
         """Send the next Step; its sequence."""
@@ -81,6 +85,7 @@ class Robot:
                 if isinstance(message, Welcome):
                     self.bus.send("policy", self._steps[sequence])
                 elif isinstance(message, Action) and message.answers == sequence:
+                    self.version = message.weights_version
                     return True
             if time.monotonic() >= end:
                 return False

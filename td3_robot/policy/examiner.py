@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from td3_robot import realtime
 from td3_robot.errors import BundleError
-from td3_robot.messages import Weights
+from td3_robot.messages import Command, Weights
 from td3_robot.policy.store import Examine, Examined, examine
 from td3_robot.transport.session import Input, Origin
 
@@ -34,21 +34,20 @@ class Examiner:
     at before, it finds it out in the asking thread. Only the look itself happens in its own.
 
     Args:
+        counters: where weights are counted that nobody looks at, because newer ones serve, a person has loaded others
+            meanwhile, or there are too many.
         examine: does the work.
-
-    Attributes:
-        counters: weights that nobody looks at because newer ones serve, or because there are too many.
     """
 
-    def __init__(self, examine: Examine = examine) -> None:
-        self.counters: Counter[str] = Counter()
+    def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
+        self._counters = counters
         self._examine = examine
         self._told: tuple[Weights, Result] | None = None  # in this turn
         self._changed = threading.Condition()  # guards what follows
         self._waiting: list[_Offer] = []  # as they came
         self._now: _Offer | None = None  # is being looked at, or was
         self._result: Result = None
-        self._done = self._over = False
+        self._done = self._overtaken = self._over = False
         threading.Thread(target=self._work, daemon=True, name="examiner").start()
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
@@ -65,27 +64,45 @@ class Examiner:
                 return result
         return self._examine(version, digest, payload)
 
+    @property
+    def busy(self) -> bool:
+        """Whether there will soon be something to be told, though nothing arrives."""
+        return self._now is not None or bool(self._waiting)
+
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
         """What a core is to be told in this turn, given what arrived; once a turn.
 
-        Everything at once, but weights that the core would look at: they when they were looked at.
+        Everything at once, but weights that the core would look at: they when they were looked at. Not at all those
+        that came before a policy which a person loads: it was chosen over them.
 
         Args:
             inputs: what arrived.
             wanted: whether the core would look at weights now; what it would not is told at once.
         """
         self._told = None
-        arrived = [(origin, it) for origin, it in inputs if isinstance(it, Weights) and wanted(it)]
-        if not arrived and not self._waiting and self._now is None:
-            return inputs
-        held = {id(weights) for _, weights in arrived}
-        told = [item for item in inputs if id(item[1]) not in held]
+        arrived: list[_Offer] = []
+        told: list[Input] = []
+        loads = False
+        for origin, message in inputs:
+            if isinstance(message, Weights) and wanted(message):
+                arrived.append((origin, message))
+                continue
+            told.append((origin, message))
+            if isinstance(message, Command) and message.verb == "load":
+                arrived, loads = self._left(arrived, []), True
+        if not arrived and not self.busy:
+            return told
         with self._changed:
+            if loads:
+                self._waiting, self._overtaken = self._left(self._waiting, []), self._now is not None
             waiting = [*self._waiting, *arrived]
             if self._now and self._done:
-                told.insert(0, self._now)
-                self._told = self._now[1], self._result
-                self._now, self._result, self._done = None, None, False
+                if self._overtaken:
+                    self._left([self._now], [])
+                else:
+                    told.insert(0, self._now)
+                    self._told = self._now[1], self._result
+                self._now, self._result, self._done, self._overtaken = None, None, False, False
             elif self._now is None:  # not in the turn in which the core is told: only after it, it knows what it wants
                 waiting = self._left(waiting, [item for item in waiting if wanted(item[1])])
                 self._now = waiting.pop() if waiting else None
@@ -96,7 +113,7 @@ class Examiner:
     def _left(self, waiting: list[_Offer], kept: list[_Offer]) -> list[_Offer]:
         """Those that are kept; the others are counted."""
         if skipped := len(waiting) - len(kept):
-            self.counters["weights_skipped"] += skipped
+            self._counters["weights_not_examined"] += skipped
         return kept
 
     def close(self) -> None:
@@ -106,7 +123,7 @@ class Examiner:
             self._changed.notify()
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):  # it may be forbidden; then both are as urgent
+        with contextlib.suppress(Exception):  # it may be forbidden; then both are as urgent
             realtime.stand_back()
         while True:
             with self._changed:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from td3_robot.transport.session import ClientSession, Input
 
 log = logging.getLogger(__name__)
 
+_SOON = 0.005  # seconds to the next turn while weights are looked at, if nothing arrives
 _SWITCH = 0.0002
 """Seconds after which a thread hands the interpreter to another that waits for it. What takes the others long they do
 without the interpreter (hashing, looking at numbers, files), but for a call that copies weights: 0.1 ms a megabyte."""
@@ -78,7 +78,9 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         "exploring": bool(node.folder or arguments.explore),
         "frozen": arguments.frozen,
     }
-    examiner = Examiner() if config.timing == "free" else None  # in lock-step a robot waits for its weights anyway
+    examiner = (
+        Examiner(node.counters) if config.timing == "free" else None
+    )  # in lock-step a robot waits for its weights anyway
     sys.setswitchinterval(_SWITCH)
     core = policy_core.make(config, node.name, **settings, examine=examiner or examine)
     if arguments.bundle:
@@ -121,15 +123,18 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
     def report() -> Figures:
         # Ready means bound: weights come once a simulator has told the learner which robot this is.
-        counters = core.counters + (examiner.counters if examiner else Counter())
-        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=counters)
+        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
     def sift(inputs: list[Input]) -> list[Input]:
         return examiner.sift(inputs, core.wanted) if examiner else inputs
 
+    def deadline() -> float | None:
+        soon = time.monotonic() + _SOON if examiner and examiner.busy else None
+        return min((due for due in (soon, core.due) if due is not None), default=None)
+
     after()  # so that the first Hello says what is held
     try:
-        node.spin(core, busy=lambda: False, report=report, after=after, deadline=lambda: core.due, sift=sift)
+        node.spin(core, busy=lambda: False, report=report, after=after, deadline=deadline, sift=sift)
     finally:
         if examiner:
             examiner.close()
