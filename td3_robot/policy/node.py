@@ -78,9 +78,8 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         "exploring": bool(node.folder or arguments.explore),
         "frozen": arguments.frozen,
     }
-    examiner = (
-        Examiner(node.counters) if config.timing == "free" else None
-    )  # in lock-step a robot waits for its weights anyway
+    # In lock-step a robot waits for its weights anyway.
+    examiner = Examiner(node.counters) if learns and config.timing == "free" else None
     sys.setswitchinterval(_SWITCH)
     core = policy_core.make(config, node.name, **settings, examine=examiner or examine)
     if arguments.bundle:
