@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +25,13 @@ import zmq
 
 from td3_robot import machine
 from td3_robot.bench import example
-from td3_robot.bench.link import Link
+from td3_robot.bench.link import Link, in_turns
+from td3_robot.bench.peers import started
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety import SafetyFilter
 from td3_robot.realtime import RealtimeConfig
 from td3_robot.safety import joined
 from td3_robot.transport import codec
-
-_BLOCK = 200
 
 
 def serve(endpoint: str) -> None:
@@ -67,29 +64,23 @@ def serve(endpoint: str) -> None:
 @contextlib.contextmanager
 def floor(endpoint: str) -> Iterator[Callable[[], int]]:
     """One round trip to the floor, in ns."""
-    process = subprocess.Popen([sys.executable, __file__, "--serve", endpoint], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
     rng = np.random.default_rng(0)
     steps = [example.step(sequence, 1, rng) for sequence in range(1000)]
     unpack = msgspec.msgpack.Decoder().decode
     sent = 0
-    try:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.connect(process.stdout.readline().strip())
+    command = [sys.executable, __file__, "--serve", endpoint]
+    with started("floor", command) as (_, bound), zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(bound)
 
-            def trip() -> int:
-                nonlocal sent
-                sent += 1
-                begin = time.perf_counter_ns()
-                socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
-                np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
-                return time.perf_counter_ns() - begin
+        def trip() -> int:
+            nonlocal sent
+            sent += 1
+            begin = time.perf_counter_ns()
+            socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
+            np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
+            return time.perf_counter_ns() - begin
 
-            yield trip
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+        yield trip
 
 
 def main() -> int:
@@ -109,18 +100,10 @@ def main() -> int:
             "floor": stack.enter_context(floor(link.endpoint("floor"))),
             "td3-robot": stack.enter_context(link.robot(stack.enter_context(link.policy()), 1)).round_trip,
         }
-        taken: dict[str, list[int]] = {kind: [] for kind in trips}
-        ratios: dict[str, list[float]] = {kind: [] for kind in trips}
-        for number in range(-1, -(-options.trips // _BLOCK)):
-            blocks = {kind: [trip() for _ in range(_BLOCK)] for kind, trip in trips.items()}
-            if number >= 0:  # the first only warms up
-                bare = statistics.median(blocks["echo"])
-                for kind, block in blocks.items():
-                    taken[kind] += block
-                    ratios[kind].append(statistics.median(block) / bare)
+        taken = in_turns(trips, options.trips)
     report: dict[str, Any] = {"machine": computer, "transport": options.transport}
-    for kind in trips:
-        report[kind] = {**example.spread(taken[kind]), "p50_over_echo": round(statistics.median(ratios[kind]), 2)}
+    for kind, round_trips in taken.items():
+        report[kind] = {**example.spread(round_trips.times), "p50_over_echo": round_trips.ratio}
     if options.json:
         print(json.dumps(report))
         return 0
@@ -128,7 +111,7 @@ def main() -> int:
         f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before; over {options.transport}"
     )
     print(example.HEAD)
-    for kind in trips:
+    for kind in taken:
         print(example.row(kind, report[kind]) + f"   {report[kind]['p50_over_echo']} × echo")
     return 0
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,22 +148,41 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
     """Times of the policy server and of the echo; ``p50_over_echo`` is the median of the ratios of adjacent blocks."""
-    ours: list[int] = []
-    bare: list[int] = []
-    ratios: list[float] = []
     with link.policy() as served, link.robot(served, robots) as robot, link.echo(robots) as echo:
-        for number in range(-1, -(-trips // _BLOCK)):
-            theirs = [echo.round_trip() for _ in range(_BLOCK)]
-            own = [robot.round_trip() for _ in range(_BLOCK)]
-            if number >= 0:  # the first block only warms up
-                ours += own
-                bare += theirs
-                ratios.append(statistics.median(own) / statistics.median(theirs))
+        taken = in_turns({"echo": echo.round_trip, "policy": robot.round_trip}, trips)
     return {
-        "policy": example.spread(ours),
-        "echo": example.spread(bare),
-        "p50_over_echo": round(statistics.median(ratios), 2),
+        "policy": example.spread(taken["policy"].times),
+        "echo": example.spread(taken["echo"].times),
+        "p50_over_echo": taken["policy"].ratio,
     }
+
+
+@dataclass
+class Taken:
+    """Round trips of one kind.
+
+    Attributes:
+        times: in ns.
+        ratio: the median, over the blocks, of its median to that of the first kind's block beside it.
+    """
+
+    times: list[int]
+    ratio: float
+
+
+def in_turns(kinds: Mapping[str, Callable[[], int]], trips: int) -> dict[str, Taken]:
+    """So many round trips of each kind (each call one, in ns), block by block."""
+    times: dict[str, list[int]] = {kind: [] for kind in kinds}
+    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(-1, -(-trips // _BLOCK)):
+        blocks = {kind: [trip() for _ in range(_BLOCK)] for kind, trip in kinds.items()}
+        if number < 0:  # the first block only warms up
+            continue
+        bare = statistics.median(next(iter(blocks.values())))
+        for kind, block in blocks.items():
+            times[kind] += block
+            ratios[kind].append(statistics.median(block) / bare)
+    return {kind: Taken(times[kind], round(statistics.median(ratios[kind]), 2)) for kind in kinds}
 
 
 def loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:

@@ -23,14 +23,18 @@ from td3_robot.transport.session import ClientSession
 _PATIENCE = 30.0  # seconds
 
 
+def serving(what: str, endpoint: str, *options: str) -> contextlib.AbstractContextManager[tuple[int, str]]:
+    """Start :mod:`td3_robot.bench.server`, see :func:`started`."""
+    return started(what, [sys.executable, "-m", "td3_robot.bench.server", what, "--endpoint", endpoint, *options])
+
+
 @contextlib.contextmanager
-def serving(what: str, endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`; its process id and the endpoint it serves. Leaving stops it.
+def started(what: str, command: list[str]) -> Iterator[tuple[int, str]]:
+    """Start a server that prints the endpoint which it serves; its process id and that. Leaving stops it.
 
     Raises:
         NodeError: it does not come up.
     """
-    command = [sys.executable, "-m", "td3_robot.bench.server", what, "--endpoint", endpoint, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout

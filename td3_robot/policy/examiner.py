@@ -7,10 +7,10 @@ person loads it looks at itself: of what people ask for, nothing may overtake an
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from td3_robot import realtime
 from td3_robot.errors import BundleError
@@ -20,11 +20,15 @@ from td3_robot.transport.session import Input, Origin
 
 _MOST = 4  # weights that wait
 
-Result = Examined | str | None
-"""Of a look: a policy, what is wrong with it, or nothing, where the look itself failed."""
-
-
 _Offer = tuple[Origin, Weights]
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """``result`` is a policy, or what is wrong with it; an exception where the look itself failed."""
+
+    offer: _Offer
+    result: Future[Examined | str]
 
 
 class Examiner:
@@ -42,13 +46,11 @@ class Examiner:
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
         self._counters = counters
         self._examine = examine
-        self._told: tuple[Weights, Result] | None = None  # in this turn
-        self._changed = threading.Condition()  # guards what follows
         self._waiting: list[_Offer] = []  # as they came
-        self._now: _Offer | None = None  # is being looked at, or was
-        self._result: Result = None
-        self._done = self._overtaken = self._over = False
-        threading.Thread(target=self._work, daemon=True, name="examiner").start()
+        self._now: _Look | None = None
+        self._told: _Look | None = None  # what the core was told of in this turn
+        self._thread = ThreadPoolExecutor(1, "examiner")
+        self._thread.submit(realtime.stand_back)  # now: the loop must not wait for a thread to start, either
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
         """What is known of these bytes, or found out now.
@@ -56,12 +58,14 @@ class Examiner:
         Raises:
             BundleError: they are no policy, see :func:`~td3_robot.policy.store.examine`.
         """
-        if self._told and self._told[0].payload is payload:
-            weights, result = self._told
-            if isinstance(result, str) and (weights.version, weights.sha256) == (version, digest):
-                raise BundleError(result)  # a new one: with a traceback it would hold itself, and the bytes
-            if isinstance(result, Examined) and weights.sha256 == digest:
-                return result
+        if self._told and not self._told.result.exception():
+            (_, weights), result = self._told.offer, self._told.result.result()
+            if weights.payload is payload and weights.sha256 == digest:
+                if isinstance(result, Examined):
+                    return result
+                if weights.version == version:
+                    raise BundleError(result)
+        # Where the look failed by a mistake, it is made again, and heard of.
         return self._examine(version, digest, payload)
 
     @property
@@ -80,67 +84,48 @@ class Examiner:
             wanted: whether the core would look at weights now; what it would not is told at once.
         """
         self._told = None
-        arrived: list[_Offer] = []
         told: list[Input] = []
         loads = False
         for origin, message in inputs:
             if isinstance(message, Weights) and wanted(message):
-                arrived.append((origin, message))
+                self._waiting.append((origin, message))
                 continue
             told.append((origin, message))
             if isinstance(message, Command) and message.verb == "load":
-                arrived, loads = self._left(arrived, []), True
-        if not arrived and not self.busy:
-            return told
-        with self._changed:
-            if loads:
-                self._waiting, self._overtaken = self._left(self._waiting, []), self._now is not None
-            waiting = [*self._waiting, *arrived]
-            if self._now and self._done:
-                if self._overtaken:
-                    self._left([self._now], [])
-                else:
-                    told.insert(0, self._now)
-                    self._told = self._now[1], self._result
-                self._now, self._result, self._done, self._overtaken = None, None, False, False
-            elif self._now is None:  # not in the turn in which the core is told: only after it, it knows what it wants
-                waiting = self._left(waiting, [item for item in waiting if wanted(item[1])])
-                self._now = waiting.pop() if waiting else None
-                self._changed.notify()
-            self._waiting = self._left(waiting, waiting[-_MOST:])
+                self._forget()
+                loads = True
+        # Nothing is begun in a turn that may change what the core wants.
+        if self._now and self._now.result.done():
+            told.insert(0, self._now.offer)
+            self._told, self._now = self._now, None
+        elif self._waiting and not self._now and not loads:
+            self._keep([offer for offer in self._waiting if wanted(offer[1])])
+            if self._waiting:
+                offer = self._waiting.pop()
+                self._now = _Look(offer, self._thread.submit(self._look, offer[1]))
+        self._keep(self._waiting[-_MOST:])
         return told
-
-    def _left(self, waiting: list[_Offer], kept: list[_Offer]) -> list[_Offer]:
-        """Those that are kept; the others are counted."""
-        if skipped := len(waiting) - len(kept):
-            self._counters["weights_not_examined"] += skipped
-        return kept
 
     def close(self) -> None:
         """Let the thread end; what waits for it is never told."""
-        with self._changed:
-            self._over = True
-            self._changed.notify()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self) -> None:
-        with contextlib.suppress(Exception):  # it may be forbidden; then both are as urgent
-            realtime.stand_back()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._over or (self._now and not self._done))
-                if self._over or not self._now:
-                    return
-                weights = self._now[1]
-            result = self._look(weights)
-            del weights
-            with self._changed:
-                self._result, self._done = result, True
-            del result
+    def _forget(self) -> None:
+        """Whatever was to be told."""
+        if self._now:
+            self._now.result.cancel()
+            self._waiting.append(self._now.offer)
+            self._now = None
+        self._keep([])
 
-    def _look(self, weights: Weights) -> Result:
+    def _keep(self, kept: list[_Offer]) -> None:
+        """Of those that wait, these; the others are counted."""
+        if skipped := len(self._waiting) - len(kept):
+            self._counters["weights_not_examined"] += skipped
+            self._waiting = kept
+
+    def _look(self, weights: Weights) -> Examined | str:
         try:
             return self._examine(weights.version, weights.sha256, weights.payload)
         except BundleError as error:
-            return str(error)
-        except BaseException:  # a mistake: the core, which is told next, makes it again, and that is heard
-            return None
+            return str(error)  # which holds nothing; the error has a traceback, and by it the bytes

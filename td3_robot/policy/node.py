@@ -128,8 +128,11 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         return examiner.sift(inputs, core.wanted) if examiner else inputs
 
     def deadline() -> float | None:
-        soon = time.monotonic() + _SOON if examiner and examiner.busy else None
-        return min((due for due in (soon, core.due) if due is not None), default=None)
+        due = core.due
+        if examiner and examiner.busy:
+            soon = time.monotonic() + _SOON
+            return soon if due is None else min(soon, due)
+        return due
 
     after()  # so that the first Hello says what is held
     try:

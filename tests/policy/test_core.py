@@ -25,11 +25,6 @@ def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]
     return "learner", replace(Weights(version, 0, 0, sha256(payload), payload), **changes)
 
 
-@pytest.fixture
-def peer(spec: RobotSpec) -> Peer:
-    return Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=spec), {})
-
-
 def test_answers_with_identity(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
     core = PolicyCore(seed=9)
     bundle = make_bundle(1)

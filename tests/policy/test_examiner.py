@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +19,16 @@ from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Command, Step, Weights
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.store import Examined, examine
-from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import Input, Peer, hello
+from tests.conftest import poll_until
 from tests.policy.unrecorded import PolicyCore
 
 _PATIENCE = 30.0  # seconds
+
+
+def _thread() -> str:
+    """The name of the asking thread, without its pool's number."""
+    return threading.current_thread().name.removesuffix("_0")
 
 
 @dataclass
@@ -36,7 +40,7 @@ class Gate:
     failure: BaseException | None = None
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
-        self.asked.append((version, threading.current_thread().name))
+        self.asked.append((version, _thread()))
         assert self.passes.acquire(timeout=_PATIENCE)
         if self.failure:
             raise self.failure
@@ -70,11 +74,6 @@ def operator() -> Peer:
     return Peer("policy", b"2", hello("operator", "op", client=2), {})
 
 
-@pytest.fixture
-def peer(spec: RobotSpec) -> Peer:
-    return Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=spec), {})
-
-
 def weights(version: int, bundle: Bundle) -> Weights:
     payload = bundle.encode()
     return Weights(version, 0, 0, sha256(payload), payload)
@@ -85,20 +84,30 @@ def every(_: Weights) -> bool:
     return True
 
 
+def until(what: Callable[[], object], turn: Callable[[], object] = lambda: None) -> None:
+    """Make turns until it is so."""
+    poll_until(lambda: (turn(), what())[1], lambda: "it did not come", _PATIENCE)
+
+
 def wait(examiner: Examiner, count: int) -> list[int]:
     """The versions that are told until there are so many, in turns in which nothing arrives."""
     told: list[int] = []
-    end = time.monotonic() + _PATIENCE
-    while len(told) < count:
-        assert time.monotonic() < end, f"{len(told)} of {count} weights were told"
-        told += [message.version for _, message in examiner.sift([], every) if isinstance(message, Weights)]
+
+    def turn() -> None:
+        told.extend(message.version for _, message in examiner.sift([], every) if isinstance(message, Weights))
+
+    until(lambda: len(told) >= count, turn)
     return told
 
 
 def test_weights_wait_and_nothing_waits_for_them(
-    examiner: Examiner, gate: Gate, peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+    examiner: Examiner,
+    gate: Gate,
+    operator: Peer,
+    peer: Peer,
+    make_step: Callable[..., Step],
+    make_bundle: Callable[..., Bundle],
 ) -> None:
-    operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
     new, step = weights(2, make_bundle(2)), make_step(1)
     load = Command(1, "", "load", "", 0, new.sha256, new.payload)  # what people ask for keeps its order
     others: list[Input] = [(operator, load), (peer, step), (operator, replace(load, verb="estop"))]
@@ -120,10 +129,7 @@ def test_the_core_finds_the_result_and_looks_at_nothing_again(
     assert isinstance(action, Action)
     assert action.weights_version == 1  # a robot is answered meanwhile
     gate.open()
-    end = time.monotonic() + _PATIENCE
-    while core.version == 1:
-        assert time.monotonic() < end
-        core.step(examiner.sift([], core.wanted), 0.0)
+    until(lambda: core.version > 1, lambda: core.step(examiner.sift([], core.wanted), 0.0))
     assert gate.asked == [(2, "examiner")]
     assert core.store.held[2].bundle.tensors["actor.0.weight"].tobytes() == second.tensors["actor.0.weight"].tobytes()
 
@@ -134,16 +140,17 @@ def test_bytes_that_are_no_policy_are_refused_as_without_it(
     bad = replace(weights(2, make_bundle()), sha256="0" * 64)
     gate.open()
     said = []
+
+    def first(core: PolicyCore) -> object:
+        return poll_until(lambda: examiner.sift([], core.wanted), lambda: "nothing is told", _PATIENCE)
+
     for core in (PolicyCore(seed=9, examine=examiner), PolicyCore(seed=9)):
         core.load(1, make_bundle())
         caplog.clear()
         arrived: list[Input] = [("learner", bad)]
         if not said:
             assert examiner.sift(arrived, core.wanted) == []
-            end = time.monotonic() + _PATIENCE
-            while not (told := examiner.sift([], core.wanted)):
-                assert time.monotonic() < end
-            assert told == arrived
+            assert first(core) == arrived
         core.step(arrived, 0.0)
         assert (core.version, core.counters) == (1, {"weights_refused": 1})
         said.append(caplog.messages)
@@ -177,21 +184,15 @@ def test_the_newest_comes_first_and_the_others_only_if_it_is_bad(
     def take(*arrived: Weights) -> None:
         core.step(examiner.sift([("learner", message) for message in arrived], core.wanted), 0.0)
 
-    def until(what: Callable[[], bool]) -> None:
-        end = time.monotonic() + _PATIENCE
-        while not what():
-            assert time.monotonic() < end
-            take()
-
     good = {version: weights(version, make_bundle()) for version in (1, 2, 3, 5)}
     take(good[1])
     take(good[2], good[3], replace(good[5], version=4, sha256="0" * 64))
     gate.open(2)
-    until(lambda: core.counters["weights_refused"] == 1)  # 1, and then 4
-    until(lambda: len(gate.asked) == 3)  # 3 is being looked at
+    until(lambda: core.counters["weights_refused"] == 1, take)  # 1, and then 4
+    until(lambda: len(gate.asked) == 3, take)  # 3 is being looked at
     take(good[5])
     gate.open(2)
-    until(lambda: core.version == 5)
+    until(lambda: core.version == 5, take)
     assert gate.asked == [(1, "examiner"), (4, "examiner"), (3, "examiner"), (5, "examiner")]
     assert core.counters["weights_refused"] == 1
     assert counters == {"weights_not_examined": 1}  # 2
@@ -214,18 +215,15 @@ def test_no_more_than_a_few_wait(
 
 
 def test_a_policy_that_a_person_loads_is_chosen_over_what_came_before_it(
-    examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
+    examiner: Examiner, gate: Gate, counters: Counter[str], operator: Peer, make_bundle: Callable[..., Bundle]
 ) -> None:
     """7 is being looked at and 8 waits when it comes, in one turn with 9 before it, and 10 after it."""
-    operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
     new = {version: weights(version, make_bundle(version)) for version in (7, 8, 9, 10)}
     for version in (7, 8):
         assert examiner.sift([("learner", new[version])], core.wanted) == []
-    end = time.monotonic() + _PATIENCE
-    while not gate.asked:
-        assert time.monotonic() < end
+    until(lambda: gate.asked)
     chosen = make_bundle(1).encode()
     load = operator, Command(1, "", "load", "", 0, sha256(chosen), chosen)
     told = examiner.sift([("learner", new[9]), load, ("learner", new[10])], core.wanted)
@@ -233,11 +231,9 @@ def test_a_policy_that_a_person_loads_is_chosen_over_what_came_before_it(
     gate.open(2)
     core.step(told, 0.0)
     assert core.version == 5
-    assert gate.asked == [(7, "examiner"), (5, threading.current_thread().name)]
+    assert gate.asked == [(7, "examiner"), (5, _thread())]
     gate.open()
-    while core.version == 5:
-        assert time.monotonic() < end
-        core.step(examiner.sift([], core.wanted), 0.0)
+    until(lambda: core.version > 5, lambda: core.step(examiner.sift([], core.wanted), 0.0))
     assert (core.version, sorted(core.store.held)) == (10, [4, 5, 10])
     assert counters == {"weights_not_examined": 3}
 
@@ -256,10 +252,7 @@ def test_what_was_refused_is_not_kept(
         examiner.sift([("learner", bad)], core.wanted)
         del bad
         gate.open()
-        end = time.monotonic() + _PATIENCE
-        while not core.counters:
-            assert time.monotonic() < end
-            core.step(examiner.sift([], core.wanted), 0.0)
+        until(lambda: core.counters, lambda: core.step(examiner.sift([], core.wanted), 0.0))
         examiner.sift([], core.wanted)
         assert watched() is None
     finally:
@@ -283,7 +276,7 @@ def test_a_mistake_in_the_look_is_the_cores(
     examiner.sift([("learner", new)], every)
     assert wait(examiner, 1) == [1]
     assert examiner(new.version, new.sha256, new.payload).bundle.hidden == make_bundle().hidden
-    assert [name for _, name in gate.asked] == ["examiner", threading.current_thread().name, "examiner"]
+    assert [name for _, name in gate.asked] == ["examiner", _thread(), "examiner"]
 
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
@@ -327,10 +320,7 @@ def test_whatever_comes_the_newest_good_one_is_told(turns: list[list[bool]]) -> 
         turn(*new)
         released.release()
     released.release(len(arrived) + 1)
-    end = time.monotonic() + _PATIENCE
-    while len(told) + counters["weights_not_examined"] < len(arrived):
-        assert time.monotonic() < end
-        turn()
+    until(lambda: len(told) + counters["weights_not_examined"] == len(arrived), turn)
     examiner.close()
     assert len(told) == len({*told}) == len(arrived) - counters["weights_not_examined"]
     good_told = [version for version in told if arrived[version]]

@@ -1,0 +1,13 @@
+"""What the policy server's tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from td3_robot.specs import RobotSpec
+from td3_robot.transport.session import Peer, hello
+
+
+@pytest.fixture
+def peer(spec: RobotSpec) -> Peer:
+    return Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=spec), {})
