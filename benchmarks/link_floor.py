@@ -23,15 +23,15 @@ import msgspec
 import numpy as np
 import zmq
 
-from td3_robot import machine
 from td3_robot.bench import example
 from td3_robot.bench.link import Link, in_turns
 from td3_robot.bench.peers import started
 from td3_robot.policy.actor import Actor
-from td3_robot.policy.safety import SafetyFilter
-from td3_robot.realtime import RealtimeConfig
-from td3_robot.safety import joined
+from td3_robot.policy.safety_filter import SafetyFilter
+from td3_robot.runtime.realtime import RealtimeConfig
+from td3_robot.safety.limits import joined
 from td3_robot.transport import codec
+from td3_robot.util import machine
 
 
 def serve(endpoint: str) -> None:

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot import machine
 from td3_robot.bench import example
 from td3_robot.bench.peers import Robot
 from td3_robot.bundle import sha256
 from td3_robot.messages import Weights
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import ServerSession
+from td3_robot.util import machine
 
 _SPELL = 1.0  # seconds
 _PATIENCE = 30.0  # seconds

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from td3_robot import machine
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.sources import Source
 from td3_robot.learner.storage import File, Memory, Note
+from td3_robot.util import machine
 
 OBSERVATIONS, ACTIONS, BATCH = 22, 6, 256
 _AT_ONCE = 10_000  # transitions in one call while filling

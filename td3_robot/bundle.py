@@ -20,10 +20,11 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from td3_robot import files, safety
 from td3_robot.errors import BundleError, ConfigError
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety import limits as safety
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.util import files
 
 FORMAT = 1
 OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
@@ -90,7 +91,7 @@ class Bundle:
         hidden: widths of the hidden layers.
         tensors: float32, named and shaped as the module says.
         exploration: what to add while training.
-        safety: what the policy was made for, as in :class:`td3_robot.safety.SafetyConfig`; empty for nothing.
+        safety: what the policy was made for, as in :class:`td3_robot.safety.limits.SafetyConfig`; empty for nothing.
         provenance: where it comes from: version, updates, env_steps, configuration, commit, … as plain JSON values.
     """
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from td3_robot import bundle as bundles
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.errors import BundleError
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 
 Make = Callable[..., Bundle]

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import yaml
 
-from td3_robot import config as configuration
 from td3_robot.cli.node import VERBS
-from td3_robot.safety import SafetyConfig, joined
+from td3_robot.config import loading as configuration
+from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Channel, RobotSpec
 
 TEXT = (Path(__file__).parent.parent / "docs" / "robot_side.md").read_text(encoding="utf-8")

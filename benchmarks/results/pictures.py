@@ -10,8 +10,8 @@ from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
+from td3_robot_sims import tasks
 
-from sims import tasks
 from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
 

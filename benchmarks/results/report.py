@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from run import DATA, rows
 
-from td3_robot.node import Parser
+from td3_robot.runtime.node import Parser
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"

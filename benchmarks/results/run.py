@@ -18,12 +18,14 @@ from typing import Any
 
 import yaml
 
-from td3_robot import changes, curve, machine
-from td3_robot import config as configuration
-from td3_robot.config import Config
+from td3_robot.config import loading as configuration
+from td3_robot.config import resume as changes
+from td3_robot.config.schema import Config
 from td3_robot.errors import Td3RobotError
-from td3_robot.node import Parser
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime import learning_curve as curve
+from td3_robot.runtime.node import Parser
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import machine
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"

@@ -8,7 +8,7 @@ import numpy as np
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 
 OBSERVATIONS, ACTIONS = 22, 6  # Walker2D's

@@ -22,13 +22,14 @@ from typing import Any
 
 import msgspec
 
-from td3_robot import machine, realtime
 from td3_robot.bench import attack, example
 from td3_robot.bench.peers import Echo, Robot, serving
 from td3_robot.errors import UsageError
-from td3_robot.node import Parser
-from td3_robot.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
+from td3_robot.runtime import realtime
+from td3_robot.runtime.node import Parser
+from td3_robot.runtime.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
 from td3_robot.transport.keys import AllowList, KeyFolder
+from td3_robot.util import machine
 
 ROBOTS = (1, 8, 64)
 TRANSPORTS = ("ipc", "tcp", "curve")

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot import machine
 from td3_robot.bench import example
 from td3_robot.bench.peers import Robot, serving
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.messages import NoiseKind, Step
-from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Noise
-from td3_robot.safety import SafetyConfig
+from td3_robot.runtime.node import Parser
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import codec, session
 from td3_robot.transport.session import ServerSession
+from td3_robot.util import machine
 
 ROBOTS = (1, 8, 64)
 _EXAMPLES = """examples:

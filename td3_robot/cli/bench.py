@@ -14,11 +14,11 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "td3_robot.bench.link:main",
         "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks",
     ),
-    "sim": ("sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
-    "learner": ("td3_robot.learner.bench:main", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
-    "train": ("sims.bench_train:main", "environment steps a second of a training, beside Stable-Baselines3"),
-    "record": ("td3_robot.session.bench:record", "what it costs to be recorded; what a recorder writes a second"),
-    "replay": ("td3_robot.session.bench:replay_policy", "how many times real time the policy core is replayed"),
+    "sim": ("td3_robot_sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
+    "learner": ("td3_robot.bench.learner:main", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
+    "train": ("td3_robot_sims.bench_train:main", "environment steps a second of a training, beside Stable-Baselines3"),
+    "record": ("td3_robot.bench.recording:record", "what it costs to be recorded; what a recorder writes a second"),
+    "replay": ("td3_robot.bench.recording:replay_policy", "how many times real time the policy core is replayed"),
 }
 """Benchmark: the function it is (by module name: simulators are never imported), called with the arguments; what of."""
 

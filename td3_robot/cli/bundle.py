@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot import config as configuration
-from td3_robot import files
 from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
 from td3_robot.learner import checkpoint
-from td3_robot.node import Parser
 from td3_robot.policy.actor import Actor
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime.node import Parser
+from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
-from td3_robot.text import one_line
+from td3_robot.util import files
+from td3_robot.util.text import one_line
 
 _EXAMPLES = """examples:
   td3-robot bundle create runs/walker2d walker.safetensors --note "first on the robot"
@@ -87,7 +87,7 @@ def _spec(options: argparse.Namespace) -> RobotSpec | None:
     if options.like:
         return Bundle.load(options.like).spec
     if options.task:  # by name: simulators are never imported
-        spec: RobotSpec = importlib.import_module("sims.tasks").spec(options.task)
+        spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(options.task)
         return spec
     return None
 
@@ -217,7 +217,7 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
 
 def _export(options: argparse.Namespace) -> int:
     bundle = Bundle.load(options.file)
-    from td3_robot import onnx_export  # here: the package it needs is an extra
+    from td3_robot.convert import onnx_export  # here: the package it needs is an extra
 
     files.write_atomically(options.out, onnx_export.convert(bundle))
     print(f"{options.out}: ONNX opset {onnx_export.OPSET}; the safety filter is not in it")
@@ -225,7 +225,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from td3_robot import sb3
+    from td3_robot.convert import sb3
 
     spec = _spec(options)
     if spec is None:

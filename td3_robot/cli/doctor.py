@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import zmq
 
-from td3_robot import machine
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, KeysError
-from td3_robot.extras import NEEDED, missing
-from td3_robot.node import Parser
+from td3_robot.runtime.node import Parser
 from td3_robot.transport import endpoints
 from td3_robot.transport.keys import KeyFolder, default_folder
+from td3_robot.util import machine
+from td3_robot.util.extras import NEEDED, missing
 
 _BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
 _PATIENCE = 120.0  # seconds for a process of its own
@@ -36,7 +36,7 @@ print(json.dumps(broken))
 """
 _ASK = """
 import json
-from td3_robot.realtime import RealtimeConfig, apply
+from td3_robot.runtime.realtime import RealtimeConfig, apply
 outcome = apply(RealtimeConfig(priority=1, lock_memory=True))
 print(json.dumps({"applied": outcome.applied, "refused": outcome.refused}))
 """

@@ -11,23 +11,23 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError, UsageError
-from td3_robot.extras import missing
-from td3_robot.text import meant, nobody_reads
+from td3_robot.util.extras import missing
+from td3_robot.util.text import meant, nobody_reads
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("td3_robot.cli.train", "train a policy: starts simulator, policy server and learner"),
-    "eval": ("sims.evaluate", "evaluate a policy, and make a video of it"),
+    "eval": ("td3_robot_sims.evaluate", "evaluate a policy, and make a video of it"),
     "bench": ("td3_robot.cli.bench", "measure speed and memory on this machine"),
     "bundle": ("td3_robot.cli.bundle", "make, show, verify, export and import policy files"),
     "keys": ("td3_robot.cli.keys", "make keys, and say which may connect beyond this machine"),
-    "record": ("td3_robot.session.node", "record what the processes of a training or a robot publish"),
-    "monitor": ("td3_robot.session.monitor_node", "watch what a training or a robot says, live; feed PlotJuggler"),
-    "info": ("td3_robot.session.info", "say what is in a recording, and whether it is whole"),
-    "play": ("td3_robot.session.play", "play a recording to live nodes"),
-    "replay": ("td3_robot.session.replay", "drive the cores from recordings, and compare"),
-    "export": ("td3_robot.session.export", "a recording as tables, in ROS 2 types, or as a Minari dataset"),
-    "recover": ("td3_robot.session.recover", "make a whole recording from a damaged one"),
-    "sim": ("sims.node", "run one more simulator for a training"),
+    "record": ("td3_robot.recording.node", "record what the processes of a training or a robot publish"),
+    "monitor": ("td3_robot.monitor.node", "watch what a training or a robot says, live; feed PlotJuggler"),
+    "info": ("td3_robot.recording.info", "say what is in a recording, and whether it is whole"),
+    "play": ("td3_robot.recording.play", "play a recording to live nodes"),
+    "replay": ("td3_robot.replay.check", "drive the cores from recordings, and compare"),
+    "export": ("td3_robot.recording.export", "a recording as tables, in ROS 2 types, or as a Minari dataset"),
+    "recover": ("td3_robot.recording.recover", "make a whole recording from a damaged one"),
+    "sim": ("td3_robot_sims.node", "run one more simulator for a training"),
     "policy": ("td3_robot.policy.node", "serve a policy to a robot, or by hand in a training"),
     "node": ("td3_robot.cli.node", "command a policy server and its robots: state, activate, estop, load, …"),
     "learner": ("td3_robot.learner.node", "run the learner of a training by hand"),

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
-from td3_robot.lifecycle import ACTIVE, UNCONFIGURED
 from td3_robot.messages import LONGEST_PAYLOAD, Command, Message, Reply, StateChange
-from td3_robot.node import Parser, check_name
-from td3_robot.run_folder import RunFolder
-from td3_robot.text import one_line
+from td3_robot.runtime.node import Parser, check_name
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.safety.lifecycle import ACTIVE, UNCONFIGURED
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.session import ClientSession, hello
+from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
 _SILENCE = 3.0  # seconds; a server that has nothing to say answers a Heartbeat every second

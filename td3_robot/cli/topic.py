@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from td3_robot import node as nodes
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Message, Turn, wire_fields
-from td3_robot.node import Node, Parser
-from td3_robot.session import monitor_node
-from td3_robot.session.entries import Entry
-from td3_robot.session.values import Names, whole
-from td3_robot.text import meant, say
+from td3_robot.monitor import node as monitor_node
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.values import Names, whole
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime.node import Node, Parser
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
+from td3_robot.util.text import meant, say
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """What is offered to those who watch; Turns are for recorders."""

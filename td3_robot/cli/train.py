@@ -15,28 +15,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from td3_robot import changes, extras, files, launch, records
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
-from td3_robot.config import Config
+from td3_robot.config import loading as configuration
+from td3_robot.config import resume as changes
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import beginning, room
 from td3_robot.learner.settle import settle
-from td3_robot.learner_config import LearnerConfig
-from td3_robot.machine import available_cores, compiler_lack
-from td3_robot.node import Parser
-from td3_robot.progress import Progress
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime import launch
+from td3_robot.runtime import metrics_lines as records
+from td3_robot.runtime.node import Parser
+from td3_robot.runtime.progress import Progress
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.specs import RobotSpec
-from td3_robot.supervisor import Supervisor
 from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.keys import open_keys
+from td3_robot.util import extras, files
+from td3_robot.util.machine import available_cores, compiler_lack
 
 FINAL_EPISODES = 10
 _LEARNER = "td3_robot.learner.node"
-_RECORDER = "td3_robot.session.node"
-_A2C = "sims.a2c"
+_RECORDER = "td3_robot.recording.node"
+_A2C = "td3_robot_sims.a2c"
 
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
@@ -100,7 +103,7 @@ def _created(options: argparse.Namespace) -> Prepared:
     _check_installed(wanted)
     config, device_memory, settled = settle(wanted)
     if start := config.learner.start_from:
-        task: RobotSpec = importlib.import_module("sims.tasks").spec(config.task)
+        task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
         beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{stamp}"
@@ -160,15 +163,15 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     if config.record.enabled and not any(process.row.module == _RECORDER for process in processes):
         raise UsageError(f"record.enabled is true; launch {config.launch!r} has no recorder, it must be false")
     if any(process.row.module == _A2C for process in processes):
-        importlib.import_module("sims.a2c_config").check(config)
+        importlib.import_module("td3_robot_sims.a2c_config").check(config)
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
             endpoints.check(endpoint, bind=True, keys=keys is not None)
-    tasks = importlib.import_module("sims.tasks")
+    tasks = importlib.import_module("td3_robot_sims.tasks")
     spec: RobotSpec = tasks.spec(config.task)
     if config.learner.recordings:
-        experience = importlib.import_module("td3_robot.session.experience")
+        experience = importlib.import_module("td3_robot.recording.experience")
         for file in config.learner.recordings:
             experience.check(Path(file), spec)
     if not any(process.row.module == _LEARNER for process in processes):
@@ -282,7 +285,9 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
     )
     with run.metrics_file.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    from td3_robot import curve  # here, because matplotlib takes a second to load and training does not need it
+    from td3_robot.runtime import (
+        learning_curve as curve,  # here, because matplotlib takes a second to load and training does not need it
+    )
 
     curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
     best = max(item["eval_return_mean"] for item in curve.read(run.metrics_file, "evaluation"))

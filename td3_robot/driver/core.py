@@ -13,8 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from td3_robot.commands import carry_out
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import (
@@ -34,6 +33,7 @@ from td3_robot.messages import (
     UInt64,
     Welcome,
 )
+from td3_robot.safety.commands import carry_out
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport.session import Input, Output

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot.commands import Verbs
-from td3_robot.lifecycle import FINALIZED, Lifecycle, Watchdog
 from td3_robot.messages import Action, Command
-from td3_robot.safety import SafetyConfig, joined
+from td3_robot.safety.commands import Verbs
+from td3_robot.safety.lifecycle import FINALIZED, Lifecycle, Watchdog
+from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Float32, RobotSpec
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from td3_robot import logs
+from td3_robot.runtime import logs
 
 Answer = TypeVar("Answer")
 

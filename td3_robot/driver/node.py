@@ -16,14 +16,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from td3_robot import node as nodes
-from td3_robot.claim import claim
 from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
-from td3_robot.node import Figures, Node
-from td3_robot.safety import SafetyConfig, joined
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime.node import Figures, Node
+from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.transport.endpoints import absolute
+from td3_robot.util.process_lock import claim
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from td3_robot.config import PacingConfig
+from td3_robot.config.schema import PacingConfig
 from td3_robot.messages import ActionOrigin
 from td3_robot.specs import Float32, RobotSpec
 

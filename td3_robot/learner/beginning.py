@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from td3_robot.bundle import OBSERVATION_MEAN, Bundle
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
-from td3_robot.learner_config import LearnerConfig
 from td3_robot.specs import RobotSpec
 
 _KEY = "learner.start_from"

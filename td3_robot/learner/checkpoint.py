@@ -16,9 +16,9 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from td3_robot import files
 from td3_robot.bundle import read_metadata
 from td3_robot.errors import BundleError
+from td3_robot.util import files
 
 log = logging.getLogger(__name__)
 

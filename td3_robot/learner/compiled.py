@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td3_robot import files, machine
 from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3 import TD3
+from td3_robot.util import files, machine
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot import safety
 from td3_robot.bundle import Bundle, Exploration, sha256
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
 from td3_robot.learner.evaluations import Evaluations, next_multiple
@@ -23,6 +22,7 @@ from td3_robot.learner.storage import Memory, Note, Storage
 from td3_robot.learner.training import Training
 from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
+from td3_robot.safety import limits as safety
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 

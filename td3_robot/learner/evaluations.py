@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot import records
-from td3_robot.config import EvaluationConfig
+from td3_robot.config.schema import EvaluationConfig
 from td3_robot.messages import Evaluation, Weights
+from td3_robot.runtime import metrics_lines as records
 
 _WAITING = 4  # payloads kept for an evaluator that is behind
 

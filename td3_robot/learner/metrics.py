@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from td3_robot import files
+from td3_robot.util import files
 
 
 class MetricsWriter:

@@ -29,7 +29,9 @@ def begin(core: LearnerCore) -> None:
         log.info("begins with the actor of %s", file)
     if not recordings:
         return
-    from td3_robot.session import experience  # here, because only who learns from recordings needs the package for them
+    from td3_robot.recording import (
+        experience,  # here, because only who learns from recordings needs the package for them
+    )
 
     sessions = experience.recordings([Path(file) for file in recordings])
     counts = prefill(core, (experience.read(*parts) for parts in sessions))

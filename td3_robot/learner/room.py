@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from td3_robot import files, machine
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.learner.storage import ROWS, row_size
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import files, machine
 
 BRANCHES = 32
 """Of each node of the sum tree of prioritised replay: of 4 to 128 the fastest to sample from at a million leaves."""

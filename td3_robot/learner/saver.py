@@ -14,8 +14,8 @@ from td3_robot.learner import checkpoint, compute, prefill, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.room import announce
 from td3_robot.learner.storage import File, Memory, Storage
-from td3_robot.node import Node
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, NodeError, Td3RobotError
 
 AUTO = "auto"

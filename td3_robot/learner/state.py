@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.bundle import sha256
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.storage import Memory, Storage

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot import files
 from td3_robot.errors import BundleError
+from td3_robot.util import files
 
 Float32 = NDArray[np.float32]
 

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner import compute, td3_state
 from td3_robot.learner.losses import LOSSES
 from td3_robot.learner.networks import Adam, Gradient, Layer, Network, joined
 from td3_robot.learner.replay import Batch
 from td3_robot.learner.td3_metrics import TD3Metrics
-from td3_robot.learner_config import LearnerConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner import beginning, compiled, compute
 from td3_robot.learner.device_replay import DeviceReplay

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot.arrays import finite
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.commands import watch_follows
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError, LifecycleError
-from td3_robot.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
 from td3_robot.messages import (
     Action,
     Bye,
@@ -33,10 +30,13 @@ from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Noise
 from td3_robot.policy.store import Examine, Policy, PolicyStore, examine
 from td3_robot.policy.watch import Watch
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.commands import watch_follows
+from td3_robot.safety.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
+from td3_robot.util.arrays import finite
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from td3_robot.commands import TO_ALL, Verbs, carry_out
-from td3_robot.lifecycle import Lifecycle
 from td3_robot.messages import Command, Reply, StateChange
+from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
+from td3_robot.safety.lifecycle import Lifecycle
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 

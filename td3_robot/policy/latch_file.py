@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from td3_robot import files
-from td3_robot.claim import claim
 from td3_robot.errors import ConfigError
 from td3_robot.policy.latches import Latches
+from td3_robot.util import files
+from td3_robot.util.process_lock import claim
 
 log = logging.getLogger(__name__)
 

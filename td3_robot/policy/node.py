@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from td3_robot import node as nodes
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import UsageError
-from td3_robot.lifecycle import FINALIZED
 from td3_robot.messages import Weights
-from td3_robot.node import Figures, Node
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.latch_file import LatchFile
 from td3_robot.policy.store import examine
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime.node import Figures, Node
+from td3_robot.safety.lifecycle import FINALIZED
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import ClientSession, Input

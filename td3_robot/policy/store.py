@@ -9,8 +9,8 @@ from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError, ConfigError, LifecycleError
 from td3_robot.messages import NoiseKind
 from td3_robot.policy.actor import Actor
-from td3_robot.policy.safety import SafetyFilter
-from td3_robot.safety import SafetyConfig, joined
+from td3_robot.policy.safety_filter import SafetyFilter
+from td3_robot.safety.limits import SafetyConfig, joined
 
 _SPARE = 1 << 20  # bytes of a policy beside its tensors
 _KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from td3_robot.lifecycle import Lifecycle, Watchdog
 from td3_robot.messages import Step
-from td3_robot.policy.safety import SafetyFilter
+from td3_robot.policy.safety_filter import SafetyFilter
+from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 
 
 class Watch:

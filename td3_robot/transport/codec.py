@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from td3_robot.arrays import FEW, finite
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import MESSAGES, FieldType, Message, Record, wire_fields
+from td3_robot.util.arrays import FEW, finite
 
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """The largest payload any message may have: what sockets are told to cut off at."""

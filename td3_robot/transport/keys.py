@@ -27,9 +27,9 @@ from pathlib import Path
 
 import zmq
 
-from td3_robot import files
 from td3_robot.errors import KeysError
 from td3_robot.topics import LINKS
+from td3_robot.util import files
 
 OPERATOR = "operator"
 ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)

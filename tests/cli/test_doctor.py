@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot import machine
 from td3_robot.cli.main import main
 from td3_robot.transport.keys import KeyFolder
+from td3_robot.util import machine
 
 
 def findings(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, tuple[str, str]]:

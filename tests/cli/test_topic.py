@@ -11,7 +11,7 @@ import pytest
 
 from td3_robot.cli.main import main
 from td3_robot.messages import MESSAGES, Step, Told, Weights
-from td3_robot.session.values import whole
+from td3_robot.recording.values import whole
 from td3_robot.topics import TOPICS
 
 

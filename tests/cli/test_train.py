@@ -13,7 +13,7 @@ import pytest
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
 from td3_robot.cli.train import compiling, crowded
-from td3_robot.learner_config import LearnerConfig
+from td3_robot.config.learner import LearnerConfig
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from td3_robot.messages import (
     Told,
     Welcome,
 )
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import Output

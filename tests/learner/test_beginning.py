@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from td3_robot import config as configuration
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
-from td3_robot.config import Config, LearnerConfig
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config, LearnerConfig
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner import beginning, state
 from td3_robot.learner.core import LearnerCore

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from td3_robot.bench import learner as bench
+from td3_robot.bench.learner_contestants import products
+from td3_robot.bench.profile import kind_of, profile
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE, NodeError
-from td3_robot.learner import bench, compute
-from td3_robot.learner.bench_contestants import products
-from td3_robot.learner.profile import kind_of, profile
+from td3_robot.learner import compute
 
 SHORT = ["--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile"]
 

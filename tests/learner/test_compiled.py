@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from td3_robot import machine
-from td3_robot.config import parse
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.config.loading import parse
 from td3_robot.learner import compiled, compute
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.storage import Memory
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.training import Training
-from td3_robot.learner_config import LearnerConfig
 from td3_robot.specs import RobotSpec
+from td3_robot.util import machine
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from td3_robot.config import parse
+from td3_robot.config.loading import parse
 from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.graph import CapturedUpdate, Work, aside, difference
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.td3 import TD3
-from td3_robot.learner_config import LearnerConfig
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 

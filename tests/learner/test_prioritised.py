@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.prioritised import PrioritisedReplay, SumTree
 from td3_robot.learner.td3 import TD3
-from td3_robot.learner_config import LearnerConfig
 from tests.learner.reference import ReferenceTD3
 from tests.learner.test_replay import transitions
 from tests.learner.test_td3 import nets_of, noise_to_come

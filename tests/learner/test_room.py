@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from td3_robot import files, machine
-from td3_robot.config import Config, parse
+from td3_robot.config.loading import parse
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.room import announce, needs
 from td3_robot.learner.storage import ROWS, File
 from td3_robot.learner.td3 import TD3
-from td3_robot.run_folder import RunFolder
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import files, machine
 
 MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
 

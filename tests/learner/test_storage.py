@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from td3_robot import machine
 from td3_robot.errors import BundleError
 from td3_robot.learner import storage
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.storage import File, Memory, Note
+from td3_robot.util import machine
 
 WIDTH = 10  # of a robot with 3 observations and 2 actions
 

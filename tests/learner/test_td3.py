@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.td3_metrics import GAUGES, MEANS
-from td3_robot.learner_config import LearnerConfig
 from tests.learner.reference import Net, ReferenceTD3
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Assembler
 from td3_robot.learner.value_check import ValueCheck
-from td3_robot.learner_config import LearnerConfig
 from td3_robot.messages import Step
 from tests.learner.test_transitions import history
 

@@ -16,7 +16,7 @@ from td3_robot.messages import Action, Command, InForce, Step
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.latch_file import LatchFile
 from td3_robot.policy.latches import Latches
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.session import Input, Output, Peer, hello

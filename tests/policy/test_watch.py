@@ -14,7 +14,7 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
 from td3_robot.policy.latches import Latches
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.session import Input, Output, Peer, hello

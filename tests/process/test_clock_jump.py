@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.session import info, replay
-from td3_robot.session.reader import Session
+from td3_robot.recording import info
+from td3_robot.recording.reader import Session
+from td3_robot.replay import check as replay
 from tests.process.test_deployed_recording import Recorded, stop
 from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
 

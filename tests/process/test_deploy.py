@@ -32,8 +32,8 @@ import pytest
 import yaml
 
 from td3_robot.bundle import Bundle, layer_shapes
-from td3_robot.config import Config
-from td3_robot.run_folder import RunFolder
+from td3_robot.config.schema import Config
+from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK, ROOT

@@ -11,8 +11,8 @@ import yaml
 
 from td3_robot.cli.main import main
 from td3_robot.messages import Command, Start, Weights
-from td3_robot.session import replay
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
+from td3_robot.replay import check as replay
 from td3_robot.topics import TOPICS
 from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
 

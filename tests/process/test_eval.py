@@ -14,8 +14,8 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 from gymnasium import spaces
+from td3_robot_sims import tasks
 
-from sims import tasks
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.cli.main import main
 

@@ -165,12 +165,13 @@ def test_every_module_of_the_robot_side_loads(installed: Environment) -> None:
     """In this Python, with these packages: a module that needs more than the base install is one of an extra."""
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
-        "extra = ('td3_robot.learner', 'td3_robot.curve', 'td3_robot.onnx_export', 'td3_robot.data',"
-        " 'td3_robot.session')\n"
+        "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert.onnx_export',"
+        " 'td3_robot.data', 'td3_robot.recording', 'td3_robot.replay',"
+        " 'td3_robot.bench.learner', 'td3_robot.bench.profile', 'td3_robot.bench.record')\n"
         "for module in pkgutil.walk_packages(td3_robot.__path__, 'td3_robot.'):\n"
         "    if not module.name.startswith(extra):\n"
         "        importlib.import_module(module.name)\n"
-        "print(*sorted({'torch', 'gymnasium', 'pybullet', 'sims'} & set(sys.modules)))\n"
+        "print(*sorted({'torch', 'gymnasium', 'pybullet', 'td3_robot_sims'} & set(sys.modules)))\n"
     )
     done = installed.run("-c", code, python=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

@@ -13,11 +13,11 @@ import msgpack
 import psutil
 import pytest
 import zmq
+from td3_robot_sims.tasks import spec
 
-from sims.tasks import spec
 from td3_robot.cli.main import main
 from td3_robot.messages import Step
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
 
 SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
 

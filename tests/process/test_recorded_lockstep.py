@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.messages import SimulatorState
-from td3_robot.session import replay
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
+from td3_robot.replay import check as replay
 
 LOCKSTEP = ("record=true", "checkpoint.every=250", "learner.publish_every=100", "learner.replay_ratio=0.2")
 

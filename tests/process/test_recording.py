@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from td3_robot import node as nodes
 from td3_robot.cli.main import main
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Status, Step
-from td3_robot.session import replay
-from td3_robot.session.info import examine
-from td3_robot.session.reader import Session
-from td3_robot.session.recover import EXIT_LOST
+from td3_robot.recording.info import examine
+from td3_robot.recording.reader import Session
+from td3_robot.recording.recover import EXIT_LOST
+from td3_robot.replay import check as replay
+from td3_robot.runtime import node as nodes
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.session import ClientSession, hello
 
@@ -61,7 +61,7 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
 
 
 def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """It writes a chunk each half second (tests/session/test_files.py): of before the last but one, all is there."""
+    """It writes a chunk each half second (tests/recording/test_files.py): of before the last but one, all is there."""
     run = train(100_000, "record=true", "learner.replay_ratio=0.1")
     killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
     made = run.wait_for_steps(1000)

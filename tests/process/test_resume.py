@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
+from td3_robot.config import loading as configuration
 from td3_robot.learner import checkpoint
 from td3_robot.transport import codec
 from tests.conftest import SMALL, Command

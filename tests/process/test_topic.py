@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sims.tasks import spec
+from td3_robot_sims.tasks import spec
+
 from td3_robot.messages import Step
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
 
 SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
 

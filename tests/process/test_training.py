@@ -18,14 +18,14 @@ import psutil
 import pytest
 import safetensors.numpy
 import yaml
+from td3_robot_sims.in_process import InProcess
 
-from sims.in_process import InProcess
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
+from td3_robot.config import loading as configuration
 from td3_robot.learner import checkpoint, state
 from td3_robot.messages import Step
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
 from td3_robot.transport.session import LONG_SILENCE
 from tests.conftest import SMALL
 from tests.process.conftest import ROOT

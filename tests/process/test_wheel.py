@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_content(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "sims"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "td3_robot_sims"}
     for folder in ("configs", "launch"):
         shipped = {Path(name).name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
         assert shipped == {path.name for path in (ROOT / folder).iterdir()}
@@ -38,7 +38,7 @@ def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "final policy: mean return" in done.stdout
-    where = [sys.executable, "-P", "-c", "import td3_robot.resources as r; print(r.folder('configs'))"]
+    where = [sys.executable, "-P", "-c", "import td3_robot.util.resources as r; print(r.folder('configs'))"]
     found = subprocess.run(
         where, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
     )

@@ -20,13 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
+from td3_robot.config import loading as configuration
 from td3_robot.messages import Command, Reply, StateChange, Weights
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport.memory import MemoryBus
 from td3_robot.transport.session import ClientSession, hello
 from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from td3_robot_sims.in_process import InProcess
 
-from sims.in_process import InProcess
 from td3_robot.bundle import Bundle, layer_shapes
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, Message, Phase, Record, Reply, Start, StateChange, Status, Weights
@@ -25,8 +25,8 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
-from td3_robot.session.entries import Entry, facts_of_this_machine
-from td3_robot.session.writer import SessionWriter
+from td3_robot.recording.entries import Entry, facts_of_this_machine
+from td3_robot.recording.writer import SessionWriter
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec

@@ -16,11 +16,11 @@ from td3_robot.cli.main import main
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Start, Step
 from td3_robot.policy.core import PolicyCore
-from td3_robot.session import replay
-from td3_robot.session.entries import Entry, Facts
-from td3_robot.session.reader import Session
-from td3_robot.session.recorder import free_name
-from td3_robot.session.writer import write
+from td3_robot.recording.entries import Entry, Facts
+from td3_robot.recording.reader import Session
+from td3_robot.recording.recorder import free_name
+from td3_robot.recording.writer import write
+from td3_robot.replay import check as replay
 from td3_robot.transport import codec
 from td3_robot.transport.session import Input, Output
 

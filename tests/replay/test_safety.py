@@ -13,24 +13,24 @@ import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
-from td3_robot.config import Config
+from td3_robot.config.schema import Config
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
-from td3_robot.lifecycle import FAULT, Lifecycle, Watchdog
 from td3_robot.messages import Action
 from td3_robot.policy import core as policy_core
 from td3_robot.policy import store
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
-from td3_robot.policy.safety import SafetyFilter
+from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.policy.store import PolicyStore
 from td3_robot.policy.watch import Watch
-from td3_robot.safety import joined
-from td3_robot.session import replay
-from td3_robot.session.lives import Life
-from td3_robot.session.reader import Session
+from td3_robot.recording.reader import Session
+from td3_robot.replay import check as replay
+from td3_robot.replay.lives import Life
+from td3_robot.safety.lifecycle import FAULT, Lifecycle, Watchdog
+from td3_robot.safety.limits import joined
 from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"

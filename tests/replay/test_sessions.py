@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims.environment import Outcome
+from td3_robot_sims.fleet import Fleet
 
-from sims.environment import Outcome
-from sims.fleet import Fleet
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.config import RecordConfig
+from td3_robot.config.schema import RecordConfig
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
 from td3_robot.messages import (
@@ -35,11 +35,11 @@ from td3_robot.messages import (
     Weights,
 )
 from td3_robot.policy.noise import Noise
-from td3_robot.session import replay
-from td3_robot.session.entries import CONFIG, Entry, Facts
-from td3_robot.session.reader import Session
-from td3_robot.session.recorder import Recorder
-from td3_robot.session.writer import write
+from td3_robot.recording.entries import CONFIG, Entry, Facts
+from td3_robot.recording.reader import Session
+from td3_robot.recording.recorder import Recorder
+from td3_robot.recording.writer import write
+from td3_robot.replay import check as replay
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims.environment import Outcome
 
-from sims.environment import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 

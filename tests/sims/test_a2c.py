@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from td3_robot_sims import tasks
+from td3_robot_sims.a2c import A2C, A2CCore, discounted
 
-from sims import tasks
-from sims.a2c import A2C, A2CCore, discounted
-from td3_robot import config as configuration
-from td3_robot.config import Config
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.policy.actor import Actor
 

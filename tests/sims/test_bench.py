@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from td3_robot_sims import bench
 
-from sims import bench
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE
-from td3_robot.machine import available_cores
+from td3_robot.util.machine import available_cores
 
 
 def test_the_report_names_machine_contestants_fleets_and_memory(capsys: pytest.CaptureFixture[str]) -> None:

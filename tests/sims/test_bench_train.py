@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from td3_robot_sims import bench_train
 
-from sims import bench_train
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE, NodeError
 from td3_robot.learner import compute

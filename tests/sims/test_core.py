@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims.fleet import Fleet
 
-from sims.fleet import Fleet
 from td3_robot.driver.core import SourceCore
 from td3_robot.messages import Action, Message, Phase, StateChange, Step, Throttle, Welcome
 from td3_robot.topics import QUEUE_LENGTH

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
-from sims.crew import Crew
+from td3_robot_sims.crew import Crew
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_an_interrupt_is_raised_before_what_else_failed(crew: Crew) -> None:
 def test_in_a_forked_process_the_caller_does_the_work() -> None:
     code = """
 import os, warnings
-from sims.crew import Crew
+from td3_robot_sims.crew import Crew
 warnings.simplefilter("ignore")
 crew, taken = Crew(3), []
 if child := os.fork():

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from td3_robot_sims import tasks
+from td3_robot_sims.disturbance import Disturbance, groups
 
-from sims import tasks
-from sims.disturbance import Disturbance, groups
-from td3_robot.randomization import RandomizationConfig
+from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims import tasks
+from td3_robot_sims.environment import Environment, Outcome
+from td3_robot_sims.fleet import Fleet
 
-from sims import tasks
-from sims.environment import Environment, Outcome
-from sims.fleet import Fleet
+from td3_robot.config.randomization import PushConfig, RandomizationConfig
 from td3_robot.messages import Phase
-from td3_robot.randomization import PushConfig, RandomizationConfig
 from td3_robot.specs import Float32
 
 
@@ -122,7 +122,7 @@ def test_threads_change_nothing(task: str, seed: int) -> None:
 
 
 def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sims.fleet.available_cores", lambda: 3)
+    monkeypatch.setattr("td3_robot_sims.fleet.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:
         before = set(threading.enumerate())

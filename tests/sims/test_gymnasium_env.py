@@ -10,14 +10,14 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+import td3_robot_sims.gymnasium_env
 import torch
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from stable_baselines3 import TD3
 from stable_baselines3.common.env_checker import check_env as sb3_check
+from td3_robot_sims import tasks
 
-import sims.gymnasium_env
-from sims import tasks
 from td3_robot.errors import ConfigError
 
 ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
@@ -97,8 +97,8 @@ def test_pictures() -> None:
 
 
 _IN_A_WINDOW = """
-import ctypes, gymnasium, numpy, time, sims.gymnasium_env
-from sims import bullet_api as b3
+import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
+from td3_robot_sims import bullet_api as b3
 from td3_robot.errors import ConfigError
 
 class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo, whose last three numbers are what it looks at
@@ -164,12 +164,12 @@ def test_window_shows_the_same_world_and_follows_the_robot() -> None:
 
 def test_unknown_render_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="'human' or 'rgb_array'"):
-        sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
+        td3_robot_sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
 
 
 def test_made_by_module_and_name() -> None:
     code = (
-        "import gymnasium; e = gymnasium.make('sims.gymnasium_env:td3_robot/Ant-v0'); "
+        "import gymnasium; e = gymnasium.make('td3_robot_sims.gymnasium_env:td3_robot/Ant-v0'); "
         "e.reset(seed=1); print(e.spec.id); e.close()"
     )
     child = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from td3_robot_sims import tasks
 
-from sims import tasks
 from td3_robot.errors import ConfigError
 
 needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from td3_robot_sims import tasks
+from td3_robot_sims.in_process import InProcess
 
-from sims import tasks
-from sims.in_process import InProcess
-from td3_robot import config as configuration
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
+from td3_robot.config import loading as configuration
 
 TASK = "gymnasium:Pendulum-v1"
 

@@ -13,7 +13,7 @@ import ctypes, re, sys
 from pathlib import Path
 assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
 import numpy as np
-from sims import tasks
+from td3_robot_sims import tasks
 environment = tasks.make(sys.argv[1], 0)
 action = np.zeros(environment.spec.action_size, np.float32)
 def episodes(count):
@@ -28,7 +28,7 @@ print(episodes(10_000) - before)
 
 TRACE = """
 import hashlib, sys
-from sims import tasks
+from td3_robot_sims import tasks
 from tests.sims.drivers import Random
 digest = hashlib.sha256()
 for task in tasks.names():

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims.fleet import Fleet
 
-from sims.fleet import Fleet
-from td3_robot.config import PacingConfig
+from td3_robot.config.schema import PacingConfig
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, Step, Throttle, Welcome
-from td3_robot.safety import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport.session import Output

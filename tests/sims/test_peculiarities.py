@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from td3_robot_sims.locomotion import Locomotion
+from td3_robot_sims.robots import MODELS
 
-from sims.locomotion import Locomotion
-from sims.robots import MODELS
 from tests.sims.drivers import Random, Stand
 
 

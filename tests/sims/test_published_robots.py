@@ -10,11 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from td3_robot_sims import physics, tasks
+from td3_robot_sims.environment import Environment
+from td3_robot_sims.locomotion import Locomotion
+from td3_robot_sims.robots import CONTROL_PERIOD
 
-from sims import physics, tasks
-from sims.environment import Environment
-from sims.locomotion import Locomotion
-from sims.robots import CONTROL_PERIOD
 from tests.sims.drivers import Driver, Random, Stand
 
 SEEDS = (0, 1, 2)

@@ -6,8 +6,7 @@ import ctypes
 import os
 
 import pytest
-
-from sims.quiet import c_output_on_stderr, without_lines
+from td3_robot_sims.quiet import c_output_on_stderr, without_lines
 
 
 def test_drops_what_was_named_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:

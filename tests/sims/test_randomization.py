@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from td3_robot_sims import tasks
+from td3_robot_sims.bullet import BASE, Part
+from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.locomotion import Locomotion
+from td3_robot_sims.physics import World
+from td3_robot_sims.robots import CONTROL_PERIOD, MODELS
 
-from sims import tasks
-from sims.bullet import BASE, Part
-from sims.fleet import Fleet
-from sims.locomotion import Locomotion
-from sims.physics import World
-from sims.robots import CONTROL_PERIOD, MODELS
+from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.messages import Phase
-from td3_robot.randomization import RandomizationConfig
 from td3_robot.specs import Float32
 from tests.sims.drivers import Random, Stand
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from td3_robot_sims import saved, tasks
+from td3_robot_sims.core import SimulatorCore
+from td3_robot_sims.environment import Environment
+from td3_robot_sims.fleet import Fleet
 
-from sims import saved, tasks
-from sims.core import SimulatorCore
-from sims.environment import Environment
-from sims.fleet import Fleet
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Message, Phase, SimulatorState, Step, Throttle
 from td3_robot.transport import codec

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from td3_robot_sims import tasks
+from td3_robot_sims.environment import Environment
+from td3_robot_sims.repeatable import pack_random, unpack_random
 
-from sims import tasks
-from sims.environment import Environment
-from sims.repeatable import pack_random, unpack_random
 from td3_robot.errors import BundleError
 from tests.sims.drivers import Random
 
@@ -56,7 +56,7 @@ def test_goes_on_in_another_instance(task: str, steps: int) -> None:
 CHILD = """
 import json, sys
 import numpy as np
-from sims import tasks
+from td3_robot_sims import tasks
 from tests.sims.test_saved_state import trace
 task, state = json.loads(sys.stdin.readline())
 for key, dtype in (("random", np.uint64), ("actions", np.float32), ("observation", np.float32)):

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from td3_robot_sims import tables, tasks
 
-from sims import tables, tasks
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 
@@ -32,7 +32,7 @@ def test_specifications(task: str, observations: int, actions: int) -> None:
 
 
 def test_robot_specifications_need_no_physics() -> None:
-    code = "import sys; from sims import tasks; tasks.spec('Ant'); print('pybullet' in sys.modules)"
+    code = "import sys; from td3_robot_sims import tasks; tasks.spec('Ant'); print('pybullet' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout == "False\n"
 

@@ -9,10 +9,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from td3_robot_sims import bullet_api, tasks
+from td3_robot_sims.physics import World
+from td3_robot_sims.robots import MODELS
 
-from sims import bullet_api, tasks
-from sims.physics import World
-from sims.robots import MODELS
 from td3_robot.errors import ConfigError
 from tests.sims.drivers import Random
 
@@ -98,9 +98,9 @@ def test_an_error_that_is_kept_does_not_keep_the_world(monkeypatch: pytest.Monke
 def test_closed_worlds_give_their_memory_back() -> None:
     """A Hopper takes more than 20 MB: ten that are made and closed leave less than one behind."""
     code = """
-from sims.physics import World
-from sims.robots import MODELS
-from td3_robot.machine import resident_bytes
+from td3_robot_sims.physics import World
+from td3_robot_sims.robots import MODELS
+from td3_robot.util.machine import resident_bytes
 def some(count):
     for _ in range(count):
         World(MODELS["Hopper"]).close()
@@ -176,6 +176,6 @@ def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_printed() -> None:
-    code = "from sims import tasks; e = tasks.make('Ant', 0); e.reset(); e.close()"
+    code = "from td3_robot_sims import tasks; e = tasks.make('Ant', 0); e.reset(); e.close()"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (child.stdout, child.stderr) == ("", "")

@@ -1,0 +1,353 @@
+"""Physics worlds: the only door to PyBullet's simulation, through the C interface under its Python functions.
+
+PyBullet's Python functions keep the interpreter locked while they simulate, and each asks for one thing and builds
+tuples of it. Called directly, a step lets other threads run, and one request answers for all links and joints. The
+commands of each method are those that PyBullet's function for it sends: the results are the same to the last bit.
+
+PyBullet's pure functions (quaternions, camera matrices) and its constants are used as they are. A world made here has
+no client number in PyBullet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_double, c_float, c_int, sizeof
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.errors import ConfigError
+from td3_robot_sims import bullet_api as b3
+from td3_robot_sims.bullet_api import pybullet
+
+BASE = -1  # index of a body's root link
+_MAX_VELOCITIES = 128  # of a body, in Bullet's commands
+_MAX_TORQUES = 4  # that one call takes
+_DOUBLE = sizeof(c_double)
+_CLOSED = "this physics world is closed, or its window was"
+_windows: set[int] = set()  # addresses of worlds that show one: PyBullet has room for one in a process
+
+
+class _Handle:
+    """Bullet's address of a world, which is freed when nobody holds this any more.
+
+    A method holds it until it returns. So a world that is closed under it, from another thread or by the handler of a
+    signal, is freed behind it; and one that a thread still steps when the interpreter ends is never freed.
+    """
+
+    def __init__(self, address: int, at_exit: bool) -> None:
+        self.address = address
+        weakref.finalize(self, _disconnect, address).atexit = at_exit
+
+
+class _Nothing:
+    """What is left of the numbers of a closed world. (Slicing a null pointer would crash.)"""
+
+    def __getitem__(self, place: object) -> Any:
+        raise RuntimeError(_CLOSED)
+
+
+class Joint(NamedTuple):
+    """A joint and the link it moves, which share an index.
+
+    ``lower`` and ``upper`` (rad or m) limit its position; ``position_at`` and ``velocity_at`` say where it is among the
+    positions and velocities of its body, -1 for a joint that cannot move.
+    """
+
+    name: str
+    link: str
+    lower: float
+    upper: float
+    position_at: int
+    velocity_at: int
+
+
+class Part(NamedTuple):
+    """Mass in kg, principal moments of inertia in kg·m², and lateral friction of a link."""
+
+    mass: float
+    inertia: tuple[float, ...]
+    friction: float
+
+
+class Client:
+    """A world of its own: nothing that is done in one is seen in another.
+
+    Steps of different worlds may run in different threads at once; everything else keeps the interpreter locked.
+
+    Attributes, all filled by :meth:`look`, and to be read before the next call:
+        positions: of the base x, y, z (m) and its quaternion x, y, z, w, then of the joints (rad or m).
+        velocities: of the base, linear (m/s) and angular (rad/s), then of the joints.
+        links: x, y, z of the centre of mass, and the quaternion, of each link: 7 numbers each.
+        link_velocities: linear and angular of each link: 6 numbers each; zeros unless asked for.
+
+    Raises:
+        ConfigError: ``show`` is asked for and there is no display, or a window already.
+    """
+
+    def __init__(self, show: bool = False) -> None:
+        if show and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+            raise ConfigError("render mode 'human' needs a display, and DISPLAY is not set; 'rgb_array' needs none")
+        if show and _windows:
+            raise ConfigError("render mode 'human': PyBullet shows one window in a process, and one is open already")
+        address: int | None = b3.connect_window(0, None) if show else b3.connect()
+        if not address:
+            raise RuntimeError("PyBullet gave no physics client")
+        # A window draws in a thread, which has to end.
+        self._handle: _Handle | None = _Handle(address, at_exit=show)
+        self._torques: Any = (c_double * _MAX_VELOCITIES)()
+        self._seen: tuple[int, bool] | None = None  # what look() was last asked, until anything changes
+        doubles = POINTER(c_double)
+        self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
+        places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
+        nothing = [None] * 5
+        self._places = (*nothing, *places[:2], None, None, None, *places[2:])
+        self._contacts = b3.ContactInformation()
+        handle = self._open()
+        self._run(handle, b3.sync_bodies(address), b3.BODIES_SYNCED)
+        self._run(handle, b3.sync_user_data(address), b3.USER_DATA_SYNCED)
+        if show:
+            _windows.add(address)
+            # Without its side panels, and without drawing the pictures in them, the window is all robot.
+            command = b3.window(address)
+            b3.set_window(command, pybullet.COV_ENABLE_GUI, 0)
+            self._run(handle, command)
+
+    def _open(self) -> _Handle:
+        """The handle, if it may be used."""
+        handle = self._handle
+        if handle is not None and b3.ready(handle.address):
+            return handle
+        del handle  # a traceback that somebody keeps must not keep the world
+        raise RuntimeError(_CLOSED)
+
+    def _run(self, handle: _Handle, command: int, expected: int | None = None) -> int:
+        """Send a command that may change anything; its answer, which must be ``expected`` if that is given."""
+        self._seen = None
+        answer: int = b3.submit(handle.address, command)
+        if expected is not None and b3.answer(answer) != expected:
+            raise RuntimeError(f"Bullet answered a command with {b3.answer(answer)}; {expected} was expected")
+        return answer
+
+    def close(self) -> None:
+        """Free the world; a second call does nothing."""
+        self._seen = None
+        nothing: Any = _Nothing()
+        self.positions = self.velocities = self.links = self.link_velocities = nothing
+        self._handle = None
+
+    # -- what is in the world ------------------------------------------------------------------------------------------
+
+    def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
+        """Gravity points down (m/s²); a step takes ``time_step`` s. Pairs of shapes are kept in a fixed order."""
+        handle = self._open()
+        command = b3.parameters(handle.address)
+        b3.set_ordered_pairs(command, 1)
+        b3.set_gravity(command, 0.0, 0.0, -gravity)
+        b3.set_contact_erp(command, contact_erp)
+        b3.set_iterations(command, iterations)
+        b3.set_substeps(command, substeps)
+        b3.set_time_step(command, time_step)
+        self._run(handle, command)
+
+    def load_sdf(self, path: str) -> list[int]:
+        """The bodies of an SDF file."""
+        handle = self._open()
+        return self._loaded(self._run(handle, b3.load_sdf(handle.address, os.fsencode(path)), b3.SDF_LOADED))
+
+    def load_mjcf(self, path: str, flags: int) -> list[int]:
+        """The bodies of a MuJoCo file; ``flags`` are PyBullet's."""
+        handle = self._open()
+        command = b3.load_mjcf(handle.address, os.fsencode(path))
+        b3.set_load_flags(command, flags)
+        return self._loaded(self._run(handle, command, b3.MJCF_LOADED))
+
+    def _loaded(self, answer: int) -> list[int]:
+        bodies = (c_int * b3.MAX_BODIES)()
+        return bodies[: b3.loaded(answer, bodies, b3.MAX_BODIES)]
+
+    def joints(self, body: int) -> list[Joint]:
+        """The joints of a body, in the order of their links.
+
+        Raises:
+            ConfigError: they read like nothing a joint can be: the installed PyBullet has another layout of them.
+        """
+        handle, info, joints = self._open(), b3.JointInfo(), []
+        for index in range(b3.joint_count(handle.address, body)):
+            b3.joint_info(handle.address, body, index, byref(info))
+            if info.index != index or (info.positions, info.velocities) not in {(0, 0), (1, 1)}:
+                raise ConfigError(
+                    f"the installed pybullet describes joint {index} in a way unknown here; 3.2.7 is known"
+                )
+            name, link = info.name.decode(), info.link_name.decode()
+            joints.append(Joint(name, link, info.lower, info.upper, info.position_at, info.velocity_at))
+        return joints
+
+    def part(self, body: int, link: int) -> Part:
+        handle, info = self._open(), b3.DynamicsInfo()
+        b3.dynamics(self._run(handle, b3.ask_dynamics(handle.address, body, link), b3.DYNAMICS), byref(info))
+        return Part(info.mass, tuple(info.inertia), info.lateral_friction)
+
+    def change(
+        self,
+        body: int,
+        link: int,
+        *,
+        mass: float | None = None,
+        inertia: Sequence[float] | None = None,
+        friction: float | None = None,
+        damping: float | None = None,
+        restitution: float | None = None,
+    ) -> None:
+        """Change a link, or its joint's ``damping`` (N·m·s/rad); units as in :class:`Part`. None leaves what is."""
+        handle = self._open()
+        command = b3.change(handle.address)
+        if inertia is not None:
+            b3.set_inertia(command, body, link, (c_double * 3)(*inertia))
+        for set_value, value in (
+            (b3.set_mass, mass),
+            (b3.set_friction, friction),
+            (b3.set_damping, damping),
+            (b3.set_restitution, restitution),
+        ):
+            if value is not None:
+                set_value(command, body, link, value)
+        self._run(handle, command)
+
+    def release(self, body: int, joint: Joint) -> None:
+        """Let a joint swing freely. A loaded one is braked by a motor; without force it swings, and takes torques."""
+        handle = self._open()
+        command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
+        b3.set_target(command, joint.position_at, 0.0)
+        b3.set_kp(command, joint.velocity_at, 0.1)
+        b3.set_target_speed(command, joint.velocity_at, 0.0)
+        b3.set_kd(command, joint.velocity_at, 1.0)
+        b3.set_force(command, joint.velocity_at, 0.0)
+        self._run(handle, command)
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def save(self) -> int:
+        """Keep the state of the world; returns what :meth:`restore` takes."""
+        handle = self._open()
+        return int(b3.saved_as(self._run(handle, b3.save(handle.address), b3.SAVED)))
+
+    def restore(self, state: int) -> None:
+        handle = self._open()
+        command = b3.restore(handle.address)
+        b3.set_saved(command, state)
+        self._run(handle, command, b3.RESTORED)
+
+    def set_joints(self, body: int, joints: Sequence[int], positions: Sequence[float], speed: float = 0.0) -> None:
+        """Put joints at ``positions`` (rad or m), moving at ``speed`` (rad/s or m/s)."""
+        handle = self._open()
+        command = b3.pose(handle.address, body)
+        moving = c_double(speed)
+        for joint, position in zip(joints, positions, strict=True):
+            b3.set_joint(handle.address, command, joint, byref(c_double(position)), 1)
+            b3.set_speed(handle.address, command, joint, byref(moving), 1)
+        self._run(handle, command)
+
+    def place(self, body: int, position: Sequence[float], quaternion: Sequence[float]) -> None:
+        """Put a body's base somewhere, at rest."""
+        handle = self._open()
+        command = b3.pose(handle.address, body)
+        b3.set_base(command, *position)
+        b3.set_turn(command, *quaternion)
+        self._run(handle, command)
+
+    def push(self, body: int, link: int, force: Sequence[float], position: Sequence[float]) -> None:
+        """Add a force (N) at a position (m), both of the world, to the next step."""
+        handle = self._open()
+        command = b3.force(handle.address)
+        b3.add_force(command, body, link, (c_double * 3)(*force), (c_double * 3)(*position), pybullet.WORLD_FRAME)
+        self._run(handle, command)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+    # Each call counts here: whether a window was closed is asked once, by step().
+
+    def drive(self, body: int, first: int, torques: list[float]) -> None:
+        """Torques (N·m) that joints hold in the next step: those whose ``velocity_at`` is ``first`` and on."""
+        handle = self._handle or self._open()
+        command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
+        values, count = self._torques, len(torques)
+        values[:count] = torques
+        for done in range(0, count, _MAX_TORQUES):
+            b3.set_torques(command, first + done, byref(values, done * _DOUBLE), min(_MAX_TORQUES, count - done))
+        b3.submit(handle.address, command)
+
+    def step(self) -> None:
+        """Simulate one time step; other threads run meanwhile."""
+        self._seen = None
+        handle = self._open()
+        answer = b3.submit_freely(handle.address, b3.step(handle.address))
+        if b3.answer(answer) != b3.STEPPED:
+            raise RuntimeError("Bullet did not simulate a step")
+
+    def look(self, body: int, link_velocities: bool = False) -> None:
+        """Fill ``positions``, ``velocities``, ``links`` with the state of a body, and ``link_velocities`` if asked."""
+        seen = (body, link_velocities)
+        if self._seen == seen:
+            return
+        handle = self._handle or self._open()
+        command = b3.ask_state(handle.address, body)
+        if link_velocities:
+            b3.with_velocities(command, 1)
+        b3.state(self._run(handle, command, b3.STATE), *self._places)
+        self._seen = seen
+
+    def touching(self, body: int, other: int) -> list[int]:
+        """Links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
+        handle = self._handle or self._open()
+        command = b3.ask_contacts(handle.address)
+        b3.of_body_a(command, body)
+        b3.of_body_b(command, other)
+        answer = b3.submit(handle.address, command)
+        if b3.answer(answer) != b3.CONTACTS:
+            raise RuntimeError("Bullet told no contacts")
+        contacts = self._contacts
+        b3.contacts(handle.address, contacts)
+        count: int = contacts.count
+        return contacts.points[b3.LINK_A : count * b3.CONTACT_INTS : b3.CONTACT_INTS] if count else []
+
+    def lowest(self, body: int, links: Sequence[int]) -> float:
+        """Height in m of the lowest point of the boxes around these links."""
+        handle = self._open()
+        answer = self._run(handle, b3.ask_boxes(handle.address, body), b3.BOXES)
+        corners = (c_double * 3)(), (c_double * 3)()
+        heights = []
+        for link in links:
+            b3.box(answer, link, *corners)
+            heights.append(corners[0][2])
+        return min(heights)
+
+    # -- pictures ------------------------------------------------------------------------------------------------------
+
+    def picture(self, width: int, height: int, view: Sequence[float], lens: Sequence[float]) -> NDArray[np.uint8]:
+        """uint8[height, width, 4], red-green-blue and a fourth, through PyBullet's matrices ``view`` and ``lens``."""
+        handle = self._open()
+        command = b3.ask_picture(handle.address)
+        b3.set_size(command, width, height)
+        b3.set_camera(command, (c_float * 16)(*view), (c_float * 16)(*lens))
+        b3.set_renderer(command, pybullet.ER_TINY_RENDERER)
+        self._run(handle, command, b3.PICTURE)
+        image = b3.CameraImage()
+        b3.picture(handle.address, byref(image))
+        pixels: NDArray[np.uint8] = np.ctypeslib.as_array(image.pixels, (image.height, image.width, 4)).copy()
+        return pixels
+
+    def aim(self, distance: float, yaw: float, pitch: float, target: Sequence[float]) -> None:
+        """Turn the window's camera to ``target`` (m), from ``distance`` m; angles in degrees."""
+        handle = self._open()
+        command = b3.window(handle.address)
+        b3.set_view(command, distance, pitch, yaw, (c_float * 3)(*target))
+        self._run(handle, command)
+
+
+def _disconnect(address: int) -> None:
+    _windows.discard(address)
+    b3.disconnect(address)

@@ -1,0 +1,242 @@
+"""Bullet's C interface as the library that PyBullet has loaded exports it: its structures and functions, declared.
+
+After ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, in PyBullet 3.2.7. A wrong declaration would
+read other memory than it means to: what version is installed, and whether it has these functions, is checked at import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int, c_void_p
+from typing import Any
+
+from td3_robot.errors import ConfigError
+from td3_robot_sims.quiet import without_lines
+
+with without_lines(b"pybullet build time:"):
+    import pybullet as pybullet  # for others too: imported here, it prints nothing
+
+_M_PERTURB, _ZEROS = -6, 0xFF  # of malloc.h: memory is handed out filled with the complement
+
+
+def _hand_out_zeros() -> None:
+    """Have glibc fill new memory with zeros; other C libraries have no such option.
+
+    Bullet reads memory that it has not written yet: seldom, and met with changed masses only. What lay there decided
+    how a Humanoid fell, and of two runs that were alike one in some hundred came out otherwise.
+    """
+    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
+        set_option(_M_PERTURB, _ZEROS)
+
+
+_hand_out_zeros()
+
+_API = 202010061
+"""PyBullet calls it its API version. It changes with the structures below."""
+
+# What commands are answered with, of EnumSharedMemoryServerStatus.
+SDF_LOADED, MJCF_LOADED = 4, 12
+STATE, STEPPED, PICTURE, CONTACTS = 21, 26, 28, 39
+BODIES_SYNCED, DYNAMICS, BOXES, SAVED, RESTORED, USER_DATA_SYNCED = 66, 77, 85, 93, 95, 100
+
+MAX_BODIES = 512  # of one file
+
+
+class JointInfo(Structure):
+    """``b3JointInfo``."""
+
+    _fields_ = (
+        ("link_name", c_char * 1024),
+        ("name", c_char * 1024),
+        ("type", c_int),
+        ("position_at", c_int),
+        ("velocity_at", c_int),
+        ("index", c_int),
+        ("flags", c_int),
+        ("damping", c_double),
+        ("friction", c_double),
+        ("lower", c_double),
+        ("upper", c_double),
+        ("max_force", c_double),
+        ("max_velocity", c_double),
+        ("parent_frame", c_double * 7),
+        ("child_frame", c_double * 7),
+        ("axis", c_double * 3),
+        ("parent", c_int),
+        ("positions", c_int),
+        ("velocities", c_int),
+    )
+
+
+class DynamicsInfo(Structure):
+    """``b3DynamicsInfo``."""
+
+    _fields_ = (
+        ("mass", c_double),
+        ("inertia", c_double * 3),
+        ("inertial_frame", c_double * 7),
+        ("lateral_friction", c_double),
+        ("rolling_friction", c_double),
+        ("spinning_friction", c_double),
+        ("restitution", c_double),
+        ("contact_stiffness", c_double),
+        ("contact_damping", c_double),
+        ("activation", c_int),
+        ("body_type", c_int),
+        ("angular_damping", c_double),
+        ("linear_damping", c_double),
+        ("swept_sphere_radius", c_double),
+        ("contact_threshold", c_double),
+        ("friction_anchor", c_int),
+        ("collision_margin", c_double),
+        ("dynamic_type", c_int),
+    )
+
+
+class ContactPoint(Structure):
+    """``b3ContactPointData``."""
+
+    _fields_ = (
+        ("flags", c_int),
+        ("body_a", c_int),
+        ("body_b", c_int),
+        ("link_a", c_int),
+        ("link_b", c_int),
+        ("position_on_a", c_double * 3),
+        ("position_on_b", c_double * 3),
+        ("normal_on_b", c_double * 3),
+        ("distance", c_double),
+        ("normal_force", c_double),
+        ("friction_forces", c_double * 2),
+        ("friction_directions", c_double * 6),
+    )
+
+
+CONTACT_INTS = ctypes.sizeof(ContactPoint) // ctypes.sizeof(c_int)
+"""From one point to the next, in integers."""
+LINK_A = ContactPoint.link_a.offset // ctypes.sizeof(c_int)
+"""Where in a point its first link is, in integers."""
+
+
+class ContactInformation(Structure):
+    """``b3ContactInformation``, its points seen as integers."""
+
+    _fields_ = (("count", c_int), ("points", POINTER(c_int)))
+
+
+class CameraImage(Structure):
+    """``b3CameraImageData``."""
+
+    _fields_ = (
+        ("width", c_int),
+        ("height", c_int),
+        ("pixels", POINTER(ctypes.c_ubyte)),
+        ("depths", POINTER(c_float)),
+        ("segments", POINTER(c_int)),
+    )
+
+
+# PyDLL keeps the interpreter locked, so that only steps run side by side; CDLL lets go of it.
+_locked, _free = ctypes.PyDLL(pybullet.__file__), ctypes.CDLL(pybullet.__file__)
+
+
+def _function(name: str, *arguments: Any, result: Any = c_int, library: ctypes.CDLL = _locked) -> Any:
+    """One function of the interface, its types declared.
+
+    Raises:
+        ConfigError: the library does not have it.
+    """
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise ConfigError(f"the installed pybullet does not export {name}; version 3.2.7 does") from None
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+def _check_version(version: int) -> None:
+    if version != _API:
+        raise ConfigError(f"the installed pybullet has API version {version}; it must be {_API}, as 3.2.7 has")
+
+
+_check_version(pybullet.getAPIVersion())
+_HANDLE = c_void_p  # of a client, of a command being written, of a status being read
+_DOUBLES = POINTER(c_double)
+
+connect = _function("b3ConnectPhysicsDirect", result=_HANDLE)
+connect_window = _function("b3CreateInProcessPhysicsServerAndConnect", c_int, c_void_p, result=_HANDLE)
+disconnect = _function("b3DisconnectSharedMemory", _HANDLE, result=None)
+ready = _function("b3CanSubmitCommand", _HANDLE)
+submit = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE)
+submit_freely = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE, library=_free)
+answer = _function("b3GetStatusType", _HANDLE)
+sync_bodies = _function("b3InitSyncBodyInfoCommand", _HANDLE, result=_HANDLE)
+sync_user_data = _function("b3InitSyncUserDataCommand", _HANDLE, result=_HANDLE)
+
+parameters = _function("b3InitPhysicsParamCommand", _HANDLE, result=_HANDLE)
+set_gravity = _function("b3PhysicsParamSetGravity", _HANDLE, c_double, c_double, c_double)
+set_time_step = _function("b3PhysicsParamSetTimeStep", _HANDLE, c_double)
+set_substeps = _function("b3PhysicsParamSetNumSubSteps", _HANDLE, c_int)
+set_iterations = _function("b3PhysicsParamSetNumSolverIterations", _HANDLE, c_int)
+set_contact_erp = _function("b3PhysicsParamSetDefaultContactERP", _HANDLE, c_double)
+set_ordered_pairs = _function("b3PhysicsParameterSetDeterministicOverlappingPairs", _HANDLE, c_int)
+
+load_sdf = _function("b3LoadSdfCommandInit", _HANDLE, c_char_p, result=_HANDLE)
+load_mjcf = _function("b3LoadMJCFCommandInit", _HANDLE, c_char_p, result=_HANDLE)
+set_load_flags = _function("b3LoadMJCFCommandSetFlags", _HANDLE, c_int, result=None)
+loaded = _function("b3GetStatusBodyIndices", _HANDLE, POINTER(c_int), c_int)
+joint_count = _function("b3GetNumJoints", _HANDLE, c_int)
+joint_info = _function("b3GetJointInfo", _HANDLE, c_int, c_int, POINTER(JointInfo))
+
+ask_dynamics = _function("b3GetDynamicsInfoCommandInit", _HANDLE, c_int, c_int, result=_HANDLE)
+dynamics = _function("b3GetDynamicsInfo", _HANDLE, POINTER(DynamicsInfo))
+change = _function("b3InitChangeDynamicsInfo", _HANDLE, result=_HANDLE)
+set_mass = _function("b3ChangeDynamicsInfoSetMass", _HANDLE, c_int, c_int, c_double)
+set_inertia = _function("b3ChangeDynamicsInfoSetLocalInertiaDiagonal", _HANDLE, c_int, c_int, _DOUBLES)
+set_friction = _function("b3ChangeDynamicsInfoSetLateralFriction", _HANDLE, c_int, c_int, c_double)
+set_damping = _function("b3ChangeDynamicsInfoSetJointDamping", _HANDLE, c_int, c_int, c_double)
+set_restitution = _function("b3ChangeDynamicsInfoSetRestitution", _HANDLE, c_int, c_int, c_double)
+
+save = _function("b3SaveStateCommandInit", _HANDLE, result=_HANDLE)
+saved_as = _function("b3GetStatusGetStateId", _HANDLE)
+restore = _function("b3LoadStateCommandInit", _HANDLE, result=_HANDLE)
+set_saved = _function("b3LoadStateSetStateId", _HANDLE, c_int)
+pose = _function("b3CreatePoseCommandInit", _HANDLE, c_int, result=_HANDLE)
+set_base = _function("b3CreatePoseCommandSetBasePosition", _HANDLE, c_double, c_double, c_double)
+set_turn = _function("b3CreatePoseCommandSetBaseOrientation", _HANDLE, c_double, c_double, c_double, c_double)
+set_joint = _function("b3CreatePoseCommandSetJointPositionMultiDof", _HANDLE, _HANDLE, c_int, _DOUBLES, c_int)
+set_speed = _function("b3CreatePoseCommandSetJointVelocityMultiDof", _HANDLE, _HANDLE, c_int, _DOUBLES, c_int)
+
+control = _function("b3JointControlCommandInit2", _HANDLE, c_int, c_int, result=_HANDLE)
+set_target = _function("b3JointControlSetDesiredPosition", _HANDLE, c_int, c_double)
+set_kp = _function("b3JointControlSetKp", _HANDLE, c_int, c_double)
+set_target_speed = _function("b3JointControlSetDesiredVelocity", _HANDLE, c_int, c_double)
+set_kd = _function("b3JointControlSetKd", _HANDLE, c_int, c_double)
+set_force = _function("b3JointControlSetMaximumForce", _HANDLE, c_int, c_double)
+set_torques = _function("b3JointControlSetDesiredForceTorqueMultiDof", _HANDLE, c_int, c_void_p, c_int)
+force = _function("b3ApplyExternalForceCommandInit", _HANDLE, result=_HANDLE)
+add_force = _function("b3ApplyExternalForce", _HANDLE, c_int, c_int, _DOUBLES, _DOUBLES, c_int, result=None)
+step = _function("b3InitStepSimulationCommand", _HANDLE, result=_HANDLE)
+
+ask_state = _function("b3RequestActualStateCommandInit", _HANDLE, c_int, result=_HANDLE)
+with_velocities = _function("b3RequestActualStateCommandComputeLinkVelocity", _HANDLE, c_int)
+state = _function("b3GetStatusActualState2", _HANDLE, *[c_void_p] * 12)
+ask_contacts = _function("b3InitRequestContactPointInformation", _HANDLE, result=_HANDLE)
+of_body_a = _function("b3SetContactFilterBodyA", _HANDLE, c_int, result=None)
+of_body_b = _function("b3SetContactFilterBodyB", _HANDLE, c_int, result=None)
+contacts = _function("b3GetContactPointInformation", _HANDLE, POINTER(ContactInformation), result=None)
+ask_boxes = _function("b3RequestCollisionInfoCommandInit", _HANDLE, c_int, result=_HANDLE)
+box = _function("b3GetStatusAABB", _HANDLE, c_int, _DOUBLES, _DOUBLES)
+
+ask_picture = _function("b3InitRequestCameraImage", _HANDLE, result=_HANDLE)
+set_size = _function("b3RequestCameraImageSetPixelResolution", _HANDLE, c_int, c_int, result=None)
+set_camera = _function(
+    "b3RequestCameraImageSetCameraMatrices", _HANDLE, POINTER(c_float), POINTER(c_float), result=None
+)
+set_renderer = _function("b3RequestCameraImageSelectRenderer", _HANDLE, c_int, result=None)
+picture = _function("b3GetCameraImageData", _HANDLE, POINTER(CameraImage), result=None)
+window = _function("b3InitConfigureOpenGLVisualizer", _HANDLE, result=_HANDLE)
+set_window = _function("b3ConfigureOpenGLVisualizerSetVisualizationFlags", _HANDLE, c_int, c_int, result=None)
+set_view = _function(
+    "b3ConfigureOpenGLVisualizerSetViewMatrix", _HANDLE, c_float, c_float, c_float, POINTER(c_float), result=None
+)

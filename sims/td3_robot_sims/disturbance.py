@@ -1,0 +1,148 @@
+"""What a randomized world does to a robot from outside its physics, and the numbers that its physics takes.
+
+All of it follows from four numbers that are drawn from the environment's own random stream when an episode begins. So a
+saved environment, which repeats its episode from that stream, meets the same world again; and a world that randomizes
+nothing draws nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.config.randomization import RandomizationConfig, SensorsConfig
+from td3_robot.specs import Float32, RobotSpec
+from td3_robot_sims.robots import TORSO_CHANNELS
+
+_TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
+_JOINT_GROUPS = ("joint_position", "joint_velocity")
+
+Range = tuple[float, float]
+
+
+def groups(spec: RobotSpec, walker: bool) -> tuple[str, ...]:
+    """The group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`."""
+    if not walker:
+        return ("all",) * spec.observation_size
+    joints = spec.action_size
+    feet = spec.observation_size - TORSO_CHANNELS - 2 * joints
+    return _TORSO_GROUPS + _JOINT_GROUPS * joints + ("contact",) * feet
+
+
+class Disturbance:
+    """One robot's: begins anew with each episode.
+
+    Attributes:
+        world: what was drawn for the episode, by name; units as in the configuration. What is off is missing.
+        mass, friction: factors; joint_damping: N·m·s/rad; tilt: rad; None where off.
+        motor_strength: factor, 1 where off. tilt_direction: rad, the side the robot leans to, 0 is ahead, π/2 its left.
+    """
+
+    def __init__(self, config: RandomizationConfig, spec: RobotSpec, walker: bool) -> None:
+        self.config = config
+        self.spec = spec
+        self.world: dict[str, float] = {}
+        self.mass: float | None = None
+        self.friction: float | None = None
+        self.joint_damping: float | None = None
+        self.tilt: float | None = None
+        self.tilt_direction = 0.0
+        self.motor_strength = 1.0
+        self._groups = groups(spec, walker)
+        self._low = np.array([channel.low for channel in spec.observations], np.float32)
+        self._high = np.array([channel.high for channel in spec.observations], np.float32)
+        self._std: Float32 = np.zeros(spec.observation_size, np.float32)
+        self._bias: Float32 = np.zeros(spec.observation_size, np.float32)
+        self._senses = config.sensor_noise != SensorsConfig() or config.sensor_bias != SensorsConfig()
+        self._zero = np.clip(np.zeros(spec.action_size, np.float32), spec.action_low, spec.action_high)
+
+    def begin(self, random: np.random.Generator) -> None:
+        """Draw the world of an episode; takes four numbers from ``random``, whatever is on."""
+        world, self._noise, self._delays, self._pushes = (
+            np.random.default_rng(int(seed)) for seed in random.integers(2**63, size=4)
+        )
+        config = self.config
+        self.world = {}
+        # In this order, and each drawn even if it is off: switching one on leaves the others as they are.
+        self.mass = self._draw(world, "mass", config.mass)
+        self.friction = self._draw(world, "friction", config.friction)
+        self.motor_strength = self._draw(world, "motor_strength", config.motor_strength) or 1.0
+        self.joint_damping = self._draw(world, "joint_damping", config.joint_damping)
+        self.tilt = self._draw(world, "tilt", config.tilt)
+        self.tilt_direction = self._draw(world, "tilt_direction", config.tilt and (-math.pi, math.pi)) or 0.0
+        low, high = config.action_latency or (0, 0)
+        self._latency = low + math.floor(world.uniform() * (high - low + 1))
+        if config.action_latency:
+            self.world["action_latency"] = self._latency
+        self._begin_pushes(world)
+        self._begin_sensors(world)
+        self._time = 0  # control periods since the reset
+        self._sent: list[tuple[int, Float32]] = []  # (period of arrival, action), oldest first
+        self._current = self._zero
+
+    def _draw(self, random: np.random.Generator, name: str, limits: Range | None) -> float | None:
+        drawn = float(random.uniform())
+        if limits is None:
+            return None
+        low, high = limits
+        self.world[name] = value = low + drawn * (high - low)
+        return value
+
+    def _begin_pushes(self, world: np.random.Generator) -> None:
+        push = self.config.push
+        on = push.force is not None
+        self._force = self._draw(world, "push.force", push.force) or 0.0
+        duration = self._draw(world, "push.duration", push.duration if on else None) or 0.0
+        interval = self._draw(world, "push.interval", push.interval if on else None) or 0.0
+        start = self._draw(world, "push.start", (0.0, interval) if on else None) or 0.0
+        period = self.spec.control_period
+        self._duration = max(1, round(duration / period))
+        self._interval = max(1, round(interval / period))
+        self._start = math.floor(start / period)
+        self._side = 0.0
+
+    def _begin_sensors(self, world: np.random.Generator) -> None:
+        noise, bias = self.config.sensor_noise, self.config.sensor_bias
+        per_group = {name: world.uniform() for name in SensorsConfig.__struct_fields__}
+        per_channel = world.uniform(size=len(self._groups))
+        for index, (group, drawn) in enumerate(zip(self._groups, per_channel, strict=True)):
+            own = getattr(noise, group) is not None
+            name = group if own else "all"
+            if limits := getattr(noise, name):
+                std = limits[0] + per_group[name] * (limits[1] - limits[0])
+                self._std[index] = self.world[f"sensor_noise.{name}"] = float(std)
+            if limits := getattr(bias, group) or bias.all:
+                value = float(limits[0] + drawn * (limits[1] - limits[0]))
+                self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
+
+    def delayed(self, action: Float32) -> Float32:
+        """The action that is in force when ``action``, float32[A], is sent; call it once a control period."""
+        jitter = self.config.action_jitter
+        if self.config.action_latency or jitter:
+            late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)
+            self._sent.append((self._time + late, action))
+            arrived = [place for place, (due, _) in enumerate(self._sent) if due <= self._time]
+            if arrived:
+                self._current = self._sent[arrived[-1]][1]
+                del self._sent[: arrived[-1] + 1]  # what was sent before it and is still under way comes too late
+            action = self._current
+        self._time += 1
+        return action
+
+    def push(self) -> tuple[float, float] | None:
+        """The push in this control period (after :meth:`delayed`): N, and the side in rad it goes to; None for none."""
+        since = self._time - 1 - self._start
+        if self.config.push.force is None or since < 0 or since % self._interval >= self._duration:
+            return None
+        if since % self._interval == 0:
+            self._side = float(self._pushes.uniform(-math.pi, math.pi))
+        return self._force, self._side
+
+    def sensed(self, observation: Float32) -> Float32:
+        """What the sensors make of an observation, float32[O], within the limits of its channels."""
+        if not self._senses:
+            return observation
+        noise: NDArray[np.float32] = self._noise.standard_normal(len(observation), np.float32)
+        return np.clip(observation + self._bias + self._std * noise, self._low, self._high)

@@ -1,0 +1,149 @@
+"""``td3-robot eval``: episodes of a policy without noise, their returns, and a video."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+from td3_robot.bundle import Bundle
+from td3_robot.config.schema import EvaluationConfig
+from td3_robot.errors import BundleError, Td3RobotError, UsageError
+from td3_robot.policy.actor import Actor
+from td3_robot.runtime.node import Parser
+from td3_robot_sims import tasks
+from td3_robot_sims.environment import Environment
+from td3_robot_sims.evaluator import SEED_OFFSET
+from td3_robot_sims.rollout import Episode, episodes
+
+_EXAMPLES = """examples:
+  td3-robot eval runs/walker2d/policy.safetensors
+  td3-robot eval runs/walker2d/best.safetensors --episodes 20 --seed 7 --json
+  td3-robot eval runs/walker2d/policy.safetensors --video walk.mp4
+"""
+MAX_STEPS = EvaluationConfig().max_steps
+_FRAME_RATE = 30.0  # of a video, at most, in frames a second
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot eval",
+        description="Run a policy without noise; print mean, standard deviation and every return.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("policy", type=Path, metavar="POLICY", help="a policy bundle (.safetensors)")
+    parser.add_argument("--env", metavar="NAME", help="task (default: the one it was trained on)")
+    parser.add_argument("--episodes", type=int, default=10, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=int, default=MAX_STEPS, metavar="N", help="longest episode (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the starts (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episode as a video (.mp4)")
+    options = parser.parse_args(arguments)
+    for name in ("episodes", "max_steps"):
+        if (given := getattr(options, name)) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least 1")
+    if options.seed < 0:
+        raise UsageError(f"--seed is {options.seed}; it must be at least 0")
+    bundle = Bundle.load(options.policy)
+    task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
+    with redirect_stdout(sys.stderr):  # what a task prints is no part of the result
+        if not options.env:
+            tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
+        environment = tasks.make(task)
+        try:
+            if difference := environment.spec.difference(bundle.spec):
+                raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
+            results = _run(environment, bundle, options)
+        finally:
+            environment.close()
+    returns = np.array([episode.episode_return for episode in results])
+    lengths = [episode.length for episode in results]
+    if options.json:
+        report = {
+            "task": task,
+            "mean": float(returns.mean()),
+            "std": float(returns.std()),
+            "returns": returns.tolist(),
+            "lengths": lengths,
+            "seed": options.seed,
+            "provenance": dict(bundle.provenance),
+        }
+        print(json.dumps(report))
+    else:
+        print(f"{task}: mean return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes")
+        for number, episode in enumerate(results):
+            print(f"  episode {number}: return {episode.episode_return:.1f}, {episode.length} steps")
+        if options.video:
+            print(f"video: {options.video}")
+    return 0
+
+
+def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) -> list[Episode]:
+    seed = options.seed + SEED_OFFSET
+    actor, count, longest = Actor(bundle), options.episodes, options.max_steps
+    if options.video is None:
+        return [item for item in episodes(environment, actor, count, seed, longest) if item]
+    with _video(options.video, environment) as frame:
+        running = True
+
+        def first_episode_only() -> None:
+            if running:
+                frame()
+
+        results: list[Episode] = []
+        for item in episodes(environment, actor, count, seed, longest, first_episode_only):
+            if item:
+                running = False
+                results.append(item)
+    return results
+
+
+@contextmanager
+def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
+    """A function that appends what the camera sees, in real time, leaving out frames beyond _FRAME_RATE."""
+    import imageio.v2 as imageio  # here: the rest of eval works without it
+
+    period = environment.spec.control_period
+    every = max(1, round(1 / (period * _FRAME_RATE)))
+    if path.suffix not in (".mp4", ".gif", ".mkv", ".webm"):
+        raise UsageError(f"--video {str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
+    if not path.parent.is_dir():
+        raise UsageError(f"--video {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--video {str(path)!r}: a file cannot be written there")
+    if path.suffix == ".gif":
+        writer = imageio.get_writer(path, duration=1000 * period * every, loop=0)
+    else:
+        codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
+        writer = imageio.get_writer(path, fps=1 / (period * every), macro_block_size=16, codec=codec)
+    count = 0
+
+    def frame() -> None:
+        nonlocal count
+        if count % every == 0:
+            try:
+                writer.append_data(environment.render())
+            except OSError as error:  # its text holds the whole call of the encoder
+                raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
+        count += 1
+
+    try:
+        yield frame
+    finally:
+        writer.close()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Td3RobotError as error:
+        print(f"td3-robot eval: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,70 @@
+"""All cores of a run in one process, in turn: what lock-step over processes must equal bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+from td3_robot.config.schema import Config
+from td3_robot.learner import compute, prefill
+from td3_robot.learner.core import LearnerCore
+from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
+from td3_robot.policy import core as policy_core
+from td3_robot.policy.core import PolicyCore
+from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession, hello
+from td3_robot_sims import core as sims_core
+from td3_robot_sims.core import SimulatorCore
+
+
+class InProcess:
+    """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
+
+    def __init__(self, config: Config) -> None:
+        compute.use_threads(config.learner.threads, config.learner.threads_in)
+        self.config = config
+        self._time = itertools.count()
+        agreement = config.agreement()
+        learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
+        self.learner = LearnerCore(config)
+        prefill.begin(self.learner)
+        self.policy = policy_core.make(config, "policy", exploring=True)
+        accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
+        learner_bus = MemoryBus()
+        learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
+        policy_bus = MemoryBus()
+        policy_bus.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, agreement, 2))
+        introduction = hello("policy", "policy", client=0, agreement=agreement)
+        policy_bus.connect(ClientSession("learner", introduction, (Weights,)), learner_bus)
+        self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
+            (self.learner, learner_bus),
+            (self.policy, policy_bus),
+        ]
+        self.simulators: list[SimulatorCore] = []
+        for index in range(config.simulators):
+            name = f"sim-{index}"
+            core, bus = sims_core.make(config, name, 0), MemoryBus()
+            spec = core.fleet.spec
+            introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
+            sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
+            for link, server in (("policy", policy_bus), ("learner", learner_bus)):
+                bus.connect(ClientSession(link, introduction, sims_core.ACCEPTS[link], sizes), server)
+            self.simulators.append(core)
+            self.nodes.append((core, bus))
+
+    def run(self, max_turns: int = 10**9) -> None:
+        """Give every core its turn until the learner is done, or ``max_turns`` times."""
+        for _ in range(max_turns):
+            if self.learner.done:
+                return
+            self.turn()
+
+    def turn(self) -> None:
+        """One turn of every core; time advances by 1 ms, so that nothing times out."""
+        now = next(self._time) * 1e-3
+        for core, bus in self.nodes:
+            for to, message in core.step(bus.receive(now), now):
+                bus.send(to, message, now)
+
+    def close(self) -> None:
+        for simulator in self.simulators:
+            simulator.fleet.close()

@@ -1,0 +1,181 @@
+"""Walking robots as environments: what they observe, what they are paid for, when they have fallen.
+
+All of it is that of ``pybullet_envs_gymnasium`` 0.6.0, number for number, and so are its peculiarities:
+
+* Foot contacts are one step old: an observation holds those found after the step before it. After a reset they are 0.
+* A torque is limited to its joint's largest, but the cost of it is that of the action as given.
+* The mean position of the robot's parts counts the floor as one more part at the origin.
+* The Humanoid's height is relative to 0.8 m, that of the others to their height at reset.
+* HalfCheetah never terminates; a step that should have ended it costs 2 instead.
+
+One was mended: the package measures the very first observation of an environment before it counts that floor, which
+shifts the reward of the first step by up to about 0.1. Here the first episode is like all others, and every episode
+equals the package's from its second reset on. In the package's first episode, the reward of the first step and (by less
+than 1e-5) the first observation's direction to the target are other ones, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.config.randomization import RandomizationConfig
+from td3_robot.specs import Float32
+from td3_robot_sims.physics import World
+from td3_robot_sims.repeatable import Repeatable
+from td3_robot_sims.robots import (
+    CONTROL_PERIOD,
+    OBSERVATION_LIMIT,
+    TIME_LIMIT,
+    TORSO_CHANNELS,
+    RobotModel,
+    specification,
+)
+
+TARGET_X = 1000.0  # m; robots run towards this point on the x axis
+RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
+# A joint costs beyond 0.99 of its range, told in float32: beyond the middle between float32(0.99) and the next number.
+NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
+NEAR_LIMIT_COST = -0.1
+
+
+class Locomotion(Repeatable):
+    """A walking robot; see :class:`td3_robot_sims.environment.Environment`.
+
+    Args:
+        seed: of the reset noise; None draws one from the operating system.
+        show: open PyBullet's window and simulate in it.
+        randomization: what of the world is drawn anew for each episode; None or all of it off: the published robot.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        model: RobotModel,
+        seed: int | None = None,
+        show: bool = False,
+        randomization: RandomizationConfig | None = None,
+    ) -> None:
+        super().__init__(specification(model), TIME_LIMIT, seed, randomization, walker=True)
+        self._model = model
+        self._world = World(model, show)
+        joints = len(model.joints)
+        self._gains = np.array(model.torques, np.float32 if model.single_precision else np.float64)
+        self._speeds = slice(TORSO_CHANNELS + 1, TORSO_CHANNELS + 2 * joints, 2)
+        self._one = np.ones(joints, np.float32)
+        self._minus_one = -self._one
+        self._high = np.full(self.spec.observation_size, OBSERVATION_LIMIT, np.float32)
+        self._low = -self._high
+        self._turn = np.eye(3)  # rotation about the vertical, out of the world and into the torso's heading
+        self._in_the_air = [0.0] * len(model.feet)
+        self._contacts = self._in_the_air
+        self._start_height: float | None = None
+        self._joints_at_limit = 0
+        self._potential = 0.0  # minus the distance to the target, in m, over the control period
+        self._terms: dict[str, float] = {}
+
+    def _reset(self) -> Float32:
+        noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
+        drawn = self.disturbance
+        if drawn:
+            self._world.vary(drawn.mass, drawn.friction, drawn.joint_damping)
+        self._world.reset(noise.tolist())
+        if drawn and drawn.tilt:
+            self._world.tilt(drawn.tilt, drawn.tilt_direction)
+        self._contacts = self._in_the_air
+        self._start_height = self._model.start_height
+        self._terms = {}
+        raw, _ = self._observe()
+        return self._clip(raw)
+
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        model = self._model
+        limited = np.minimum(np.maximum(action, self._minus_one), self._one)
+        torques: list[float] = (self._gains * limited).tolist()
+        if self.disturbance:
+            torques = [self.disturbance.motor_strength * torque for torque in torques]
+            if push := self.disturbance.push():
+                self._world.push(*push)
+        self._world.advance(torques)
+        potential_before = self._potential
+        raw, pitch = self._observe()
+        observation = self._clip(raw)
+        zero = self._start_height
+        assert zero is not None
+        # A float32 plus a float is a float32.
+        height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
+        alive = model.alive(height, pitch, self._contacts)
+        self._contacts = self._world.feet_on_floor()
+        terms = self._terms = {
+            "alive": alive,
+            "progress": self._potential - potential_before,
+            "electricity": self._electricity(action, raw[self._speeds]),
+            "joints_at_limit": NEAR_LIMIT_COST * self._joints_at_limit,
+        }
+        # Clipping removes infinities; what is left of failed physics is not-a-number.
+        terminated = (alive < 0 and model.ends) or math.isnan(sum(observation.tolist()))
+        return observation, sum(terms.values()), terminated, False
+
+    def _clip(self, raw: Float32) -> Float32:
+        return np.minimum(np.maximum(raw, self._low), self._high)
+
+    def _electricity(self, action: Float32, speeds: Float32) -> float:
+        """Cost of mechanical power, mean |action · 0.1 joint speed|, and of current, mean action²."""
+        # Means in float32, as in the package; numpy's own mean does the same with more ado.
+        power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
+        current = float(np.add.reduce(np.square(action)) / len(action))
+        return self._model.torque_cost * power + self._model.current_cost * current
+
+    def _observe(self) -> tuple[Float32, float]:
+        """The observation before clipping, float32[O], and the torso's pitch in rad; takes potential and limits too."""
+        world = self._world
+        x, y, z, roll, pitch, yaw, velocity = world.body()
+        start_height = self._start_height
+        if start_height is None:
+            start_height = self._start_height = z
+        ahead = TARGET_X - x
+        self._potential = -math.sqrt(ahead * ahead + y * y) / CONTROL_PERIOD
+        direction = math.atan2(-y, ahead) - yaw
+        cos, sin = math.cos(-yaw), math.sin(-yaw)
+        turn = self._turn
+        turn[0, 0] = turn[1, 1] = cos
+        turn[0, 1], turn[1, 0] = -sin, sin
+        vx, vy, vz = (
+            turn @ velocity
+        ).tolist()  # not dot(): like it to the last bit, but dot() lets threads change over
+        numbers = [
+            z - start_height,
+            math.sin(direction),
+            math.cos(direction),
+            0.3 * vx,
+            0.3 * vy,
+            0.3 * vz,
+            roll,
+            pitch,
+        ]
+        at_limit = 0
+        for position, speed, (low, width) in zip(*world.joints(), world.joint_ranges):  # noqa: B905 - a hot loop
+            relative = 2 * (position - low) / width - 1.0
+            if abs(relative) > NEAR_LIMIT:
+                at_limit += 1
+            numbers += (relative, 0.1 * speed)
+        self._joints_at_limit = at_limit
+        numbers += self._contacts
+        return np.array(numbers, np.float32), pitch
+
+    def reward_terms(self) -> dict[str, float]:
+        return dict(self._terms)
+
+    def follow(self) -> None:
+        """Keep the robot in the middle of its window; for one made with ``show``."""
+        self._world.follow()
+
+    def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
+        return self._world.render(width, height)
+
+    def close(self) -> None:
+        super().close()
+        self._world.close()

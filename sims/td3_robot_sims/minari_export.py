@@ -1,0 +1,184 @@
+"""A recording as a Minari dataset, which offline reinforcement learning reads: https://minari.farama.org.
+
+Written with the ``minari`` package in its default format (HDF5), so that any version from 0.4 on reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import h5py  # noqa: F401 - minari finds out only when it writes, and tells it less clearly
+import minari
+import numpy as np
+from gymnasium import error, spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import spec as registered
+from minari.data_collector.episode_buffer import EpisodeBuffer
+from minari.dataset.minari_storage import MinariStorage
+
+from td3_robot.errors import SessionError, UsageError
+from td3_robot.messages import Hello, Phase
+from td3_robot.recording import experience
+from td3_robot.recording.episodes import Episode, Episodes
+from td3_robot.recording.reader import Session
+from td3_robot.specs import Channel, RobotSpec
+
+_BATCH = 100  # episodes that are handed over at once
+_NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
+_GYMNASIUM = "gymnasium:"
+
+
+def name_of(path: Path) -> str:
+    """The name of the dataset of a recording, where none is given: ``session-v0`` of ``session.mcap``."""
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', path.stem)}-v0"
+
+
+def check_name(name: str) -> None:
+    """Minari must take the name of a dataset.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN and FOLDER/NAME-vN, of letters, digits, '_', '-'")
+
+
+def export(session: Session, root: Path, name: str) -> Counter[str]:
+    """Write the dataset ``root/name``; ``root`` is what Minari calls MINARI_DATASETS_PATH.
+
+    An episode that a missing Step cuts becomes two, each marked in its metadata (``begun``, ``end``), the first with a
+    truncation at its end: its value goes on beyond, and so did Minari's own collector.
+
+    Returns:
+        Counts: episodes, whole (with beginning and end), steps; and what no episode holds, see
+        :meth:`~td3_robot.recording.episodes.Episodes.lost`.
+
+    Raises:
+        SessionError: the recording is damaged, of two kinds of robots, or no two Steps follow each other in it.
+        OSError: the dataset exists or cannot be written.
+    """
+    root = root.resolve()  # Minari would put a relative one before its own paths once more
+    target = root / name
+    if target.exists():
+        raise FileExistsError(17, "File exists", str(target))
+    spec, steps = experience.of(session)
+    cutter, counts = Episodes(), Counter[str]()
+
+    def cut() -> Iterator[Episode]:
+        for step in steps:
+            yield from cutter.add(step)
+        yield from cutter.finish()
+
+    episodes = cut()
+    batch = list(islice(episodes, _BATCH))
+    if not batch:
+        raise SessionError(f"{session.decode.label} holds no two Steps that follow each other: no episode to export")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # a dataset is there whole, or not
+        unfinished = Path(folder) / "dataset"
+        unfinished.mkdir()
+        storage = _storage(session, unfinished / "data", spec)
+        while batch:
+            _add(storage, batch, counts)
+            batch = list(islice(episodes, _BATCH))
+        counts += cutter.lost()
+        storage.update_metadata(
+            {
+                "dataset_id": name,
+                "minari_version": minari.__version__,
+                "description": f"{spec.name}, recorded by td3-robot; {summary(counts)}.",
+                "td3_robot": _facts(session, spec, counts),
+            }
+        )
+        unfinished.rename(target)
+    return counts
+
+
+def summary(counts: Counter[str]) -> str:
+    """The counts of :func:`export` for a person."""
+    cut = counts["episodes"] - counts["whole"]
+    said = [f"{counts['episodes']} episodes, {counts['steps']} steps"]
+    said += [f"{cut} episodes without their beginning or end"] if cut else []
+    said += [f"{counts['missed']} Steps missing in {counts['gaps']} places"] if counts["missed"] else []
+    said += [f"{counts['late']} Steps came too late"] if counts["late"] else []
+    said += [f"{counts['alone']} observations alone, in no episode"] if counts["alone"] else []
+    return "; ".join(said)
+
+
+def _storage(session: Session, path: Path, spec: RobotSpec) -> MinariStorage:
+    spaces = {"observation_space": _box(spec.observations), "action_space": _box(spec.actions)}
+    storage: MinariStorage = MinariStorage.new(path, **spaces, env_spec=_environment(session))
+    return storage
+
+
+def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[str]) -> None:
+    first = storage.total_episodes
+    storage.update_episodes([EpisodeBuffer(**_columns(episode)) for episode in episodes])
+    storage.update_episode_metadata(map(_about, episodes), range(first, first + len(episodes)))
+    counts["episodes"] += len(episodes)
+    counts["whole"] += sum(episode.whole for episode in episodes)
+    counts["steps"] += sum(len(episode.steps) - 1 for episode in episodes)
+
+
+def _columns(episode: Episode) -> dict[str, Any]:
+    """What Minari calls the data of an episode: T + 1 observations and infos, T of the others."""
+    terminated = np.zeros(len(episode.steps) - 1, bool)
+    truncated = terminated.copy()
+    (terminated if episode.end == Phase.TERMINATED else truncated)[-1] = True
+    return {
+        "observations": episode.observation,
+        "actions": episode.action,
+        "rewards": episode.reward,
+        "terminations": terminated,
+        "truncations": truncated,
+        "infos": episode.identity,
+    }
+
+
+def _about(episode: Episode) -> dict[str, Any]:
+    """The metadata of an episode; names with a slash are what Minari makes maps of."""
+    return {
+        "source": episode.source,
+        "incarnation": episode.incarnation,
+        "robot": episode.robot,
+        "number": episode.number,
+        "begun": episode.begun,
+        "end": "missing" if episode.end is None else episode.end.name.lower(),
+        **{f"world/{name}": value for name, value in episode.world.items()},
+    }
+
+
+def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str, Any]:
+    """What the dataset says beside Minari's own metadata."""
+    facts = {key: session.metadata.get(key, "") for key in ("td3-robot", "protocol", "task")}
+    with contextlib.suppress(SessionError):  # a recording without its configuration
+        facts["seed"] = str(session.config().seed)
+    return {**facts, "robot": spec.describe(), "counts": dict(counts)}
+
+
+def _box(channels: Sequence[Channel]) -> spaces.Box:
+    low, high = (np.array([getattr(channel, end) for channel in channels], np.float32) for end in ("low", "high"))
+    return spaces.Box(low, high, dtype=np.float32)
+
+
+def _environment(session: Session) -> EnvSpec | None:
+    """The environment that a simulator ran, as far as it is one of Gymnasium's: of a robot's driver there is none."""
+    roles = {message.role for _, message in session.messages((Hello.NAME,)) if isinstance(message, Hello)}
+    task = session.metadata.get("task", "")
+    if "driver" in roles or "simulator" not in roles:
+        return None
+    try:
+        if task.startswith(_GYMNASIUM):
+            return registered(task.rpartition(":")[2])  # none where the module that registers it has not been imported
+        from td3_robot_sims.gymnasium_env import NAMESPACE  # registers the walking robots; needs pybullet
+
+        return registered(f"{NAMESPACE}/{task}-v0")
+    except (error.Error, ImportError):  # a simulator of the user's own, or not installed here
+        return None

@@ -1,0 +1,42 @@
+"""The simulator's core, driven by what its node was told: the same Steps, states and answers?"""
+
+from __future__ import annotations
+
+from td3_robot.messages import Command, Reply, SimulatorState, StateChange, Step
+from td3_robot.recording.reader import Session
+from td3_robot.replay import lives
+from td3_robot.replay.lives import Life, Memory
+from td3_robot.replay.outcome import Outcome
+from td3_robot_sims import core as sims_core
+from td3_robot_sims import tasks
+from td3_robot_sims.core import SimulatorCore
+
+SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
+"""What a simulator's core says."""
+
+
+def replay(session: Session) -> Outcome:
+    """Replay every simulator whose beginning is recorded.
+
+    Raises:
+        SessionError: the recording is damaged, or holds what no simulator can be driven by.
+    """
+    found, notes = lives.whole(session, "simulator")
+    made: list[SimulatorCore] = []
+
+    def make(life: Life, memory: Memory) -> SimulatorCore:
+        del memory
+        tasks.refuse_import(life.config.task, "recording", "--import {module}")
+        made.append(sims_core.make(life.config, life.name, life.incarnation))
+        return made[-1]
+
+    try:
+        for _ in lives.relive(session, found, SAID, make):
+            pass
+    finally:
+        for core in made:
+            core.fleet.close()
+    gymnasium = any(life.config.task.startswith("gymnasium:") for life in found.values())
+    outcome = lives.outcome(found.values(), SAID, ("numpy", "gymnasium" if gymnasium else "pybullet"))
+    outcome.notes += notes
+    return outcome

@@ -1,0 +1,53 @@
+"""Print tables of what tasks observe and do, in Markdown: ``python -m td3_robot_sims.tables [TASK …]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from td3_robot.errors import Td3RobotError
+from td3_robot.runtime.node import Parser
+from td3_robot.specs import Channel, RobotSpec
+from td3_robot_sims import tasks
+
+
+def table(spec: RobotSpec) -> str:
+    """A heading and one table each for observations and actions."""
+    rate = 1 / spec.control_period
+    return "\n".join(
+        [
+            f"## {spec.name}",
+            "",
+            f"{spec.observation_size} observations, {spec.action_size} actions, one step every "
+            f"{spec.control_period * 1000:g} ms ({rate:.1f} Hz).",
+            "",
+            *_rows("observation", spec.observations),
+            "",
+            *_rows("action", spec.actions),
+            "",
+        ]
+    )
+
+
+def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:
+    head = [f"| # | {kind} | unit | low | high | meaning |", "|--:|---|---|--:|--:|---|"]
+    return head + [
+        f"| {i} | `{c.name}` | {c.unit} | {c.low:g} | {c.high:g} | {c.meaning} |" for i, c in enumerate(channels)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of the tasks named, or of every robot."""
+    parser = Parser(prog="python -m td3_robot_sims.tables", description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="for example Walker2D or gymnasium:Pendulum-v1")
+    named = parser.parse_args(arguments).tasks or tasks.names()
+    try:
+        print("\n".join(table(tasks.spec(task)) for task in named), end="")
+    except Td3RobotError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Who takes part in ``td3-robot bench learner``: each a function that makes so many updates."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner import compiled, compute
+from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.graph import CapturedUpdate
+from td3_robot.learner.replay import Batch, ReplayBuffer
+from td3_robot.learner.td3 import DTYPES, TD3
+
+OBSERVATIONS, ACTIONS, BATCH, STORED = 22, 6, 256, 200_000  # Walker2D's sizes
+
+Run = Callable[[int], None]
+"""Makes so many updates, and returns when the last one is done."""
+Product = tuple[int, int, int]
+"""A matrix product [m, k] x [k, n]."""
+
+
+class LacksError(Exception):
+    """A contestant lacks something here; the message says what."""
+
+
+def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, layer_norm: bool) -> Run:
+    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, and
+    ``products fp32``; and ``compiled fp32``, see :mod:`td3_robot.learner.compiled`, with all threads inside operators,
+    too. It takes over this process's threads.
+
+    Raises:
+        LacksError: it cannot take part here.
+    """
+    if kind == "sb3":
+        torch.set_num_threads(threads)
+        return stable_baselines3(hidden, device)
+    name, _, precision = kind.rpartition(" ")
+    if name == "products":
+        torch.set_num_threads(1)
+        return products_alone(hidden, threads, DTYPES[precision], torch.device(device))
+    where: compute.ThreadsIn = "operators" if name in ("operators", "compiled") else "critics"
+    compute.use_threads(threads, where)
+    config = LearnerConfig(
+        precision=precision,  # type: ignore[arg-type]
+        threads=threads,
+        threads_in=where,
+        compile=name == "compiled",
+        layer_norm=layer_norm,
+        learning_rate=1e-3,
+    )
+    return ours(hidden, config, torch.device(device))
+
+
+def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> Run:
+    td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
+    host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    if config.compile and (problem := compiled.use(td3, host.example(BATCH))):
+        raise LacksError(problem)
+    on_gpu = device.type == "cuda"
+    buffer = DeviceReplay(host, device) if on_gpu else host
+    update: Callable[[Batch], object] = CapturedUpdate(td3) if on_gpu else td3.update
+    buffer.add(*transitions(), np.ones(STORED, np.float32))
+
+    def run(updates: int) -> None:
+        for _ in range(updates):
+            update(buffer.sample(BATCH))
+        td3.metrics()  # waits for the device
+
+    return run
+
+
+def stable_baselines3(hidden: Sequence[int], device: str) -> Run:
+    sb3: Any = importlib.import_module("stable_baselines3")
+    environments: Any = importlib.import_module("stable_baselines3.common.envs")
+    logger: Any = importlib.import_module("stable_baselines3.common.logger")
+    environment = environments.IdentityEnvBox()  # only for its spaces: it is never stepped
+    box = type(environment.action_space)
+    environment.observation_space = box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
+    environment.action_space = box(-1, 1, (ACTIONS,), np.float32)
+    policy = {"net_arch": list(hidden)}
+    td3 = sb3.TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
+    td3.set_logger(logger.Logger(None, []))
+    buffer = td3.replay_buffer
+    observation, action, reward, next_observation = transitions()
+    buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
+    buffer.next_observations[:, 0] = next_observation
+    buffer.full = True
+    # It averages its losses at the end of train(), in numpy: that waits for the device.
+    return lambda updates: td3.train(gradient_steps=updates, batch_size=BATCH)
+
+
+def products_alone(hidden: Sequence[int], threads: int, dtype: torch.dtype, device: torch.device) -> Run:
+    """The matrix products of an update and nothing else; every thread makes its share of the updates."""
+    critic, actor = products(hidden)
+    random = torch.Generator(device).manual_seed(0)
+
+    def operands(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        m, k, n = product
+        x, y = (torch.randn(size, generator=random, device=device).to(dtype) for size in ((m, k), (k, n)))
+        return x, y, x @ y
+
+    def share(made: tuple[list[Any], list[Any]], updates: int) -> None:
+        for number in range(updates):
+            for x, y, out in made[0] + made[1] if number % 2 else made[0]:
+                torch.mm(x, y, out=out)
+
+    made = [([operands(p) for p in critic], [operands(p) for p in actor]) for _ in range(threads)]
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(updates: int) -> None:
+        list(pool.map(share, made, [-(-updates // threads)] * threads))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
+    """The matrix products of a critic update, and those that an actor update adds, for a batch of 256."""
+
+    def forward(sizes: Sequence[int]) -> list[Product]:
+        return [(BATCH, i, o) for i, o in pairwise(sizes)]
+
+    def to_weights(sizes: Sequence[int]) -> list[Product]:
+        return [(o, BATCH, i) for i, o in pairwise(sizes)]
+
+    def to_inputs(sizes: Sequence[int]) -> list[Product]:  # not to the first layer's
+        return [(BATCH, o, i) for i, o in pairwise(sizes[1:])]
+
+    actor, critic = [OBSERVATIONS, *hidden, ACTIONS], [OBSERVATIONS + ACTIONS, *hidden, 1]
+    critic_step = forward(actor) + 2 * (forward(critic) + forward(critic) + to_weights(critic) + to_inputs(critic))
+    through_critic = [*to_inputs(critic), (BATCH, hidden[0], ACTIONS)]
+    return critic_step, forward(actor) + forward(critic) + through_critic + to_weights(actor) + to_inputs(actor)
+
+
+def transitions() -> tuple[Any, Any, Any, Any]:
+    """Observations, actions, rewards and next observations, normally distributed, as a replay buffer takes them."""
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal((STORED, *shape), np.float32)
+
+    return normal(OBSERVATIONS), np.tanh(normal(ACTIONS)), normal(), normal(OBSERVATIONS)

@@ -1,0 +1,153 @@
+"""What a monitor makes of what it is offered: how much comes, what is missing, what was said last, what went wrong."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from td3_robot.errors import SessionError
+from td3_robot.messages import Message, Record, StateChange, Status, Step
+from td3_robot.monitor.summary import facts
+from td3_robot.recording.decoder import Decoder
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.faults import Faults
+from td3_robot.recording.stream import Stream
+from td3_robot.recording.values import Names, names_of
+from td3_robot.transport.session import Input, Output, Peer
+
+_STEPS = 2000  # Steps whose time is remembered until one answers them
+
+Listener = Callable[[Entry, Message, Names], None]
+
+
+@dataclass
+class Row:
+    """One topic of one publisher.
+
+    Attributes:
+        last: facts of the newest message that could be read.
+        counted: messages at the time of the report before.
+    """
+
+    incarnation: int
+    stream: Stream
+    last: dict[str, Any]
+    counted: int = 0
+
+
+class Monitor:
+    """A core: it is told what nodes offered, and when, and reports.
+
+    Args:
+        epoch: nanoseconds to be added to the time of :meth:`step` to make them count from 1970.
+        listener: is told every message that could be read, with the names of its channels.
+    """
+
+    def __init__(self, epoch: int, listener: Listener | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        self._epoch = epoch
+        self._listener = listener
+        self._decode = Decoder("the monitor")
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._names: dict[str, Names] = {}
+        self._processes: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+        self._faults = Faults()
+        self._unreadable = ""
+        self._stamps: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._loops: dict[str, list[float]] = {}
+        self._begun: float | None = None
+        self._reported = 0.0
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
+        if self._begun is None:
+            self._begun = self._reported = now
+        for origin, message in inputs:
+            if isinstance(origin, Peer) and isinstance(message, Record):
+                self._take(Entry.offered(origin, message, self._epoch + int(now * 1e9)))
+        return []
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Everything worth showing, as plain JSON values; rates and loop times are of the time since the last report.
+
+        ``loop_ms`` is the time from an observation to the one that followed its action, by the source's own clock.
+        """
+        begun = now if self._begun is None else self._begun
+        elapsed, self._reported = now - self._reported, now
+        loops, self._loops = self._loops, {}
+        return {
+            "time": round((self._epoch + int(now * 1e9)) * 1e-9, 3),
+            "elapsed_s": round(now - begun, 3),
+            "messages": self.counters["messages"],
+            "unreadable": self.counters["unreadable"],
+            "unreadable_last": self._unreadable,
+            "topics": {
+                f"{publisher}/{topic}": self._topic(row, elapsed, now)
+                for (publisher, topic), row in sorted(self._rows.items())
+            },
+            "loop_ms": {
+                source: {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)}
+                for source, times in sorted(loops.items())
+            },
+            "processes": dict(sorted(self._processes.items())),
+            "states": dict(sorted(self._states.items())),
+            "faults": self._faults.report(self._epoch + int(begun * 1e9)),
+        }
+
+    def _topic(self, row: Row, elapsed: float, now: float) -> dict[str, Any]:
+        stream, new = row.stream, row.stream.count - row.counted
+        row.counted = stream.count
+        return {
+            "count": stream.count,
+            "rate_hz": round(new / elapsed, 3) if elapsed > 0 else None,
+            "bytes": stream.size,
+            "gaps": stream.gaps,
+            "missing": stream.missing,
+            "age_s": round(max(0.0, now - (stream.last - self._epoch) * 1e-9), 3),
+            "last": row.last,
+        }
+
+    def _take(self, entry: Entry) -> None:
+        self.counters["messages"] += 1
+        row = self._rows.get((entry.publisher, entry.topic))
+        if row is None or row.incarnation != entry.incarnation:
+            row = Row(entry.incarnation, Stream.beginning(entry), {})
+            self._rows[entry.publisher, entry.topic] = row
+        row.stream.add(entry)
+        if not self._decode.knows(entry):  # its source will be heard of
+            return
+        try:
+            message = self._decode(entry)
+            if (names := names_of(message)) is not None:
+                self._names[entry.publisher] = names
+                self._decode.forget(entry.publisher)
+            self._decode.learn(entry)
+        except SessionError as error:
+            self.counters["unreadable"] += 1
+            self._unreadable = str(error)
+            return
+        row.last = facts(message)
+        self._look(entry, message)
+        if self._listener:
+            self._listener(entry, message, self._names.get(getattr(message, "source", ""), {}))
+
+    def _look(self, entry: Entry, message: Message) -> None:
+        self._faults.look(entry, message)
+        if isinstance(message, Step):
+            self._time(message)
+        elif isinstance(message, Status):
+            self._processes[message.node] = message.state
+        elif isinstance(message, StateChange):
+            self._states[message.node] = message.state
+
+    def _time(self, step: Step) -> None:
+        answered = self._stamps.get((step.source, step.incarnation, step.answered))
+        if answered is not None and step.answered != step.sequence:
+            self._loops.setdefault(step.source, []).append((step.stamp - answered) * 1e-6)
+        self._stamps[step.source, step.incarnation, step.sequence] = step.stamp
+        while len(self._stamps) > _STEPS:
+            self._stamps.popitem(last=False)

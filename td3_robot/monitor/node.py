@@ -1,0 +1,140 @@
+"""``td3-robot monitor``: what the nodes of a run, or a robot's, say now: on the terminal, as JSON, to PlotJuggler."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from td3_robot.errors import UsageError
+from td3_robot.messages import Message, Record
+from td3_robot.monitor.core import Listener, Monitor
+from td3_robot.monitor.plotjuggler import PlotJuggler
+from td3_robot.recording.entries import printable
+from td3_robot.recording.faults import line
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime.node import Figures, Node
+from td3_robot.topics import MONITOR
+from td3_robot.util.text import one_line, say
+
+ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
+"""What a monitor takes from clients of each role."""
+_CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: to the upper left corner, and erase everything
+_WIDTH = 200  # characters of a line where there is no terminal
+_EXAMPLES = """examples:
+  td3-robot monitor --run runs/walker2d
+  td3-robot monitor --run runs/walker2d --json --seconds 10
+  td3-robot monitor --run runs/walker2d --plotjuggler tcp://127.0.0.1:9872    (there: ZMQ Subscriber, MessagePack)
+  td3-robot monitor --config robot.yaml                      a deployed policy server and robot: endpoints.monitor
+  td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
+
+No node waits for a monitor; what it could not take in time shows as gaps. It ends with the run, or at Ctrl-C.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = watcher_parser("Watch what nodes say; none of them waits for this.", _EXAMPLES)
+    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="between reports (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after so long")
+    parser.add_argument("--json", action="store_true", help="print each report as one JSON object a line")
+    parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish every number here, for PlotJuggler")
+    parser.add_argument("--anywhere", action="store_true", help="--plotjuggler may be read from other machines")
+    options = parser.parse_args(arguments)
+    for name in ("every", "seconds"):
+        if (value := getattr(options, name)) is not None and not value > 0:
+            raise UsageError(f"--{name} is {value:g}; allowed: above 0 s")
+    if options.anywhere and not options.plotjuggler:
+        raise UsageError("--anywhere goes with --plotjuggler")
+    return nodes.main(MONITOR, options, lambda node: _watch(node, options))
+
+
+def _watch(node: Node, options: argparse.Namespace) -> None:
+    stream = PlotJuggler(options.plotjuggler, anywhere=options.anywhere) if options.plotjuggler else None
+    head = f"PlotJuggler: {stream.endpoint}" if stream else ""
+    begun = time.monotonic()
+    shown = begun
+
+    def after(monitor: Monitor) -> bool:
+        nonlocal shown
+        now = time.monotonic()
+        over = options.seconds is not None and now - begun >= options.seconds
+        if over or now - shown >= options.every:
+            shown = now
+            over = not _show(monitor.report(now), options.json, head) or over
+        return over
+
+    try:
+        node.serve(MONITOR, ACCEPTS)
+        if head and not options.json:
+            print(head, flush=True)
+        watch(node, stream.say if stream else None, after)
+    finally:
+        if stream:
+            stream.close()
+
+
+def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
+    """The arguments of whoever watches nodes: whose run or robot it is, or where they shall find it."""
+    result = nodes.parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
+    result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
+    result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
+    return result
+
+
+def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
+    """Take in what others say, until ``after``, called once a turn, is true, or a signal."""
+    logging.getLogger().setLevel(logging.WARNING)
+    monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
+    node.spin(
+        monitor,
+        busy=lambda: False,
+        report=lambda: Figures(counters=dict(monitor.counters)),
+        after=lambda: after(monitor),
+    )
+
+
+def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
+    """Print a report; False where nobody reads any more (``| head``)."""
+    if as_json:
+        text = json.dumps(report)
+    else:
+        terminal = sys.stdout.isatty()
+        lines = table(report)
+        if terminal:
+            columns, rows = shutil.get_terminal_size()
+            lines = [item[: columns - 1] for item in ([head] if head else []) + lines][: rows - 1]
+        text = (_CLEAR if terminal else "") + "\n".join(lines)
+    return say(text)
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """A report for a person; what peers wrote cannot steer a terminal."""
+    width = max([len("topic"), *map(len, report["topics"])]) + 2
+    lines = [
+        f"{report['elapsed_s']:.1f} s, {report['messages']} messages"
+        + (f", {report['unreadable']} NOT READABLE: {report['unreadable_last']}" if report["unreadable"] else ""),
+        f"{'topic':<{width}}{'count':>9}{'Hz':>9}{'gaps':>6}{'missing':>9}{'age s':>8}  last",
+    ]
+    for name, topic in report["topics"].items():
+        rate = "-" if topic["rate_hz"] is None else f"{topic['rate_hz']:.1f}"
+        last = ", ".join(f"{key} {value}" for key, value in topic["last"].items() if value != "")
+        lines.append(
+            f"{name:<{width}}{topic['count']:>9}{rate:>9}{topic['gaps']:>6}{topic['missing']:>9}"
+            f"{topic['age_s']:>8.1f}  {last}"
+        )
+    for source, times in report["loop_ms"].items():
+        lines.append(f"{source}: observation to the next {times['median']:.1f} ms, longest {times['longest']:.1f} ms")
+    for kind in ("processes", "states"):
+        if report[kind]:
+            lines.append(f"{kind}: {', '.join(f'{node} {state}' for node, state in report[kind].items())}")
+    lines += [f"fault {line(fault)}" for fault in report["faults"]]
+    return [one_line(printable(item), _WIDTH) for item in lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

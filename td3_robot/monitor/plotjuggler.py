@@ -1,0 +1,106 @@
+"""What PlotJuggler's ZMQ subscriber takes: frames of topic, payload and time, of which it plots numbers and booleans.
+
+Frames: ``[topic][payload][time]``; the payload is a msgpack map, nested maps become paths; the time is decimal text, in
+seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack" chosen in its dialog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from td3_robot.errors import EndpointError
+from td3_robot.messages import Message, wire_fields
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.values import Names, rows, whole
+from td3_robot.topics import QUEUE_LENGTH
+from td3_robot.transport import endpoints
+
+Frames = tuple[bytes, bytes, bytes]
+
+
+def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
+    """A message as PlotJuggler takes it: once, or once for each of several robots.
+
+    Topics are ``PUBLISHER/TOPIC``; ``PUBLISHER/TOPIC/SOURCE`` of what a server says to one of its sources; with the
+    robot's index behind it where a source has several. Fields keep their names, channels are below them:
+    ``sim-0/step/observation/height``.
+    """
+    source = getattr(message, "source", entry.publisher)
+    topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
+    shapes = [wire.shape for wire in wire_fields(type(message)).values() if wire.kind == "array"]
+    time = f"{entry.received * 1e-9:.6f}".encode()
+    about_robots = not shapes or shapes[0][0] == "N"
+    maps = list(rows(message, names)) if about_robots else [whole(message, {})]
+    for index, values in enumerate(maps):
+        name = topic if len(maps) == 1 else f"{topic}/{index}"
+        if plotted := numbers(values):
+            yield name.encode(), msgspec.msgpack.encode(plotted), time
+
+
+def numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """What of a map can be plotted; of bytes their number, of text nothing."""
+    plotted: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            if below := numbers(value):
+                plotted[name] = below
+        elif isinstance(value, bytes):
+            plotted[name] = len(value)
+        elif isinstance(value, (int, float)) or (isinstance(value, list) and value and all(map(_is_number, value))):
+            plotted[name] = value
+    return plotted
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+class PlotJuggler:
+    """A ZeroMQ PUB socket for any number of PlotJugglers; it waits for none of them, and loses what they do not take.
+
+    Args:
+        endpoint: where to publish.
+        anywhere: it may be beyond this machine, where everybody can read what is published.
+
+    Raises:
+        EndpointError: busy, malformed, or beyond this machine.
+    """
+
+    def __init__(self, endpoint: str, *, anywhere: bool = False) -> None:
+        endpoints.check(endpoint, bind=True, keys=True)
+        if not (anywhere or endpoints.local(endpoint)):
+            raise EndpointError(
+                f"endpoint {endpoint!r} can be read by everybody on other machines; allowed: ipc://PATH and tcp:// on "
+                f"loopback, others with --anywhere"
+            )
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
+        self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        if self.endpoint.startswith("ipc://"):
+            Path(self.endpoint.removeprefix("ipc://")).chmod(0o600)
+
+    def say(self, entry: Entry, message: Message, names: Names) -> None:
+        """Publish a message."""
+        for item in frames(entry, message, names):
+            self._socket.send_multipart(item)  # a PUB socket never waits
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        if hasattr(self, "endpoint") and self.endpoint.startswith("ipc://"):
+            with contextlib.suppress(OSError):
+                Path(self.endpoint.removeprefix("ipc://")).unlink()

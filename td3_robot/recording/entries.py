@@ -1,0 +1,120 @@
+"""One recorded message, and what a recording says about itself beside its messages."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from td3_robot.config.schema import Config
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
+from td3_robot.transport.session import Peer
+from td3_robot.util import machine
+
+METADATA = "td3_robot"
+"""Name of the MCAP metadata record that every session has."""
+REASON = "written_because"
+"""Key, in that record, of why the file of a ring was written."""
+CONFIG = "config.yaml"
+"""Name of the attachment with the resolved configuration."""
+METRICS = "metrics.jsonl"
+"""Name of the attachment with what a run that has ended said of its learning."""
+REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
+"""How many of the newest of each publisher and link every further file begins with, so that it can be read alone."""
+ON_THE_WAY_NS = 500_000_000
+"""More than a message is on its way to the recorder: nodes gather what they say, and so does it."""
+_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message as it was published, with where it comes from and when.
+
+    Attributes:
+        publisher, incarnation: the node that sent it.
+        topic, link: name of the message, and the link it was sent on.
+        sequence: 0, 1, 2, … for each topic of a publisher; a jump is what was not recorded.
+        published: wall clock of the publisher, in ns since 1970.
+        received: clock of the recorder, in ns since 1970; never goes back within a recording.
+        payload: the wire bytes.
+    """
+
+    publisher: str
+    incarnation: int
+    topic: str
+    link: str
+    sequence: int
+    published: int
+    received: int
+    payload: bytes
+
+    @classmethod
+    def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
+        """What a node offers to a recorder or monitor, which it reaches at ``received`` (ns since 1970)."""
+        return cls(
+            peer.name,
+            peer.hello.incarnation,
+            record.topic,
+            record.link,
+            record.sequence,
+            record.stamp,
+            received,
+            record.payload,
+        )
+
+    @property
+    def channel(self) -> tuple[str, int, str, str]:
+        return self.publisher, self.incarnation, self.topic, self.link
+
+    @property
+    def stream(self) -> tuple[str, int, str]:
+        """What ``sequence`` counts in."""
+        return self.publisher, self.incarnation, self.topic
+
+    @property
+    def identity(self) -> tuple[str, int, str, int]:
+        """The same for two copies of one message."""
+        return (*self.stream, self.sequence)
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file within the file."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a recording holds beside messages.
+
+    Attributes:
+        metadata: of the record METADATA: protocol, version, host, …
+        attachments: the configuration, policy bundles, references.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    attachments: Sequence[Attachment] = ()
+
+
+def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
+    """What is true of every recording that is made here, of a run with this configuration."""
+    packages = [name for name in _PACKAGES if machine.version(name)]
+    return Facts(
+        {
+            "protocol": str(PROTOCOL_VERSION),
+            "td3-robot": machine.version("td3-robot"),
+            "python": platform.python_version(),
+            "task": config.task,
+            "host": json.dumps(machine.describe(packages)),
+        },
+        (Attachment(CONFIG, "application/yaml", config.to_yaml().encode()), *attachments),
+    )
+
+
+def printable(text: str) -> str:
+    """Lines that a file had a part in, without what would steer a terminal."""
+    return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

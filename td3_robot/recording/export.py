@@ -1,0 +1,254 @@
+"""``td3-robot export``: a recording as tables (CSV, Parquet), a bag in ROS 2 types, or a Minari dataset."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
+from td3_robot.messages import MESSAGES, FieldType, Hello, Message, wire_fields
+from td3_robot.recording import ros2
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.reader import Session
+from td3_robot.recording.values import Names, names_of
+from td3_robot.recording.values import rows as by_robot
+from td3_robot.runtime.node import Parser
+
+_BATCH = 5000  # rows that a Parquet file gets at once
+_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of
+_EXAMPLES = """examples:
+  td3-robot export session.mcap --out tables
+  td3-robot export session.mcap --out tables --format parquet --topics step action
+  td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
+  td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
+
+Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
+Maps and lists are JSON text; of bytes only their number is given.
+"""
+
+Row = dict[str, Any]
+
+
+class Table(Protocol):
+    """Takes rows of the same columns."""
+
+    def add(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CsvTable:
+    """A CSV file with a head line."""
+
+    def __init__(self, path: Path, message: type[Message]) -> None:
+        del message  # all is text
+        self._file = path.open("x", newline="", encoding="utf-8")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def add(self, row: Row) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row))
+            self._writer.writeheader()
+        self._writer.writerow(row)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetTable:
+    """A Parquet file; the message's declaration says the types of the columns."""
+
+    def __init__(self, path: Path, message: type[Message]) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        if path.exists():
+            raise FileExistsError(17, "File exists", str(path))
+        self._arrow, self._parquet = pyarrow, pyarrow.parquet
+        self._path = path
+        self._types = {**_HEAD, **{name: _type(wire) for name, wire in wire_fields(message).items()}}
+        self._rows: list[Row] = []
+        self._writer: Any = None
+
+    def add(self, row: Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _BATCH:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        if self._writer is None:
+            columns = {name: self._types[name.partition(".")[0]] for name in self._rows[0]}  # channels: FIELD.NAME
+            schema = self._arrow.schema({name: getattr(self._arrow, kind)() for name, kind in columns.items()})
+            self._writer = self._parquet.ParquetWriter(self._path, schema)
+        self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._writer.schema))
+        self._rows.clear()
+
+
+_HEAD = {
+    "received_s": "float64",
+    "published_s": "float64",
+    "publisher": "string",
+    "publisher_incarnation": "uint64",
+    "message": "uint64",
+    "row": "uint64",
+}
+_TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "bytes": "uint64"}
+
+
+def _type(wire: FieldType) -> str:
+    """What Arrow calls the type of a field's column."""
+    return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
+
+
+FORMATS: dict[str, Callable[[Path, type[Message]], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
+
+
+def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
+    """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
+    head: Row = {  # as _HEAD
+        "received_s": entry.received * 1e-9,
+        "published_s": entry.published * 1e-9,
+        "publisher": entry.publisher,
+        "publisher_incarnation": entry.incarnation,
+        "message": entry.sequence,
+    }
+    wires = wire_fields(type(message))
+    arrays = [name for name, wire in wires.items() if wire.kind == "array"]
+    for index, values in enumerate(by_robot(message, names.get(getattr(message, "source", ""), {}))):
+        row = {**head, "row": index} if arrays else dict(head)
+        for name, value in values.items():
+            if name in arrays and isinstance(value, dict):
+                row |= {f"{name}.{label}": item for label, item in value.items()}
+            else:
+                row[name] = _plain(value)
+        yield row
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=len)  # of bytes
+    return len(value) if isinstance(value, bytes) else value
+
+
+def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
+    """Write the tables; rows by topic.
+
+    Raises:
+        SessionError: the recording is damaged, or of robots that differ in their channels.
+        OSError: a table exists or cannot be written.
+    """
+    names = _names(session)
+    if any(_of_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
+        _refuse_two_kinds(session, names)
+    counts: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        tables: dict[str, Table] = {}
+        for entry, message in session.messages(topics):
+            if entry.topic not in tables:
+                tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}", type(message))
+                stack.callback(tables[entry.topic].close)
+            for row in rows(entry, message, names):
+                tables[entry.topic].add(row)
+                counts[entry.topic] += 1
+    return counts
+
+
+def _names(session: Session) -> dict[str, Names]:
+    """Names of channels, by source. One whose Hello was lost is as any other with so many channels; else they are
+    numbered."""
+    hellos = session.messages((Hello.NAME,))
+    said = {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
+
+    def of(source: str, size: str, count: int) -> Sequence[str]:
+        known = (names.get(size, ()) for names in (said.get(source, {}), *said.values()))
+        return next((names for names in known if len(names) == count), [str(channel) for channel in range(count)])
+
+    return {
+        source: {size: of(source, size, sizes[size]) for size in ("O", "A")}
+        for source, sizes in session.decode.sizes.items()
+    }
+
+
+def _of_channels(topic: str) -> bool:
+    """Whether a table has columns that are channels of a source."""
+    return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
+
+
+def _refuse_two_kinds(session: Session, names: Mapping[str, Names]) -> None:
+    for (first, wanted), (source, found) in itertools.pairwise(names.items()):
+        for size in wanted:
+            for one, other in itertools.zip_longest(wanted[size], found[size]):
+                if one != other:
+                    raise SessionError(
+                        f"{str(session.paths[0])!r} holds two kinds of robots, which make no common columns: "
+                        f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
+                    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot export",
+        description="Write a recording as tables, in ROS 2 types, or as a Minari dataset.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WHOLE], help="(default: csv)")
+    parser.add_argument("--dataset", metavar="NAME-vN", help="of --format minari (default: as the file, -v0)")
+    parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
+    parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.topics) - MESSAGES.keys()):
+        raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
+    if options.topics and options.format in _WHOLE:
+        raise UsageError(f"--topics chooses tables; --format {options.format} converts {_WHOLE[options.format]}")
+    if options.dataset and options.format != "minari":
+        raise UsageError(f"--dataset names a Minari dataset; --format {options.format} makes none")
+    if options.format == "minari":
+        return _minari(options)
+    session = Session(options.files)
+    session.require(options.topics)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.format == "ros2":
+        counts = ros2.export(session, options.out / "ros2.mcap")
+    else:
+        counts = export(session, options.out, options.format, options.topics)
+    if options.json:
+        print(json.dumps(counts))
+    elif options.format == "ros2":
+        print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
+    else:
+        print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
+    return EXIT_GOOD
+
+
+def _minari(options: argparse.Namespace) -> int:
+    module = importlib.import_module("td3_robot_sims.minari_export")  # by name: what needs Gymnasium is never imported
+    session = Session(options.files)
+    name = options.dataset or module.name_of(session.paths[0])
+    module.check_name(name)
+    counts = module.export(session, options.out, name)
+    print(json.dumps(counts) if options.json else f"{options.out / name}: {module.summary(counts)}")
+    return EXIT_GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

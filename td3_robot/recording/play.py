@@ -1,0 +1,261 @@
+"""``td3-robot play``: what was recorded, said again to live nodes, at the pace it was recorded with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import select
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
+from td3_robot.messages import MESSAGES, Step
+from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.player import Player, playable
+from td3_robot.recording.reader import Session
+from td3_robot.runtime.node import Parser, check_name
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.topics import MONITOR
+from td3_robot.transport.keys import AllowList, open_keys
+from td3_robot.transport.session import PEER_TIMEOUT
+
+_LINKS = ("policy", "learner")
+_WAIT = 10.0  # seconds within which a live node must take part
+_LOOK = 0.05  # seconds between two looks at the links while nothing is due
+Handler = Callable[[int, Any], None]
+_EXAMPLES = """examples:
+  td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
+  td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
+  td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
+  td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       to be looked at: td3-robot monitor --endpoint …
+
+By default Steps are played: the player is the robot; to a monitor alone, everything is. Of a topic that a server
+publishes (action, throttle, weights) the player is that server, and serves its endpoint. SIGUSR1, or Enter on a
+terminal, pauses and goes on.
+"""
+
+
+@dataclass
+class Schedule:
+    """When each entry is due: as far from the recording's beginning as it was recorded, divided by the rate.
+
+    Args:
+        origin: when that was, in ns since 1970.
+        rate: times as fast.
+        start: seconds of the recording to leave out.
+        duration: seconds of the recording to play; None for all.
+    """
+
+    origin: int
+    rate: float = 1.0
+    start: float = 0.0
+    duration: float | None = None
+
+    def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
+        """Pairs of seconds since the beginning, and an entry."""
+        for entry in entries:
+            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # below: its clock was set back
+            if offset < 0:
+                continue
+            if self.duration is not None and offset > self.duration:
+                return
+            yield offset / self.rate, entry
+
+
+class Pause:
+    """A clock that can be stopped; SIGUSR1 or a line on a terminal does it."""
+
+    def __init__(self, paused: bool) -> None:
+        self.paused = paused
+        self._stood = 0.0  # seconds of standing still so far
+        self._since = time.monotonic()
+
+    def toggle(self) -> None:
+        now = time.monotonic()
+        if self.paused:
+            self._stood += now - self._since
+        self.paused, self._since = not self.paused, now
+
+    def now(self) -> float:
+        """Seconds of a clock that stands still while paused."""
+        return (self._since if self.paused else time.monotonic()) - self._stood
+
+    def look(self) -> None:
+        """Whether somebody has pressed Enter."""
+        if sys.stdin and sys.stdin.isatty() and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
+            self.toggle()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot play",
+        description="Play a recording to live nodes.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
+    for link in _LINKS:
+        parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
+    parser.add_argument("--monitor", metavar="ENDPOINT", help="where a monitor is, to be shown what is played")
+    parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: as the run says)")
+    parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
+    parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
+    parser.add_argument(
+        "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
+    )
+    parser.add_argument("--start", type=float, default=0.0, metavar="S", help="leave out the recording's first seconds")
+    parser.add_argument("--duration", type=float, metavar="S", help="play so many seconds of the recording")
+    parser.add_argument("--paused", action="store_true", help="begin paused")
+    parser.add_argument("--json", action="store_true", help="print what was played as one JSON object")
+    options = parser.parse_args(arguments)
+    return _play(options)
+
+
+def _play(options: argparse.Namespace) -> int:
+    for name, least in (("rate", "above 0"), ("start", "0 or more"), ("duration", "above 0")):
+        value = getattr(options, name)
+        if value is not None and not (math.isfinite(value) and (value > 0 or (name == "start" and value == 0))):
+            raise UsageError(f"--{name} is {value}; allowed: a number, {least}")
+    (endpoints, keys), topics = _place(options), _topics(options)
+    session, played = Session(options.files), Counter[str]()
+    names, schedule = _renamed(options.remap, session, topics), _schedule(options, session, topics)
+    stopped, pause = list[int](), Pause(options.paused)
+    handlers: dict[int, Handler] = {
+        signal.SIGINT: lambda number, _: stopped.append(number),
+        signal.SIGTERM: lambda number, _: stopped.append(number),
+        signal.SIGUSR1: lambda *_: pause.toggle(),
+    }
+    loop = 0
+    with _handling(handlers):
+        while not stopped and (loop == 0 or options.loop):
+            player = Player(session, topics, endpoints, names, loop, keys)
+            try:
+                if missing := _meet(player, stopped):
+                    print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
+                    return EXIT_CHECK_FAILED
+                player.introduce()
+                if gone := _run(player, schedule.of(session.timed(topics)), pause, stopped):
+                    what = (
+                        f"{gone} has not said a word for {PEER_TIMEOUT:g} s: what was played since has reached nobody"
+                    )
+                    print(f"td3-robot play: {what}", file=sys.stderr)
+                    return EXIT_CHECK_FAILED
+            finally:
+                played += player.counts()
+                player.close()
+            loop += 1
+    result = {"loops": loop, "interrupted": bool(stopped), **played}
+    print(json.dumps(result) if options.json else ", ".join(f"{count} {name}" for name, count in played.items()))
+    return EXIT_INTERRUPTED if stopped else EXIT_GOOD
+
+
+@contextlib.contextmanager
+def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
+    """These signals do this, for as long as it lasts."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
+    """Wait for the live nodes; the links on which none answers."""
+    deadline = time.monotonic() + _WAIT
+    while (missing := player.missing()) and time.monotonic() < deadline and not stopped:
+        player.turn(_LOOK)
+    return [] if stopped else missing
+
+
+def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
+    """Say all that is scheduled; who was found gone, empty if nobody was."""
+    begin = pause.now()
+    for offset, entry in schedule:
+        while (wait := begin + offset - pause.now()) > 0 or pause.paused:
+            player.turn(_LOOK if pause.paused else min(wait, _LOOK))
+            pause.look()
+            if stopped:
+                return ""
+            if gone := player.silent_since(time.monotonic() - PEER_TIMEOUT):
+                return gone
+        player.say(entry)
+    end = time.monotonic()
+    while (gone := player.silent_since(end)) and time.monotonic() < end + PEER_TIMEOUT and not stopped:
+        player.turn(_LOOK)
+    return "" if stopped else gone
+
+
+def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:
+    """When what is due; there must be something."""
+    everything = len(topics) == len(MESSAGES)
+    session.require(() if everything else topics)
+    schedule = Schedule(session.begin, options.rate, options.start, options.duration)
+    if next(schedule.of(session.timed(topics)), None) is None:
+        until = "on" if options.duration is None else f"to {options.start + options.duration:g} s"
+        raise UsageError(
+            f"{str(session.paths[0])!r} holds no {'message' if everything else ' or '.join(topics)} "
+            f"from {options.start:g} s {until}; it is {(session.end - session.begin) * 1e-9:.3f} s long"
+        )
+    return schedule
+
+
+def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> dict[str, str]:
+    """The new names of publishers; those of what is played must differ."""
+    publishers = sorted({publisher for publisher, _, _ in session.counts})
+    names: dict[str, str] = {}
+    for item in remap:
+        old, _, new = item.partition("=")
+        if not old or not new:
+            raise UsageError(f"--remap is {item!r}; it must be OLD=NEW")
+        if old not in publishers:
+            there = printable(", ".join(publishers))
+            raise UsageError(f"--remap {item}: nobody in the recording is {old!r}; publishers: {there}")
+        check_name(f"--remap {item}: NEW", new)
+        if old in names:
+            raise UsageError(f"--remap {item}: {old!r} is to be {names[old]!r} already")
+        names[old] = new
+    played = sorted({publisher for publisher, _, topic in session.counts if topic in topics})
+    later = Counter(names.get(publisher, publisher) for publisher in played)
+    if alike := [name for name, count in later.items() if count > 1]:
+        same = [publisher for publisher in played if names.get(publisher, publisher) == alike[0]]
+        raise UsageError(f"--remap: {printable(' and '.join(same))} would both be {alike[0]!r}; names must differ")
+    return names
+
+
+def _topics(options: argparse.Namespace) -> Sequence[str]:
+    """What to play."""
+    alone = options.monitor and not (options.run or options.policy or options.learner)
+    allowed = MESSAGES if alone else playable()
+    if options.topics is None:
+        return list(MESSAGES) if alone else [Step.NAME]
+    if unknown := sorted(set(options.topics) - allowed.keys()):
+        raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(allowed)}")
+    topics: list[str] = options.topics
+    return topics
+
+
+def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
+    """Where the live nodes are, and the keys to go there with."""
+    given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
+    if options.run:
+        run = RunFolder.open(options.run)
+        config = run.config()
+        found = {link: run.endpoint(link, config) for link in _LINKS}
+        return found | given, open_keys(options.keys or config.endpoints.keys)
+    if not given:
+        raise UsageError("to whom? give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
+    return given, open_keys(options.keys)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

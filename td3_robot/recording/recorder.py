@@ -1,0 +1,168 @@
+"""What the recorder does with what it is offered: files, split or not, or a ring of the last seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from td3_robot.config.schema import RecordConfig
+from td3_robot.messages import Bye, Record
+from td3_robot.recording import triggers
+from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
+from td3_robot.recording.writer import SessionWriter
+from td3_robot.transport.session import Input, Output, Peer
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Takes Records and writes them.
+
+    Args:
+        path: the first file; further ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
+        facts: what every file says about itself.
+        config: when to begin a new file, or how many seconds to keep.
+        epoch: nanoseconds to be added to the time of :meth:`step` to make them count from 1970.
+
+    Raises:
+        OSError: a file cannot be written; also from the other methods.
+    """
+
+    def __init__(self, path: Path, facts: Facts, config: RecordConfig, epoch: int) -> None:
+        self.path = path
+        self.files: list[Path] = []
+        self.counters: Counter[str] = Counter()
+        self._facts = facts
+        self._config = config
+        self._epoch = epoch
+        self._sequence: dict[tuple[str, int, str], int] = {}
+        self._repeated: dict[tuple[str, str, str], deque[Entry]] = {}
+        self._ring: deque[Entry] = deque()
+        self._ring_bytes = 0
+        self._pending: str | None = None
+        self._not_before = float("-inf")
+        self._now = float("-inf")
+        self._writer: SessionWriter | None = None
+        if not config.ring_s:
+            self._begin(float("-inf"))
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
+        self._now, received = now, self._epoch + int(now * 1e9)
+        for origin, message in inputs:
+            if isinstance(origin, Peer) and isinstance(message, Record):
+                self._take(Entry.offered(origin, message, received))
+            elif isinstance(origin, Peer) and isinstance(message, Bye):
+                self._gone(origin.name, message)
+        if self._writer:
+            if self._writer.begun == float("-inf"):
+                self._writer.begun = now
+            self._writer.turn(now)
+            self._split(now)
+        else:
+            self._forget_old(received)
+            if self._pending and now >= self._not_before:
+                self._dump(now)
+        return []
+
+    def trigger(self, reason: str) -> None:
+        """Write down the last seconds, if only those are kept: when what was said until now has come, and those of the
+        time before are over."""
+        if not self._config.ring_s:
+            log.info("%s does nothing: all is written as it comes, without --ring-s", reason)
+        elif not self._pending:
+            self._pending = reason
+            self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
+            self.counters["triggers"] += 1
+
+    def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
+        """Write what is still to be written, and into the last file what is known only now."""
+        if self._writer:
+            for attachment in attachments:
+                self._writer.attach(attachment, self._epoch + int(now * 1e9))
+            self._writer.close()
+        elif self._pending:
+            self._dump(now)
+        elif not self.files:
+            log.info("nothing was written to %s: in all the time there was neither a fault nor SIGUSR1", self.path)
+
+    # -- what is kept --------------------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry) -> None:
+        last = self._sequence.get(entry.stream, -1)
+        if entry.sequence <= last:
+            self.counters["repeated"] += 1
+            return
+        self.counters["missed"] += entry.sequence - last - 1 if last >= 0 else 0
+        self._sequence[entry.stream] = entry.sequence
+        self.counters["messages"] += 1
+        self.counters["bytes"] += len(entry.payload)
+        if self._writer:
+            self._writer.add(entry)
+            self._remember(entry)
+            return
+        self._ring.append(entry)
+        self._ring_bytes += len(entry.payload)
+        if why := triggers.reason(entry):
+            self.trigger(why)
+
+    def _gone(self, name: str, bye: Bye) -> None:
+        if not self._writer and (why := triggers.lost(name, bye)):
+            self.trigger(why)
+
+    def _remember(self, entry: Entry) -> None:
+        if entry.topic in REPEATED:
+            key = entry.publisher, entry.topic, entry.link
+            self._repeated.setdefault(key, deque(maxlen=REPEATED[entry.topic])).append(entry)
+
+    def _forget_old(self, received: int) -> None:
+        oldest = received - int(self._config.ring_s * 1e9) - ON_THE_WAY_NS
+        while self._ring and (self._ring[0].received < oldest or self._ring_bytes > self._config.ring_mb * 1e6):
+            entry = self._ring.popleft()
+            self._ring_bytes -= len(entry.payload)
+            self.counters["ring_too_small"] += entry.received >= oldest
+            self._remember(entry)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
+        """A new file, of what was received from ``since`` (ns since 1970) on; what it repeats of before is as if it had
+        come then, so that the file is no longer than what is in it."""
+        path = free_name(self.path)
+        facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
+        self._writer = SessionWriter(path, facts, now)
+        self.files.append(path)
+        for kept in self._repeated.values():
+            for entry in kept:
+                self._writer.add(replace(entry, received=since))
+        return self._writer
+
+    def _split(self, now: float) -> None:
+        writer, config = self._writer, self._config
+        assert writer
+        too_long = config.split_s > 0 and now - writer.begun >= config.split_s
+        if too_long or (config.split_mb > 0 and writer.size() >= config.split_mb * 1e6):
+            writer.close()
+            self._begin(now, self._epoch + int(now * 1e9))
+
+    def _dump(self, now: float) -> None:
+        since = self._ring[0].received if self._ring else self._epoch + int(now * 1e9)
+        writer = self._begin(now, since, self._pending or "")
+        for entry in self._ring:
+            writer.add(entry)
+        writer.close()
+        self._writer = None
+        log.info("wrote the last %g s to %s: %s", self._config.ring_s, writer.path, self._pending)
+        self._pending, self._not_before = None, now + self._config.ring_s
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first of ``NAME_1.mcap``, ``NAME_2.mcap``, … that does not exist."""
+    name, number = path, 0
+    while name.exists():
+        number += 1
+        name = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    return name

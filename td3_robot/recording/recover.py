@@ -1,0 +1,144 @@
+"""``td3-robot recover``: a whole file from a damaged one, and a report of what was lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
+from td3_robot.messages import PROTOCOL_VERSION
+from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts, printable
+from td3_robot.recording.info import Contents, by, decoder_of
+from td3_robot.recording.reader import SessionFile
+from td3_robot.recording.writer import write
+from td3_robot.runtime.node import Parser
+
+EXIT_LOST = 3
+_EXAMPLES = """examples:
+  td3-robot recover session.mcap                     writes session.recovered.mcap
+  td3-robot recover session.mcap --out mended.mcap
+
+Exit codes: 0 nothing was lost: the file was whole, and nothing was written, or only its index was damaged, and is
+written anew; 3 something may have been lost, and the report says what is missing.
+"""
+
+
+def recover(source: Path, target: Path) -> dict[str, Any]:
+    """Copy what is intact into a new file; what was lost, as plain JSON values. Writes nothing for a whole file.
+
+    Raises:
+        SessionError: the source is no session, nothing in it is intact, or of what protocol it is cannot be known.
+        OSError: the target exists or cannot be written.
+    """
+    file, contents = SessionFile(source), Contents()
+    metadata: dict[str, str] = {}
+    attachments: list[Attachment] = []
+    kept: Counter[tuple[str, int, str]] = Counter()
+    for item in file.items():
+        if isinstance(item, Entry):
+            contents.add(item)
+            kept[item.stream] += 1
+        elif isinstance(item, Attachment):
+            attachments.append(item)
+        elif item.name == METADATA:
+            metadata = item.values
+    damages = file.all_damages
+    assumed = bool(damages) and "protocol" not in metadata
+    if damages:
+        if not contents.seen and not attachments:
+            raise SessionError(f"{str(source)!r}: no message in it is intact, and no attachment")
+        if assumed:
+            metadata = {**metadata, "protocol": _protocol(source)}
+        write(target, Facts(metadata, attachments), (item for item in file.items() if isinstance(item, Entry)))
+    return {
+        "metadata": {key: value for key, value in metadata.items() if key != "host"},
+        "protocol_assumed": assumed,
+        "whole": not damages,
+        "lost": bool(file.damages),
+        "damages": [{"byte": damage.offset, "why": damage.why} for damage in damages],
+        "bytes_not_read": file.size - file.read,
+        "messages_kept": len(contents.seen),
+        "attachments_kept": [attachment.name for attachment in attachments],
+        "index_known": file.counts is not None,
+        "missing": _by_topic(
+            {key: stream.missing for key, stream in contents.streams.items()}
+            if file.counts is None
+            else file.counts - kept
+        ),
+        "last_s": {f"{publisher}/{topic}": s.last * 1e-9 for (publisher, _, topic), s in contents.streams.items()},
+    }
+
+
+def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
+    """Of all starts of a node together, without what is none."""
+    total: Counter[str] = Counter()
+    for (publisher, _, topic), count in counts.items():
+        total[f"{publisher}/{topic}"] += count
+    return dict(+total)
+
+
+def _protocol(source: Path) -> str:
+    """Today's protocol version, for a file that has lost its own, if every message in it is one of that.
+
+    Raises:
+        SessionError: one is not.
+    """
+    decode = decoder_of(source)
+    for item in SessionFile(source).items():
+        if isinstance(item, Entry):
+            try:
+                decode(item)
+            except SessionError as error:
+                raise SessionError(
+                    f"{error}; the record that says its protocol version is damaged, and it is not {PROTOCOL_VERSION}"
+                ) from None
+    return str(PROTOCOL_VERSION)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot recover",
+        description="Make a whole recording from a damaged one.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    if options.file.is_dir():
+        raise UsageError(f"{str(options.file)!r} is a folder; name a file, as session.mcap")
+    target = options.out or options.file.with_suffix(f".recovered{options.file.suffix}")
+    if target.exists():
+        raise UsageError(f"{str(target)!r} exists already; name another --out")
+    report = recover(options.file, target)
+    print(json.dumps(report, indent=2) if options.json else text(report, options.file, target))
+    return EXIT_LOST if report["lost"] else EXIT_GOOD
+
+
+def text(report: dict[str, Any], source: Path, target: Path) -> str:
+    """The report for a person."""
+    if report["whole"]:
+        return f"{source} is whole: nothing to recover, nothing written"
+    kept = f"{report['messages_kept']} messages, {len(report['attachments_kept'])} attachments"
+    lines = [f"{target}: {kept}, recorded {by(report['metadata'])}"]
+    lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
+    if report["protocol_assumed"]:
+        lines.append(
+            f"its protocol version was lost; all messages are of {report['metadata']['protocol']}, so this is assumed"
+        )
+    if not report["lost"]:
+        return printable("\n".join([*lines, "nothing is lost: the index, which holds nothing else, is written anew"]))
+    if report["bytes_not_read"]:
+        lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and whatever came after them")
+    lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
+    if not report["index_known"]:
+        lines.append("without its index it is not known how many there were: more may be lost, at the ends of topics")
+    return printable("\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""``td3-robot replay``: drives the real cores from a recording, and says where they no longer do what they did."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, UsageError
+from td3_robot.messages import Start, Turn
+from td3_robot.recording.entries import printable
+from td3_robot.recording.reader import Session
+from td3_robot.replay import machines, rewrite
+from td3_robot.replay.compare import Comparison, compare, plot
+from td3_robot.replay.outcome import Outcome, Replayed
+from td3_robot.runtime.node import Parser
+from td3_robot.util.extras import import_own, missing
+
+CORES: dict[str, str] = {
+    "policy": "td3_robot.replay.policy",
+    "driver": "td3_robot.replay.driver",
+    "simulator": "td3_robot_sims.replay",
+    "learner": "td3_robot.replay.learner",
+}
+"""Core: the module whose ``replay(session)`` drives it (by name: simulators are never imported)."""
+_EXAMPLES = """examples:
+  td3-robot replay tests/replay/sessions/*.mcap
+  td3-robot replay session.mcap --core policy --json
+  td3-robot replay session.mcap --update         show what changed, then make it what is expected
+
+Exit codes: 0 everything is as recorded (or, with --update, is now what is expected), 1 something is not, or nothing
+could be checked, 2 a file could not be read; the others are replayed all the same.
+"""
+
+
+Replay = Callable[[Session], Outcome]
+
+
+@dataclass
+class CoreReport:
+    """One core of one session.
+
+    Attributes:
+        exact: to the bit, or within tolerance, with the reason.
+        turns: how often cores were told what their nodes were told.
+        recorded_s, taken_s: how long what was replayed took when it was recorded, and now.
+    """
+
+    core: str
+    comparisons: list[tuple[Comparison, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    recorded_s: float = 0.0
+    taken_s: float = 0.0
+    parts: list[Replayed] = field(default_factory=list)
+    turns: int = 0
+
+    def take(self, comparison: Comparison, how: str) -> None:
+        """Put a comparison to the others of its topic."""
+        for known, known_how in self.comparisons:
+            if (known.topic, known_how) == (comparison.topic, how):
+                known.add(comparison)
+                return
+        self.comparisons.append((comparison, how))
+
+    @property
+    def compared(self) -> int:
+        return sum(comparison.compared for comparison, _ in self.comparisons)
+
+    @property
+    def same(self) -> bool:
+        return all(comparison.same for comparison, _ in self.comparisons)
+
+
+def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[CoreReport]:
+    """Replay a session through the cores named (all that are installed, if none is).
+
+    Args:
+        exact: to the bit, or within tolerance; None decides by the machine and the versions recorded.
+
+    Raises:
+        SessionError: the recording is damaged, or holds what no core can be driven by.
+        UsageError: a core was named that is not installed.
+    """
+    reports = []
+    for name in cores or CORES:
+        report = CoreReport(name)
+        reports.append(report)
+        try:
+            replay: Replay = importlib.import_module(CORES[name]).replay
+        except ModuleNotFoundError as error:
+            problem = missing(error)
+            if problem is None:
+                raise
+            if cores:
+                raise UsageError(f"--core {name} {problem}") from None
+            report.notes.append(problem)
+            continue
+        begin = time.perf_counter()
+        outcome = replay(session)
+        report.taken_s = time.perf_counter() - begin
+        report.notes += outcome.notes
+        report.parts = [rewrite.expected(session, part) for part in outcome.parts]
+        report.turns = outcome.turns
+        for part in report.parts:
+            if not part.expected and (part.older or not part.got):
+                if part.got:
+                    report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
+                continue
+            made = part.made or session.metadata
+            other = None if exact is not None else machines.difference(made, part.packages)
+            to_the_bit = exact if exact is not None else other is None
+            expected = [message for _, message in part.expected]
+            report.take(
+                compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where),
+                "to the bit" if to_the_bit else f"within tolerance ({other})",
+            )
+            times = [entry.received for entry, _ in part.expected if entry]
+            report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
+    return reports
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot replay",
+        description="Drive the policy server, the simulators and the learner from recordings, and compare.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
+    parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
+    parser.add_argument("--parts", action="store_true", help="the files are the parts of one session")
+    parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
+    parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
+    parser.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE",
+        help="import this first, for a task of your own (repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="show what the replayed cores warn of, too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
+    logging.captureWarnings(True)
+    if options.parts and options.update:
+        raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
+    for module in options.modules:
+        if problem := import_own(module):
+            raise UsageError(f"--import {module}: {problem}")
+    sessions = [options.files] if options.parts else [[file] for file in options.files]
+    good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()
+    for paths in sessions:
+        try:
+            session = Session(paths)
+            reports = check(session, options.core, exact=options.exact)
+            parts = [part for report in reports for part in report.parts]
+            written = rewrite.rewrite(session, parts) if options.update else ""
+        except UsageError:
+            raise
+        except (Td3RobotError, OSError) as error:  # of this one: the others are looked at none the less
+            named = "" if str(paths[0]) in str(error) else f"{paths[0]}: "
+            print(f"td3-robot replay: {named}{error}", file=sys.stderr)
+            good = False
+            codes.add(EXIT_USAGE)
+            results.append({"file": str(paths[0]), "same": False, "error": str(error)})
+            continue
+        compared, same = any(report.compared for report in reports), all(report.same for report in reports)
+        good = good and compared and same
+        results.append(as_json(session, reports))
+        if not options.json:
+            print(text(session, reports))
+        if written:
+            print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
+        if not (written or (compared and same)):
+            codes.add(EXIT_CHECK_FAILED)
+    if options.json:
+        print(json.dumps({"same": good, "sessions": results}, indent=2))
+    return max(codes)
+
+
+def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
+    """How many messages of each topic no core was compared with; what cores were told is not among them."""
+    left: Counter[str] = Counter()
+    for (_, _, topic), count in session.counts.items():
+        left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
+    for report in reports:
+        left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
+    return {topic: count for topic, count in sorted(left.items()) if count > 0}
+
+
+def text(session: Session, reports: Sequence[CoreReport]) -> str:
+    """The report for a person."""
+    lines, path = [], session.paths[0]
+    for report in reports:
+        head = f"{path}: {report.core}: "
+        for comparison, how in report.comparisons:
+            if comparison.same:
+                lines.append(f"{head}{comparison.compared} {comparison.topic} messages the same {how}")
+                continue
+            counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
+            lines.append(f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)")
+            first = comparison.first[0]
+            lines += [
+                f"  first at {comparison.topic} {first.message}: {first.field}",
+                f"    expected {first.expected}",
+                f"    got      {first.got}",
+            ]
+            if worst := comparison.worst():
+                lines += [
+                    f"  error of {worst} over the messages:",
+                    *(f"  {line}" for line in plot(comparison.errors[worst])),
+                ]
+        if report.turns:
+            lines.append(f"{head}told {report.turns} turns")
+        lines += [f"{head}not checked: {note}" for note in report.notes]
+    if left := not_compared(session, reports):
+        lines.append(f"{path}: not compared: {', '.join(f'{count} {topic}' for topic, count in left.items())}")
+    if not any(report.compared for report in reports):
+        lines.append(f"{path}: NOTHING could be checked")
+    return printable("\n".join(lines))
+
+
+def as_json(session: Session, reports: Sequence[CoreReport]) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    return {
+        "file": str(session.paths[0]),
+        "same": all(report.same for report in reports),
+        "not_compared": not_compared(session, reports),
+        "cores": {
+            report.core: {
+                "recorded_s": round(report.recorded_s, 3),
+                "taken_s": round(report.taken_s, 3),
+                "turns": report.turns,
+                "not_checked": report.notes,
+                "topics": [
+                    {
+                        "topic": comparison.topic,
+                        "how": how,
+                        "compared": comparison.compared,
+                        "differences": dict(comparison.counts),
+                        "first": [vars(item) for item in comparison.first],
+                    }
+                    for comparison, how in report.comparisons
+                ],
+            }
+            for report in reports
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

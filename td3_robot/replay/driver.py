@@ -1,0 +1,113 @@
+"""A driver's core and its guard, driven by what its node was told and its robot observed: the same Steps and states?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from td3_robot.driver import core as driver_core
+from td3_robot.driver.core import SourceCore
+from td3_robot.errors import ConfigError, SessionError
+from td3_robot.messages import Command, Heard, Message, Phase, Reply, StateChange, Step, Told, UInt8, UInt32, UInt64
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.reader import Session
+from td3_robot.replay import lives
+from td3_robot.replay.lives import Life, Memory
+from td3_robot.replay.outcome import Outcome
+from td3_robot.specs import Float32, RobotSpec
+
+SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
+"""What a driver's core says, to its robot too."""
+_PACKAGES = ("numpy",)
+
+Said = Sequence[tuple[Entry, Message, int]]
+
+
+class RecordedBody:
+    """A robot that observes what it observed, and fails as it failed, whatever it is told.
+
+    Args:
+        said: what was recorded of its driver, by topic; grows while the recording is read.
+    """
+
+    def __init__(self, spec: RobotSpec, said: dict[str, list[tuple[Entry, Message, int]]]) -> None:
+        self.spec = spec
+        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
+        self.episode: UInt64 = np.zeros(1, np.uint64)
+        self.episode_step: UInt32 = np.zeros(1, np.uint32)
+        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
+        self.reward: Float32 = np.zeros(1, np.float32)
+        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
+        self.world: dict[str, dict[str, float]] = {}
+        self.stop = ""
+        self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
+        self._steps = said.setdefault(Step.NAME, [])
+        self._reports = said.setdefault(Heard.NAME, [])
+        self._calls = self._taken = self._reported = 0
+        self._heard = Heard(0, 0, "", "")
+
+    @property
+    def problem(self) -> str:
+        return self._heard.trouble
+
+    @property
+    def commanded(self) -> Float32:
+        return self._commanded
+
+    def command(self, action: Float32) -> None:
+        self._listen()
+        self._commanded = action.copy()
+
+    def step(self, action: Float32) -> int | None:
+        self._listen()
+        if self._heard.refused:
+            return None
+        if self._taken == len(self._steps):  # it was never asked for this one: that this is so will be found
+            self.phase[:] = Phase.MID
+            return 1
+        step = self._steps[self._taken][1]
+        assert isinstance(step, Step)
+        self._taken += 1
+        self.phase, self.episode, self.episode_step = step.phase.copy(), step.episode.copy(), step.episode_step.copy()
+        self.observation, self.reward = step.observation.copy(), step.reward.copy()
+        first = bool(self.phase[0] == Phase.FIRST)
+        self.action[0] = self._commanded[0] if first else action[0]
+        return 0 if first else 1
+
+    def _listen(self) -> None:
+        self._calls += 1
+        while self._reported < len(self._reports):
+            heard = self._reports[self._reported][1]
+            assert isinstance(heard, Heard)
+            if heard.call > self._calls:
+                break
+            self._heard = heard
+            self._reported += 1
+        self.stop = self._heard.stop
+
+
+def replay(session: Session) -> Outcome:
+    """Replay every driver whose beginning is recorded.
+
+    Raises:
+        SessionError: the recording is damaged, or holds what no driver said.
+    """
+    found, notes = lives.whole(session, "driver")
+    for _ in lives.relive(session, found, SAID, _make):
+        pass
+    outcome = lives.outcome(found.values(), SAID, _PACKAGES)
+    outcome.notes += notes
+    return outcome
+
+
+def _make(life: Life, memory: Memory) -> SourceCore:
+    del memory
+    try:
+        spec = RobotSpec.from_description(life.setting("spec", dict))
+    except ConfigError as error:
+        raise SessionError(f"start of {life}: {error}") from None
+    body: Any = RecordedBody(spec, life.said)
+    learner = life.setting("learner", bool)
+    return driver_core.make(body, life.config, life.name, life.incarnation, learner=learner)

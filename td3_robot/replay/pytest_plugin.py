@@ -1,0 +1,140 @@
+"""The pytest plugin that comes with td3-robot: each recording in a folder is a test; fixtures for tests of one's own.
+
+In ``pyproject.toml``::
+
+    [tool.pytest.ini_options]
+    td3_robot_sessions = ["tests/sessions"]
+
+Loaded by pytest of itself; imports the rest of td3-robot only when a test needs it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from td3_robot.recording.reader import Session
+    from td3_robot.testing import FakeRobot, ManualClock
+    from td3_robot.transport.memory import MemoryBus
+
+INI = "td3_robot_sessions"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(INI, "folders whose recordings (*.mcap) are replayed as tests by td3-robot", "paths", [])
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse folders that no test could come from: a suite that checks nothing must not pass."""
+    for folder in _folders(session.config):
+        if not folder.is_dir():
+            raise pytest.UsageError(f"{INI}: {str(folder)!r} is no folder")
+        recordings = [path for path in folder.rglob("*.mcap") if not path.is_dir()]
+        if not recordings:
+            raise pytest.UsageError(f"{INI}: {str(folder)!r} holds no recordings (*.mcap)")
+        for path in recordings:
+            if not path.exists():
+                raise pytest.UsageError(
+                    f"{INI}: {str(path)!r} is a link to {str(path.readlink())!r}, which is not there"
+                )
+            if hidden := _passed_over(path.relative_to(folder), session.config):
+                raise pytest.UsageError(f"{INI}: pytest does not look at {str(path)!r}: norecursedirs has {hidden!r}")
+
+
+def _passed_over(path: Path, config: pytest.Config) -> str | None:
+    """The pattern of norecursedirs because of which pytest does not come to this file within a folder, if any."""
+    patterns: list[str] = config.getini("norecursedirs")
+    return next((pattern for name in path.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
+
+
+def _folders(config: pytest.Config) -> Sequence[Path]:
+    return [Path(folder).resolve() for folder in config.getini(INI)]
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    folders = _folders(parent.config)
+    if file_path.suffix == ".mcap" and any(folder in file_path.resolve().parents for folder in folders):
+        return SessionCollector.from_parent(parent, path=file_path)
+    return None
+
+
+class SessionCollector(pytest.File):
+    """A recording."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield SessionItem.from_parent(self, name="replay")
+
+
+class SessionDiffersError(Exception):
+    """The cores no longer say what they said."""
+
+
+class SessionItem(pytest.Item):
+    """Replays one recording through every core that is installed."""
+
+    def runtest(self) -> None:
+        from td3_robot.recording.reader import Session
+        from td3_robot.replay import check as replay
+
+        session = Session([self.path])
+        reports = replay.check(session)
+        text = replay.text(session, reports)
+        if not all(report.same for report in reports) or not any(report.compared for report in reports):
+            raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {shlex.quote(str(self.path))} --update")
+        self.add_report_section("call", "replay", text)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        from td3_robot.errors import Td3RobotError
+
+        if isinstance(excinfo.value, (SessionDiffersError, Td3RobotError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"replay of {self.path.name}"
+
+
+@pytest.fixture
+def recorded_session() -> Callable[..., Session]:
+    """``recorded_session(PATH, …)`` opens a recording, or the parts of one, as a :class:`Session`."""
+    from td3_robot.recording.reader import Session
+
+    return lambda *paths: Session([Path(path) for path in paths])
+
+
+@pytest.fixture
+def memory_bus() -> Callable[[], MemoryBus]:
+    """Makes buses in memory, see :class:`td3_robot.transport.memory.MemoryBus`."""
+    from td3_robot.transport.memory import MemoryBus
+
+    return MemoryBus
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    """A clock that is moved by hand, see :class:`td3_robot.testing.ManualClock`."""
+    from td3_robot.testing import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def fake_robot(manual_clock: ManualClock) -> Callable[..., FakeRobot]:
+    """``fake_robot(POLICY)``: a robot for a policy bundle (a path or a Bundle), see :class:`FakeRobot`."""
+    from td3_robot.bundle import Bundle
+    from td3_robot.policy.core import PolicyCore
+    from td3_robot.testing import FakeRobot
+
+    def make(policy: Path | str | Bundle, *, exploring: bool = False, seed: int = 0) -> FakeRobot:
+        bundle = policy if isinstance(policy, Bundle) else Bundle.load(Path(policy))
+        core = PolicyCore(seed, exploring=exploring)
+        core.load(max(1, int(bundle.provenance.get("version", 1))), bundle)
+        return FakeRobot(core, bundle.spec, manual_clock)
+
+    return make

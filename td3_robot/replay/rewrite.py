@@ -1,0 +1,105 @@
+"""Makes what the cores say today what a recording expects of them.
+
+What was recorded stays as it is: it is what other cores were told. What a core is expected to say instead stands in an
+attachment, a *reference*, for each stream of messages that is not as recorded any more. Beside it stands, in another,
+on which machine and with which versions it was made: that, and not the recording's, decides how exactly it is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from td3_robot.errors import SessionError
+from td3_robot.messages import MESSAGES
+from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.writer import write
+from td3_robot.replay.outcome import Replayed
+from td3_robot.transport import codec
+
+_MADE = "made/"
+"""Before the name of a reference: that of the attachment that says on what machine it was made."""
+
+
+def expected(session: Session, part: Replayed) -> Replayed:
+    """The part with what the session's reference says in place of what was recorded, if it has one for it, and with the
+    machine that said it.
+
+    Raises:
+        SessionError: the reference is damaged.
+    """
+    attached = session.attachments.get(_name(part))
+    if attached is None:
+        return part
+    part = replace(part, made=_made(session, attached.name))
+    if part.topic not in MESSAGES:
+        return part
+    try:
+        payloads = msgspec.msgpack.decode(attached.data)
+        entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, bytes(payload)) for payload in payloads]
+    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not msgpack
+        raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
+    return replace(part, expected=[(None, session.decode(entry)) for entry in entries])
+
+
+def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
+    """Rewrite the one file of a session with what was replayed; says in words what changed, nothing if nothing did.
+
+    What the recording says about itself stays, and so does every other attachment.
+
+    Raises:
+        OSError: it cannot be written; the old file is untouched then.
+    """
+    path = session.paths[0].resolve()  # the file itself, where it was named by a link to it
+    references = {}
+    for part in parts:
+        reference = part.reference or _reference(part)
+        old = session.attachments.get(reference.name) if reference else None
+        if reference and (old is None or old.data != reference.data):
+            references[reference.name] = reference
+    if not references:
+        return ""
+    here = json.dumps(dict(facts_of_this_machine(session.config()).metadata)).encode()
+    made = {f"{_MADE}{name}": Attachment(f"{_MADE}{name}", "application/json", here) for name in references}
+    new = {**references, **made}
+    kept = [item for item in SessionFile(path).items() if isinstance(item, Attachment)]
+    attachments = [new.pop(item.name, item) for item in kept]  # of two with one name the first is what is read
+    attachments += new.values()
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        target = Path(folder) / path.name
+        write(target, Facts(session.metadata, attachments), session.entries())
+        shutil.copymode(path, target)
+        target.replace(path)
+    return f"expected now: {', '.join(sorted(references))}"
+
+
+def _reference(part: Replayed) -> Attachment | None:
+    """What holds today's messages; None if they are the expected ones, to the last byte."""
+    if part.topic not in MESSAGES:
+        return None
+    payloads = [codec.encode(message) for message in part.got]
+    if payloads == [codec.encode(message) for _, message in part.expected]:
+        return None
+    return Attachment(_name(part), "application/msgpack", msgspec.msgpack.encode(payloads))
+
+
+def _made(session: Session, name: str) -> dict[str, str] | None:
+    """What is said of the machine that made the reference of this name; None in files that are older than that."""
+    attached = session.attachments.get(f"{_MADE}{name}")
+    if attached is None:
+        return None
+    try:
+        return msgspec.json.decode(attached.data, type=dict[str, str])
+    except ValueError as error:  # which msgspec's errors are, and that of what is not UTF-8
+        raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
+
+
+def _name(part: Replayed) -> str:
+    return part.reference.name if part.reference else f"reference/{part.stream}/{part.topic}"

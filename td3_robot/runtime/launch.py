@@ -1,0 +1,103 @@
+"""Launch descriptions: which processes a run has, as data."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from td3_robot.config.schema import Config
+from td3_robot.config.section import Section
+from td3_robot.errors import ConfigError
+from td3_robot.util import resources
+
+
+class RestartRule(Section, frozen=True):
+    """After a crash, start again, but at most ``times`` within ``window_s`` seconds."""
+
+    times: Annotated[int, Meta(ge=0)] = 0
+    window_s: Annotated[float, Meta(gt=0)] = 60.0
+
+
+class ProcessRow(Section, frozen=True):
+    """One row of a launch description, see ``launch/train.yaml``."""
+
+    module: str
+    count: str | None = None
+    when: str | None = None
+    restart: RestartRule = RestartRule()
+    ends_run: bool = False
+    essential: bool = True
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Launch(Section, frozen=True):
+    """A launch description."""
+
+    processes: dict[str, ProcessRow]
+    evaluate: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process to be started, with its name in the run."""
+
+    name: str
+    row: ProcessRow
+
+
+def load(name: str) -> Launch:
+    """The launch description in a file, or the shipped one of that name.
+
+    Raises:
+        ConfigError: it does not exist or is not valid.
+    """
+    file: Path = resources.find("launch", name)
+    try:
+        launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
+    for module in (launch.evaluate, *(row.module for row in launch.processes.values())):
+        if not _exists(module):
+            raise ConfigError(f"launch description {str(file)!r}: there is no module {module!r}")
+    if not any(row.ends_run for row in launch.processes.values()):
+        raise ConfigError(f"launch description {str(file)!r}: no process has ends_run, so the run would never end")
+    return launch
+
+
+def expand(launch: Launch, config: Config) -> list[Process]:
+    """The processes that a configuration asks for.
+
+    Raises:
+        ConfigError: a row names a configuration key that does not exist.
+    """
+    processes: list[Process] = []
+    for name, row in launch.processes.items():
+        if row.when and not _value(config, row.when, name):
+            continue
+        if row.count is None:
+            processes.append(Process(name, row))
+        else:
+            processes += [Process(f"{name}-{index}", row) for index in range(int(_value(config, row.count, name)))]
+    return processes
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _value(config: Config, key: str, name: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"launch description: process {name!r} names {key!r}, which is no configuration key")
+        value = getattr(value, part)
+    return value

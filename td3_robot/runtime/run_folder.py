@@ -1,0 +1,186 @@
+"""The folder of one run: where its results, checkpoints, logs and addresses are."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
+from td3_robot.errors import ConfigError, RunFolderError
+from td3_robot.messages import Status
+from td3_robot.util import files
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d{12,})\.safetensors")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run; :meth:`create` makes one, :meth:`open` finds one."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def policy_file(self) -> Path:
+        return self.path / "policy.safetensors"
+
+    @property
+    def best_file(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def replay(self) -> Path:
+        return self.path / "replay"
+
+    @property
+    def curve_file(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def _run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """A new run in an empty or missing folder.
+
+        Raises:
+            RunFolderError: the folder holds a run or anything else, or cannot be made.
+        """
+        run = cls(path)
+        if run.config_file.exists():
+            raise RunFolderError(
+                f"run folder {str(path)!r} already holds a run; go on with --resume {path}, or name another --out"
+            )
+        try:
+            if path.exists() and any(path.iterdir()):
+                raise RunFolderError(f"run folder {str(path)!r} is not empty and not a run; name another --out")
+            for folder in (path, run.checkpoints, run.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            files.write_atomically(run.config_file, config.to_yaml().encode())
+        except OSError as error:
+            raise RunFolderError(f"run folder {str(path)!r} cannot be made: {error.strerror or error}") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A folder that holds a run.
+
+        Raises:
+            RunFolderError: it does not.
+        """
+        run = cls(path)
+        if not run.config_file.is_file():
+            raise RunFolderError(f"run folder {str(path)!r} holds no run: there is no config.yaml in it")
+        for folder in (run.checkpoints, run.logs):
+            folder.mkdir(exist_ok=True)
+        return run
+
+    def config(self) -> Config:
+        """The resolved configuration of the run.
+
+        Raises:
+            ConfigError: the file was damaged.
+        """
+        return configuration.load(self.config_file)
+
+    def trained_with(self) -> Config | None:
+        """The configuration that its newest training was started with; None before the first."""
+        with contextlib.suppress(yaml.YAMLError, ConfigError):
+            content = yaml.safe_load(str(self.read_run().get("config", "")))
+            return configuration.parse(content, source=str(self._run_file)) if content else None
+        return None
+
+    def write_run(self, **facts: Any) -> None:
+        """Record facts of the run being served: addresses, starts, versions."""
+        files.write_atomically(self._run_file, (json.dumps({**self.read_run(), **facts}, indent=2) + "\n").encode())
+
+    def write_final(self, statuses: Mapping[str, Status]) -> None:
+        """Keep the last figures and counters of every process in ``final.json``."""
+        rows = {
+            name: {"state": status.state, "figures": status.figures, "counters": status.counters}
+            for name, status in statuses.items()
+        }
+        files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether its learner has saved any, damaged ones included."""
+        return any(self.checkpoints.glob("checkpoint-*"))
+
+    def steps_made(self) -> int:
+        """Environment steps that the run has made, as far as an ordered end or a checkpoint tells; 0 without either."""
+        made = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
+        names = (path.name for path in self.checkpoints.iterdir()) if self.checkpoints.is_dir() else ()
+        return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
+
+    def read_run(self) -> dict[str, Any]:
+        """The facts recorded so far; empty for a folder that was never started."""
+        with contextlib.suppress(OSError, ValueError):
+            facts = json.loads(self._run_file.read_text())
+            if isinstance(facts, dict):
+                return facts
+        return {}
+
+    def endpoint(self, link: str, config: Config) -> str:
+        """Where a link is: as configured, else where the run's supervisor put it.
+
+        Raises:
+            RunFolderError: the run is not being served, and the configuration names no endpoint.
+        """
+        configured: str | None = getattr(config.endpoints, link)
+        endpoint = configured or self.read_run().get("endpoints", {}).get(link)
+        if not endpoint:
+            raise RunFolderError(
+                f"run folder {str(self.path)!r}: no {link} endpoint; start its training first, or set endpoints.{link}"
+            )
+        return str(endpoint)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one supervisor; the lock goes with the process, however it ends.
+
+        Raises:
+            RunFolderError: another process is training in it.
+        """
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise RunFolderError(f"run folder {str(self.path)!r} is in use by another training") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,231 @@
+"""What a robot may be told, in physical units, and when to stop telling it: settings, and their sum for one robot.
+
+Settings come from two places: the policy bundle says what the policy was made for, the configuration of the process
+says what this robot bears. They are joined so that each can only tighten the other (:func:`joined`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from td3_robot.config.section import Positive, Section
+from td3_robot.errors import ConfigError
+from td3_robot.specs import Channel, Float32, RobotSpec
+from td3_robot.util.text import meant
+
+Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Range = tuple[Finite, Finite]
+Value = TypeVar("Value")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class SafetyConfig(Section, frozen=True):
+    """Everything is off unless it is set, and off changes nothing, bit for bit.
+
+    A setting of the action is one value for all channels, or a map from channel name to value; a channel that is not
+    named is not restricted. Units are those of the channels.
+
+    Attributes:
+        limits: [low, high] of the action. A channel's own must be inside the specification's; one for all is cut to it.
+        rate: the most an action may change, in units a second.
+        low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
+        safe_action: ``hold`` what was applied last, ``zero`` (or the limit nearest to it), or a map from channel name
+            to value, zero where not named. Unset is ``hold``.
+        refuse_out_of_range: no policy answers an observation outside the specification's range.
+        frozen_ms: nor one that has been the same, bit for bit, for longer than this.
+        observation_deadline_ms: the policy server's watchdog: without a good observation for longer, FAULT.
+        action_deadline_ms: the robot's watchdog: without an Action for longer, FAULT.
+        hang_ms: a driver one of whose robot's methods has not returned for longer stops it, if it can, and ends.
+        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: also what was missing, once it has
+            been back for ``recovery_ms`` without a pause. Never after an emergency stop. Unset is ``manual``.
+    """
+
+    limits: Range | dict[str, Range] | None = None
+    rate: Positive | dict[str, Positive] | None = None
+    low_pass: Positive | dict[str, Positive] | None = None
+    safe_action: Literal["hold", "zero"] | dict[str, Finite] | None = None
+    refuse_out_of_range: bool = False
+    frozen_ms: Positive | None = None
+    observation_deadline_ms: Positive | None = None
+    action_deadline_ms: Positive | None = None
+    hang_ms: Positive | None = None
+    recovery: Literal["manual", "automatic"] | None = None
+    recovery_ms: Positive | None = None
+
+    def __post_init__(self) -> None:
+        ranges = self.limits.items() if isinstance(self.limits, dict) else [("all", self.limits)] if self.limits else []
+        for name, (low, high) in ranges:
+            if not low < high:
+                raise ValueError(f"safety.limits of {name} is [{low}, {high}]; low must be below high")
+
+    def settings(self) -> dict[str, Any]:
+        """What is set, as plain values: the ``safety`` of a bundle's header."""
+        nothing = msgspec.to_builtins(SafetyConfig())
+        return {key: value for key, value in msgspec.to_builtins(self).items() if value != nothing[key]}
+
+
+def parse(settings: Any) -> SafetyConfig:
+    """The inverse of :meth:`SafetyConfig.settings`.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not allowed.
+    """
+    try:
+        return msgspec.convert(settings, SafetyConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"safety settings: {error}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """Settings joined and resolved for one robot.
+
+    Attributes:
+        low, high: float32[A], inside the specification's.
+        step: float32[A], the most an action may change from one control period to the next; None: as much as it likes.
+        blend: float32[A] in (0, 1], how far an action goes from the last one to the policy's in a period; None: all.
+        safe: float32[A], within the limits; None: hold.
+        observation_low, observation_high: float32[O]; None: any finite observation will do.
+        frozen_s, observation_deadline_s, action_deadline_s, hang_s: None is never.
+        recovery_s: None is never by itself.
+        guarded: whether anything is set at all.
+    """
+
+    low: Float32
+    high: Float32
+    step: Float32 | None
+    blend: Float32 | None
+    safe: Float32 | None
+    observation_low: Float32 | None
+    observation_high: Float32 | None
+    frozen_s: float | None
+    observation_deadline_s: float | None
+    action_deadline_s: float | None
+    hang_s: float | None
+    recovery_s: float | None
+    guarded: bool
+
+    def safe_action(self, applied: Float32) -> Float32:
+        """float32[N, A], a new array, where ``applied``, float32[N, A], is what was applied last."""
+        chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
+        return np.clip(chosen, self.low, self.high)
+
+
+def joined(
+    robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
+) -> Envelope:
+    """The envelope in which both settings hold, and those of ``floor``: of the policy that a person deployed.
+
+    Limits are intersected; of rates, cut-offs and deadlines the smaller holds, and of ``refuse_out_of_range`` either.
+    Automatic recovery needs the word of ``robot`` and no ``manual`` of a policy; its time is the longest. The safe
+    action is a choice and not a bound: the robot's if it makes one, else the floor's, else the policy's.
+
+    Raises:
+        ConfigError: a channel that the robot does not have, limits outside the specification's or without a common
+            value, or a safe action outside the limits.
+    """
+    every = (robot, floor or SafetyConfig(), policy)
+    low, high = _limits(every, spec)
+    rate, cut_off = (_least([getattr(one, key) for one in every], key, spec) for key in ("rate", "low_pass"))
+    chosen = next((one.safe_action for one in every if one.safe_action is not None), None)
+    automatic = robot.recovery == "automatic" and all(one.recovery != "manual" for one in every)
+    refuse = any(one.refuse_out_of_range for one in every)
+    period = spec.control_period
+    return Envelope(
+        low=low,
+        high=high,
+        step=None if rate is None else (rate * period).astype(np.float32),
+        # First-order low-pass, exact for an input that is constant over a period (zero-order hold).
+        blend=None if cut_off is None else (-np.expm1(-2 * math.pi * cut_off * period)).astype(np.float32),
+        safe=_safe(chosen, low, high, spec),
+        observation_low=_range(spec.observations, "low") if refuse else None,
+        observation_high=_range(spec.observations, "high") if refuse else None,
+        frozen_s=_seconds(*(one.frozen_ms for one in every)),
+        observation_deadline_s=_seconds(*(one.observation_deadline_ms for one in every)),
+        action_deadline_s=_seconds(*(one.action_deadline_ms for one in every)),
+        hang_s=_seconds(*(one.hang_ms for one in every)),
+        recovery_s=max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
+        if automatic
+        else None,
+        guarded=any(one != SafetyConfig() for one in every),
+    )
+
+
+def _range(channels: Sequence[Channel], end: str) -> Float32:
+    # The largest finite number stands for no bound: infinity is no observation.
+    bounds = [max(-_LARGEST, min(_LARGEST, getattr(channel, end))) for channel in channels]
+    return np.array(bounds, np.float32)
+
+
+def _seconds(*limits: float | None) -> float | None:
+    given = [limit for limit in limits if limit is not None]
+    return min(given) / 1e3 if given else None
+
+
+def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec) -> Mapping[int, Value]:
+    """Index of an action channel to its value."""
+    names = [channel.name for channel in spec.actions]
+    if not isinstance(setting, Mapping):
+        return dict.fromkeys(range(len(names)), setting)
+    for name in setting:
+        if name not in names:
+            hint = meant(name, names, "it has")
+            raise ConfigError(f"safety.{key}: robot {spec.name!r} has no action {name!r}; {hint}")
+    return {names.index(name): value for name, value in setting.items()}
+
+
+def _limits(both: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Float32]:
+    low, high = spec.action_low.astype(np.float64), spec.action_high.astype(np.float64)
+    for config in both:
+        if config.limits is None:
+            continue
+        for index, (least, most) in _of_channels(config.limits, "limits", spec).items():
+            channel = spec.actions[index]
+            if isinstance(config.limits, dict) and not (channel.low <= least and most <= channel.high):
+                raise ConfigError(
+                    f"safety.limits of {channel.name!r} is [{least}, {most}] {channel.unit}; "
+                    f"allowed: inside the specification's [{channel.low}, {channel.high}]"
+                )
+            low[index], high[index] = max(low[index], least), min(high[index], most)
+    for index, channel in enumerate(spec.actions):
+        if not low[index] <= high[index]:
+            raise ConfigError(
+                f"safety.limits of {channel.name!r} leave nothing: at least {low[index]} and at most {high[index]} "
+                f"{channel.unit}; robot, policy and specification must have a common range"
+            )
+    return low.astype(np.float32), high.astype(np.float32)
+
+
+def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
+    """float64[A]: the smaller value of each channel, infinite where none; None if none is set."""
+    given = [setting for setting in settings if setting is not None]
+    if not given:
+        return None
+    least = np.full(spec.action_size, np.inf)
+    for setting in given:
+        for index, value in _of_channels(setting, key, spec).items():
+            least[index] = min(least[index], value)
+    return least
+
+
+def _safe(chosen: str | dict[str, float] | None, low: Float32, high: Float32, spec: RobotSpec) -> Float32 | None:
+    if chosen in (None, "hold"):
+        return None
+    safe = np.clip(np.zeros_like(low), low, high)
+    if isinstance(chosen, dict):
+        values: Mapping[int, float] = _of_channels(chosen, "safe_action", spec)
+        for index, value in values.items():
+            if not low[index] <= np.float32(value) <= high[index]:
+                raise ConfigError(
+                    f"safety.safe_action of {spec.actions[index].name!r} is {value} {spec.actions[index].unit}; "
+                    f"allowed: {low[index]} to {high[index]}"
+                )
+            safe[index] = value
+    return safe

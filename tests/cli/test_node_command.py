@@ -1,0 +1,173 @@
+"""``td3-robot node`` and ``td3-robot policy``: what is wrong with the words is one line and exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.bundle import Bundle
+from td3_robot.cli import node as node_command
+from td3_robot.cli.main import main
+from td3_robot.cli.node import _confirmed
+from td3_robot.messages import Command, Reply
+from td3_robot.runtime import node as nodes
+from td3_robot.transport import codec
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("node", "arguments are required: VERB"),
+        ("node dance --endpoint ipc://x", "invalid choice: 'dance'"),
+        ("node state", "one of the arguments --run --config --endpoint is required"),
+        ("node state --run nowhere", "holds no run"),
+        ("node state --endpoint carrier-pigeon", "is not understood"),
+        ("node state --endpoint tcp://10.0.0.1:5555", "beyond loopback"),
+        ("node state --config empty.yaml", "sets no endpoints.policy"),
+        ("node state --endpoint ipc://x --timeout 0", "--timeout is 0; allowed: above 0 s"),
+        ("node load --endpoint ipc://x", "allowed: load FILE, rollback [VERSION]"),
+        ("node load nothing --endpoint ipc://x", "cannot be read"),
+        ("node rollback one --endpoint ipc://x", "rollback to 'one'"),
+        (f"node rollback {'9' * 5000} --endpoint ipc://x", "rollback to '9999"),
+        ("node estop --target a/b --endpoint ipc://x", "--target is 'a/b'; allowed: 1 to 64 letters"),
+        (f"node freeze --reason {'x' * 1001} --endpoint ipc://x", "--reason has 1001 characters; at most 1000 are"),
+        ("policy --config empty.yaml --set endpoints.keys=~nosuchuser/x", "'~nosuchuser/x': there is no such user"),
+        (
+            "policy --config empty.yaml --bundle /dev/zero",
+            "policy '/dev/zero' cannot be read: more than the 268,435,456",
+        ),
+        ("node estop now --endpoint ipc://x", "estop with now"),
+        ("policy", "one of --run DIR (take part in a run) and --config FILE"),
+        ("policy --config empty.yaml --run nowhere", "one of --run DIR"),
+        ("policy --config empty.yaml", "there is nothing to serve: give --bundle FILE, or set endpoints.learner"),
+        ("policy --config empty.yaml --bundle nothing", "policy 'nothing' cannot be read"),
+        ("policy --config empty.yaml --bundle toy.safetensors", "endpoints.policy is not set"),
+        ("policy --config empty.yaml --bundle toy.safetensors --set safety.rate=0", "safety.rate"),
+        (
+            "policy --config empty.yaml --bundle toy.safetensors --set safety.rate.up=1",
+            "safety.rate: robot 'Toy' has no action 'up'",
+        ),
+        ("policy --run nowhere --set seed=1", "--set needs --config"),
+    ],
+)
+def test_usage(
+    words: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # they are pytest's
+    (tmp_path / "empty.yaml").write_text("")
+    make_bundle().save(tmp_path / "toy.safetensors")
+    try:
+        code = main(words.split())
+    except SystemExit as stop:  # how argparse ends
+        code = int(str(stop.code))
+    error = capsys.readouterr().err
+    assert code == 2
+    assert text in error
+    assert error.count("\n") == 1
+
+
+class Asked:
+    """A bus that remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, to: str, message: Command) -> bool:
+        assert to == "policy"
+        self.sent.append(message)
+        return True
+
+
+def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
+    """a has stopped; b answers that it has not; c, with a name that would steer a terminal, never answers."""
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
+
+    def messages() -> Iterator[Reply]:
+        yield Reply(2, "b", "", "fault", {"stopped": True})  # to another question
+        for command in bus.sent[:2]:
+            yield Reply(command.id, command.target, "", "fault", {"stopped": command.target == "a"})
+
+    answer, words = _confirmed(bus, "estop", reply, messages())
+    assert [(command.verb, command.target) for command in bus.sent] == [("state", name) for name in ("a", "b", "c\x1b")]
+    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c\x1b"])
+    assert words == r"estop is NOT confirmed by 'b (fault), c\x1b (no answer)'"
+
+
+def test_robots_that_do_not_follow_an_activate_are_named_with_their_states() -> None:
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "active", {"connected": ["a", "b", "c"]})
+
+    def messages() -> Iterator[Reply]:
+        for command in bus.sent[:2]:
+            yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
+        yield Reply(bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {})  # for it: it has just gone
+
+    answer, words = _confirmed(bus, "activate", reply, messages())
+    assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])
+    who = "b (unconfigured), c (no robot 'c' is connected)"
+    assert words == f"activate is NOT confirmed by {who}; to command one of them alone: --target NAME"
+    nobody = Reply(1, "policy", "", "active", {"connected": []})
+    assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
+
+
+def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() -> None:
+    bus: Any = Asked()
+    reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
+
+    def messages() -> Iterator[Reply]:
+        yield Reply(bus.sent[0].id, "a", "", "fault", {"stopped": True})
+
+    answer, words = _confirmed(bus, "estop", reply, messages())
+    assert answer.detail["confirmed"] == ["a"]
+    assert words == "estop is NOT confirmed by 2 more robots"
+
+
+@pytest.mark.parametrize("reason", ["smoke \udce9", "x" * 5000])
+def test_an_emergency_stop_is_not_refused_for_its_reason(reason: str) -> None:
+    """A terminal that is not UTF-8, or what was in the clipboard."""
+    parsed = node_command._parser().parse_args(["estop", "--endpoint", "ipc://x", "--reason", reason])
+    command = node_command._command(parsed)
+    codec.encode(command)
+    assert command.reason == ("smoke ?" if "smoke" in reason else "x" * 1000)
+
+
+def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
+    bus: Any = Asked()
+    _, words = _confirmed(bus, "estop", Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
+    assert words == "no robot is connected: none has confirmed the stop"
+
+
+def test_a_policy_too_large_for_a_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_bundle().save(tmp_path / "toy.safetensors")
+    monkeypatch.setattr(node_command, "LONGEST_PAYLOAD", 100)
+    assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
+    assert "at most 100 can be loaded into a running server: start it with --bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_is_none_is_refused_before_anything_is_sent(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["node", "estop", "--endpoint", "tcp://127.0.0.1:1", f"--timeout={seconds}"]) == 2
+    assert f"--timeout is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
+
+
+def test_an_endpoint_that_is_empty_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "state", "--endpoint", ""]) == 2
+    assert "endpoint '' is not understood; allowed: ipc://PATH, tcp://HOST:PORT" in capsys.readouterr().err

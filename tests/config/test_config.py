@@ -1,0 +1,214 @@
+"""Configuration: typed, refusing what it does not know, naming what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
+from td3_robot.errors import ConfigError
+from td3_robot.util import resources
+
+
+def test_defaults_are_the_published_td3() -> None:
+    """Fujimoto et al. 2018, and the authors' code."""
+    learner = Config().learner
+    assert (learner.batch_size, learner.learning_rate, learner.discount, learner.polyak) == (256, 3e-4, 0.99, 0.005)
+    assert (learner.target_noise, learner.target_noise_clip, learner.policy_delay) == (0.2, 0.5, 2)
+    assert (learner.buffer_size, learner.learning_starts, learner.replay_ratio) == (1_000_000, 25_000, 1.0)
+    assert Config().exploration.noise == 0.1
+
+
+@pytest.mark.parametrize("file", sorted(resources.folder("configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid(file: Path) -> None:
+    assert configuration.load(file.stem) == configuration.load(file)
+
+
+def test_resolved_configuration_reads_back_as_itself() -> None:
+    config = configuration.parse(
+        {}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5", "exploration.noise=[0.1, 0.4]"]
+    )
+    assert configuration.parse(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_ddpg_is_td3_without_its_three_additions() -> None:
+    """Said, they are the same; each can be left out alone; and the resolved file reads back."""
+    ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
+    assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
+    assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
+    for override in ("learner.twin_critics=false", "learner.target_noise=0", "learner.policy_delay=1"):
+        assert configuration.parse({}, [override]).learner.algorithm == "td3"
+        assert configuration.parse({}, ["learner.algorithm=ddpg", override]) == ddpg
+
+
+def test_lap_brings_its_loss() -> None:
+    assert configuration.parse({}, ["learner.replay=lap"]).learner.critic_loss == "huber"
+    assert configuration.parse({}, ["learner.critic_loss=huber"]).learner.replay == "uniform"
+
+
+def test_overrides_go_in_as_typed_values() -> None:
+    config = configuration.parse(
+        {"learner": {"batch_size": 8}}, ["learner.batch_size=9", "learner.learning_rate=3e-4", "timing=lockstep"]
+    )
+    assert config.learner.batch_size == 9
+    assert config.learner.learning_rate == 3e-4  # which YAML alone reads as text
+    assert config.timing == "lockstep"
+
+
+def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("{total_steps: 1E+5, learner: {learning_rate: 1e-3, discount: 98e-2}, robots: 2.0}")
+    config = configuration.load(str(file), ["exploration.noise=[1e-2, 5e-1]", "learner.buffer_size=1e5"])
+    assert (config.total_steps, config.learner.buffer_size, config.robots) == (100_000, 100_000, 2)
+    assert (config.learner.learning_rate, config.learner.discount) == (0.001, 0.98)
+    assert config.exploration.noise == (0.01, 0.5)
+    with pytest.raises(ConfigError, match=r"learner.batch_size is 1.5: expected `int`"):
+        configuration.load(str(file), ["learner.batch_size=15e-1"])
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "words"),
+    [
+        ({"tusk": "Ant"}, [], ["unknown key 'tusk'", "did you mean 'task'"]),
+        ({"learner": {"batchsize": 3}}, [], ["unknown key 'learner.batchsize'", "did you mean 'batch_size'"]),
+        ({"batch_size": 3}, [], ["unknown key 'batch_size'", "did you mean 'learner.batch_size'"]),
+        ({"zzz": 1}, [], ["unknown key 'zzz'", "known keys: task, seed"]),
+        ({"learner": 3}, [], ["learner is 3", "map of keys"]),
+        ([1], [], ["list"]),
+        ({}, ["learner.batch_size=many"], ["learner.batch_size is 'many'", "expected `int`"]),
+        ({}, ["learner.batch_size=0"], ["learner.batch_size is 0", ">= 1"]),
+        ({}, ["learner.discount=1.5"], ["learner.discount is 1.5", "<= 1"]),
+        ({}, ["timing=fast"], ["timing is 'fast'"]),
+        ({}, ["network.hidden=[]"], ["network.hidden is []"]),
+        ({}, ["seed=-1"], ["seed is -1"]),
+        ({}, ["batch_size"], ["'batch_size'", "KEY=VALUE"]),
+        ({}, ["task.name=x"], ["task is {'name': 'x'}", "expected `str`"]),
+        ({"task": "Ant"}, ["task.name=x"], ["'task' is a value"]),
+        ({}, ["x=[1"], ["not YAML"]),
+        ({}, ["total_steps=100"], ["learner.learning_starts is 25000", "total_steps 100"]),
+        ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
+        ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
+        ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),
+        (
+            {},
+            ["learner.algorithm=ddpg", "learner.twin_critics=true"],
+            ["learner.algorithm is 'ddpg'", "learner.twin_critics is True", "must be False"],
+        ),
+        ({}, ["learner.algorithm=ddpg", "learner.policy_delay=2"], ["learner.policy_delay is 2", "must be 1"]),
+        ({}, ["learner.algorithm=ddpg", "learner.target_noise=0.2"], ["learner.target_noise is 0.2", "must be 0.0"]),
+        ({}, ["learner.algorithm=sac"], ["learner.algorithm is 'sac'", "allowed: td3, ddpg"]),
+        ({}, ["learner.replay=lap", "learner.critic_loss=mse"], ["learner.critic_loss is 'mse'", "must be 'huber'"]),
+        ({}, ["learner.gradient_clip=0"], ["learner.gradient_clip is 0"]),
+        ({}, ["learner.n_step=0"], ["learner.n_step is 0", ">= 1"]),
+        (
+            {},
+            ["learner.n_step=3", "learner.learning_starts=23", "robots=8"],
+            ["learner.learning_starts is 23", "n_step 3", "at least 24"],
+        ),
+        ({}, ["exploration.noise=[0.4, 0.1]"], ["exploration.noise is [0.4, 0.1]", "the lower one first"]),
+        ({}, ["exploration.noise=-1"], ["exploration.noise is -1.0", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=[-1, 1]"], ["exploration.noise is [-1.0, 1.0]", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=.nan"], ["exploration.noise is nan", "from 0 to 1e12"]),
+        ({}, ["exploration.noise=much"], ["exploration.noise is 'much'"]),
+        ({}, ["exploration.theta=0"], ["exploration.theta is 0", ">= 0.01"]),
+        ({}, ["exploration.kind=pink"], ["exploration.kind is 'pink'", "allowed: gaussian, ornstein_uhlenbeck"]),
+        ({}, ["pacing.mode=slow"], ["pacing.mode is 'slow'"]),
+        ({}, ["pacing.fallback=brake"], ["pacing.fallback is 'brake'"]),
+        ({}, ["timing=lockstep", "pacing.mode=realtime"], ["pacing.mode is 'realtime'", "timing is 'lockstep'"]),
+        ({}, ["randomization.mas=[1, 2]"], ["unknown key 'randomization.mas'", "did you mean 'mass'"]),
+        ({}, ["randomization.push.forse=[1, 2]"], ["'randomization.push.forse'", "did you mean 'force'"]),
+        ({}, ["randomization.mass=[2, 1]"], ["randomization.mass is [2.0, 1.0]", "lower one first"]),
+        ({}, ["randomization.mass=[0, 1]"], ["randomization.mass[0] is 0", "> 0"]),
+        ({}, ["randomization.friction=0.5"], ["randomization.friction is 0.5"]),
+        ({}, ["randomization.tilt=[0, 2]"], ["randomization.tilt[1] is 2", "<= 1"]),
+        ({}, ["randomization.action_latency=[0, 1.5]"], ["randomization.action_latency[1]", "`int`"]),
+        ({}, ["randomization.sensor_bias.height=[0, .inf]"], ["randomization.sensor_bias.height", "finite"]),
+        ({}, ["randomization.sensor_noise.height=[-1, 1]"], ["sensor_noise.height is [-1.0, 1.0]", "at least 0"]),
+        ({}, ["randomization.push.duration=[1, 3]"], ["push.duration is [1.0, 3.0]", "push.interval, 2.0 s"]),
+        (
+            {"task": "gymnasium:Pendulum-v1"},
+            ["randomization.mass=[1, 2]"],
+            ["randomization.mass is [1.0, 2.0], and the task is Gymnasium's", "action_latency, action_jitter"],
+        ),
+        (
+            {"task": "gymnasium:Pendulum-v1"},
+            ["randomization.sensor_noise.height=[1, 2]"],
+            ["randomization.sensor_noise.height", "sensor_noise.all"],
+        ),
+    ],
+)
+def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.parse(content, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_files_that_cannot_be_read_or_parsed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no file 'walker3d'; shipped ones like it: walker2d"):
+        configuration.load("walker3d")
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        configuration.load(tmp_path / "bad.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        configuration.load(tmp_path / "binary.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    assert configuration.load(tmp_path / "empty.yaml") == Config()
+
+
+def test_every_key_of_the_agreement_is_a_key() -> None:
+    for key in Config().agreement():
+        value: object = Config()
+        for part in key.split("."):
+            assert isinstance(value, msgspec.Struct)
+            value = getattr(value, part)
+
+
+def test_record_true_is_short_for_a_section() -> None:
+    assert configuration.parse({"record": True}).record.enabled
+    assert not configuration.parse({"record": {"enabled": True}}, ["record=false"]).record.enabled
+    assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
+    with pytest.raises(ConfigError, match=r"record\.ring_s is -1"):
+        configuration.parse({"record": {"ring_s": -1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("safety: {hang_ms: 5}\npolicy: {}\nsafety: {rate: 1}\n", "line 3: the key 'safety' is there twice in one map"),
+        ("learner:\n  threads: 1\n  threads: 2\n", "line 3: the key 'threads' is there twice in one map"),
+        ("safety: {limits: {left: [0, 1], 'left': [0, 2]}}", "line 1: the key 'left' is there twice in one map"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    """YAML's readers keep the last, and drop limits without a word."""
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        configuration.load(tmp_path / "c.yaml")
+
+
+def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
+    text = "network: &small {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    loaded = configuration.load(tmp_path / "c.yaml")
+    assert (loaded.learner.threads, loaded.learner.n_step) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("safety", "words"),
+    [
+        ({"safe_action": "Zero"}, "safety.safe_action is 'Zero': invalid enum value 'Zero'; allowed: hold, zero"),
+        ({"recovery": "auto"}, "safety.recovery is 'auto': invalid enum value 'auto'; allowed: manual, automatic"),
+    ],
+)
+def test_a_choice_names_what_is_allowed(safety: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        configuration.parse({"safety": safety})

@@ -1,0 +1,75 @@
+"""What may change when a run goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from td3_robot.config import loading as configuration
+from td3_robot.config import resume as changes
+from td3_robot.config.schema import Config
+from td3_robot.errors import UsageError
+
+
+def config(*overrides: str) -> Config:
+    return configuration.parse({}, overrides)
+
+
+def test_what_differs_is_named_in_full() -> None:
+    after = config("robots=4", "learner.batch_size=128", "network.hidden=[5, 6]", "evaluation.target_return=900")
+    assert changes.differences(Config(), after) == {
+        "robots": (1, 4),
+        "learner.batch_size": (256, 128),
+        "network.hidden": ((400, 300), (5, 6)),
+        "evaluation.target_return": (None, 900),
+    }
+    assert changes.differences(after, after) == {}
+
+
+@pytest.mark.parametrize("declared", [{"learner.batch_size", "robots"}, {"learner", "robots", "seed"}])
+def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
+    after = config("robots=4", "learner.batch_size=128")
+    assert changes.accepted(Config(), after, declared) == ["robots: 1 → 4", "learner.batch_size: 256 → 128"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "declared", "text"),
+    [
+        (["learner.batch_size=128"], set(), r"is 256 there, 128 now; if meant, say --set learner\.batch_size=128$"),
+        (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 there"),
+        (["learner.batch_size=128"], {"lear"}, "batch_size is 256 there"),
+        (
+            ["learner.precision=bf16"],
+            {"learner.threads"},
+            r'precision is "fp32" there, "bf16" now; if meant, say --set',
+        ),
+        (["learner.threads=2"], set(), r"learner\.threads is 1 there, 2 now; if meant, say --set learner\.threads=2$"),
+        (["learner.device=cuda"], set(), r'learner\.device is "cpu" there, "cuda" now'),
+        (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": another task'),
+        (["seed=1"], {"seed"}, "seed is 0 in the run"),
+        (["timing=lockstep"], {"timing"}, 'timing is "free"'),
+        (["network.hidden=[5]"], {"network"}, r"hidden is \[400,300\] in the run and cannot become \[5\]"),
+        (["learner.buffer_size=1000"], {"learner"}, "buffer_size is 1000000"),
+        (["learner.replay_storage=file"], {"learner"}, 'replay_storage is "memory"'),
+    ],
+)
+def test_what_was_not_or_cannot_be_is_refused(overrides: list[str], declared: set[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        changes.accepted(Config(), config(*overrides), declared)
+
+
+def test_another_arithmetic_is_declared_and_said() -> None:
+    after = config("learner.precision=bf16", "learner.threads=2", "learner.device=cuda")
+    assert changes.accepted(Config(), after, {"learner.precision", "learner.threads", "learner.device"}) == [
+        'learner.device: "cpu" → "cuda"',
+        'learner.precision: "fp32" → "bf16"',
+        "learner.threads: 1 → 2",
+    ]
+
+
+def test_lockstep_goes_on_with_as_many_robots() -> None:
+    lockstep: Any = config("timing=lockstep")
+    for key in ("robots", "simulators"):
+        with pytest.raises(UsageError, match=f"{key} is 1 in the run and cannot become 2"):
+            changes.accepted(lockstep, config("timing=lockstep", f"{key}=2"), {key})

@@ -1,0 +1,131 @@
+"""Tables: every robot a row, every channel a column, the numbers those of the recording."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Action, Status
+from td3_robot.recording.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session as handshake
+from tests.recording.sessions import BEGIN, entries_of
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    status = Status("sim-0", "ready", "", {"lag_s": 0.5}, {"steps": 3})
+    path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(10), ("sim-0", status)]))
+    return path
+
+
+def test_csv(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"hello": 1, "weights": 2, "step": 20, "action": 20, "status": 1}
+    with (tmp_path / "t" / "action.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    actions = [m.action for _, m in Session([recorded]).messages(("action",)) if isinstance(m, Action)]
+    written = np.array([[float(row["action.left"]), float(row["action.right"])] for row in table], np.float32)
+    assert written.tobytes() == np.concatenate(actions).tobytes()  # 10 messages of 2 robots
+    assert [(row["message"], row["row"], row["answers"]) for row in table[:3]] == [
+        ("0", "0", "0"),
+        ("0", "1", "0"),
+        (
+            "1",
+            "0",
+            "1",
+        ),
+    ]
+    with (tmp_path / "t" / "step.csv").open(encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert {"observation.o0", "observation.o2", "reward", "phase"} <= first.keys()
+    assert float(first["published_s"]) == pytest.approx(BEGIN * 1e-9 + 2 / 60, abs=1e-3)
+    with (tmp_path / "t" / "status.csv").open(encoding="utf-8") as file:
+        (status,) = csv.DictReader(file)
+    assert json.loads(status["counters"]) == {"steps": 3}
+
+
+def test_parquet(recorded: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--format", "parquet", "--topics", "step"]) == 0
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["step.parquet"]
+    table = parquet.read_table(tmp_path / "t" / "step.parquet")
+    assert table.num_rows == 20
+    assert table["sequence"].to_pylist() == [number for number in range(10) for _ in range(2)]
+    assert table["observation.o1"].to_pylist() == [float(number) for number in range(10) for _ in range(2)]
+
+
+def with_another(acted: Make, save: Make, spec: RobotSpec, make_step: Make, **fields: Any) -> Path:
+    """Two robots of sim-0, and sim-1, whose Hello was lost."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    others = [("sim-1", make_step(number, source="sim-1", **fields)) for number in range(3)]
+    path: Path = save("b.mcap", entries_of([*others, ("sim-0", hello), *acted(3)]))
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_source_without_hello_has_the_columns_of_the_others(
+    form: str, acted: Make, save: Make, spec: RobotSpec, make_step: Make, tmp_path: Path
+) -> None:
+    observation = np.array([[7.0, 8.0, 9.0]], np.float32)
+    path = with_another(acted, save, spec, make_step, observation=observation)
+    assert main(["export", str(path), "--out", str(tmp_path / "t"), "--format", form]) == 0
+    if form == "csv":
+        with (tmp_path / "t" / "step.csv").open(encoding="utf-8") as file:
+            table = list(csv.DictReader(file))
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = parquet.read_table(tmp_path / "t" / "step.parquet").to_pylist()
+    found = [(row["publisher"], *(float(row[f"observation.o{n}"]) for n in range(3))) for row in table]
+    first, second = ("sim-1", 7.0, 8.0, 9.0), [("sim-0", *[float(n)] * 3) for n in range(3) for _ in range(2)]
+    assert found == [first] * 3 + second
+    assert {"action.left", "action.right"} <= table[0].keys()
+
+
+def test_robots_of_two_kinds_make_no_common_table(
+    acted: Make, save: Make, spec: RobotSpec, make_step: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_another(acted, save, spec, make_step, observation=np.zeros((1, 4), np.float32))
+    assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
+    said = capsys.readouterr().err
+    assert "two kinds of robots" in said
+    assert "where 'sim-1' has channel '0', 'sim-0' has 'o0'; choose other --topics" in said
+    assert list((tmp_path / "t").iterdir()) == []
+    assert main(["export", str(path), "--out", str(tmp_path / "t"), "--topics", "hello", "weights"]) == 0
+
+
+@pytest.mark.parametrize("name", ["faulted", "walkers"])
+def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Path, capsys: Any) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    recording = Path(__file__).parent.parent / "replay" / "sessions" / f"{name}.mcap"
+    counts = []
+    for form in ("csv", "parquet"):
+        out = ["--out", str(tmp_path / form), "--format", form, "--json"]
+        assert main(["export", str(recording), *out]) == 0
+        counts.append(json.loads(capsys.readouterr().out))
+    assert counts[0] == counts[1]
+    assert {"turn", "hello", "step", "status"} <= counts[0].keys()
+    turns = [m for _, m in Session([recording]).messages(("turn",))]
+    table = parquet.read_table(tmp_path / "parquet" / "turn.parquet")
+    assert [json.loads(text) for text in table["inputs"].to_pylist()] == [turn.inputs for turn in turns]  # type: ignore[attr-defined]
+
+
+def test_wrong_use(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "stepp"]) == 2
+    assert "'stepp' is none; topics: hello" in capsys.readouterr().err
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "step", "throttle"]) == 2
+    assert "a.mcap' holds no 'throttle'; it holds action, hello, status, step, weights\n" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 1  # never over what is there
+    assert "File exists" in capsys.readouterr().err

@@ -1,0 +1,438 @@
+"""Session files: what is written is read again, by us and by others, and what is damaged is named."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mcap.reader import make_reader
+from mcap.writer import Writer
+
+from td3_robot.cli.main import main
+from td3_robot.config.schema import Config
+from td3_robot.errors import SessionError
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, Weights, wire_fields
+from td3_robot.recording import schemas
+from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.recording.info import examine
+from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.recover import recover
+from td3_robot.recording.writer import CHUNK_S, SessionWriter
+from tests.recording.sessions import BEGIN, Publisher, entries_of
+
+Make = Callable[..., Any]
+
+
+def test_what_is_written_is_read(acted: Make, save: Make) -> None:
+    entries = entries_of(acted())
+    session = Session([save("a.mcap", entries)])
+    assert list(session.entries()) == entries
+    assert session.config() == Config()
+    assert session.decode.sizes == {"sim-0": {"N": 2, "O": 3, "A": 2}}
+    actions = [message for _, message in session.messages((Action.NAME,))]
+    assert [message.action.shape for message in actions if isinstance(message, Action)] == [(2, 2)] * 30
+
+
+def test_other_readers_see_topics_schemas_and_times(acted: Make, save: Make) -> None:
+    path = save("a.mcap", entries_of(acted(3)))
+    with path.open("rb") as file:
+        rows = list(make_reader(file, validate_crcs=True).iter_messages(topics=["sim-0/step"]))
+    schema, channel, message = rows[2]
+    assert schema is not None
+    assert (channel.message_encoding, schema.encoding, schema.name) == ("msgpack", "jsonschema", "step")
+    assert (message.sequence, message.log_time - message.publish_time) == (2, 1000)
+    properties = json.loads(schema.data)["properties"]
+    assert properties["observation"]["shape"] == ["N", "O"]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_schema_names_every_field(name: str) -> None:
+    described = json.loads(schemas.schema(MESSAGES[name]))
+    assert described["required"] == list(described["properties"]) == list(wire_fields(MESSAGES[name]))
+
+
+def test_a_killed_recorder_loses_what_was_not_handed_over_and_no_more(acted: Make, save: Make) -> None:
+    """60 messages a second; chunks every CHUNK_S: of 90 messages the last whole chunk ends at 60 or more."""
+    entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
+    assert len(entries) == 90
+    path = save("killed.mcap", entries, close=False)
+    with pytest.raises(SessionError, match=r"without its index; mend it with td3-robot recover"):
+        Session([path])
+    lost = recover(path, path.with_name("mended.mcap"))
+    kept = list(Session([path.with_name("mended.mcap")]).entries())
+    assert kept == entries[: len(kept)]
+    assert len(kept) >= 90 - CHUNK_S * 60 - 1
+    assert (lost["whole"], lost["messages_kept"]) == (False, len(kept))
+
+
+def damage_chunk(path: Path, number: int) -> int:
+    """Change a bit in the middle of a chunk; where it begins."""
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    assert len(summary.chunk_indexes) >= 3
+    chunk = summary.chunk_indexes[number]
+    octets = bytearray(path.read_bytes())
+    octets[chunk.chunk_start_offset + chunk.chunk_length // 2] ^= 0xFF
+    path.write_bytes(octets)
+    return chunk.chunk_start_offset
+
+
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_recover_says_what_is_missing(acted: Make, save: Make, number: int) -> None:
+    """A damaged chunk costs its own messages and no others: the first one holds the names of all channels."""
+    path = save("a.mcap", entries_of(acted(60)))
+    whole = examine(path)
+    offset = damage_chunk(path, number)
+    mended = path.with_name("mended.mcap")
+    lost = recover(path, mended)
+    assert [damage["byte"] for damage in lost["damages"]] == [offset]
+    kept = examine(mended)
+    assert kept["damages"] == []
+    assert kept["messages"] > 0
+    counts = {name: stream["count"] for name, stream in whole["topics"].items()}
+    left = {name: stream["count"] for name, stream in kept["topics"].items()}
+    assert lost["missing"] == {name: gone for name in counts if (gone := counts[name] - left.get(name, 0))}
+    assert sum(lost["missing"].values()) > 0
+
+
+def test_recover_without_an_index_says_that_more_may_be_missing(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose messages are of channels that were named in the damaged chunk cannot be known then; others are kept."""
+    steps, actions = (
+        [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
+    )
+    path = save("a.mcap", sorted([*steps, *actions[40:]], key=lambda entry: entry.received))
+    damage_chunk(path, 0)
+    with path.open("rb") as file:
+        data_end = path.read_bytes().index(b"\x0f" + (4).to_bytes(8, "little"))
+        content = file.read(data_end)
+    path.write_bytes(content)
+    assert main(["recover", str(path)]) == 3
+    said = capsys.readouterr().out
+    assert "messages in it are of channels whose names were in what is damaged" in said
+    assert "without its index it is not known how many there were" in said
+    kept = list(Session([path.with_name("a.recovered.mcap")]).entries())
+    assert {entry.topic for entry in kept} == {"action"}
+    assert kept == actions[-len(kept) :]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
+    """Bytes changed, cut off or inserted anywhere: never another exception, never a hang."""
+    folder = tmp_path_factory.mktemp("damage")
+    writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
+    for number, entry in enumerate(entries_of(acted(6))):
+        writer.add(entry)
+        writer.turn(number / 10)
+    writer.close()
+    octets = bytearray((folder / "a.mcap").read_bytes())
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record that ends the data
+    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the length is not always the same
+    kind = data.draw(st.sampled_from(("set", "cut", "insert")))
+    if kind == "cut":
+        del octets[where:]
+    elif kind == "insert":
+        octets[where:where] = data.draw(st.binary(min_size=1, max_size=20))
+    else:
+        octets[where] ^= data.draw(st.integers(1, 255))
+    (folder / "b.mcap").write_bytes(octets)
+    for read in (examine, lambda path: Session([path]).config(), lambda path: list(Session([path]).messages())):
+        with contextlib.suppress(SessionError):
+            read(folder / "b.mcap")
+    if where < index:
+        with pytest.raises(SessionError):
+            list(Session([folder / "b.mcap"]).entries())
+    assert damaged(folder / "b.mcap")
+
+
+def damaged(path: Path) -> bool:
+    """Whether ``info --check`` does not let a file pass."""
+    try:
+        return bool(examine(path)["damages"])
+    except SessionError:
+        return True
+
+
+def test_damage_of_the_index_is_found_and_costs_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
+    """Changed or cut off at any place after the data, which ends with a record of 9 + 4 bytes: what reads from the
+    beginning reads on. The footer and the magic behind it are 37 bytes.
+    """
+    entries = entries_of(acted(2))
+    path = save("a.mcap", entries)
+    octets = path.read_bytes()
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little")) + 13
+    for where in (*rng.integers(index, len(octets), 150).tolist(), *range(len(octets) - 37, len(octets))):
+        changed = bytearray(octets)
+        changed[where] ^= int(rng.integers(1, 256))
+        for content in (changed, octets[:where]):
+            path.write_bytes(content)
+            file = SessionFile(path)
+            assert [item for item in file.items() if isinstance(item, Entry)] == entries
+            assert not file.damages
+            assert file.index, where
+            assert file.index.offset == index
+    assert damaged(path)
+    assert list(Session([path]).entries()) == entries
+
+
+def test_a_cut_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
+    octets = save("a.mcap", entries_of(acted(4))).read_bytes()
+    for size in range(8, len(octets), 997):
+        (tmp_path / "cut.mcap").write_bytes(octets[:size])
+        assert examine(tmp_path / "cut.mcap")["damages"], size
+
+
+def test_what_is_no_session_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, foreign = tmp_path / "a.txt", tmp_path / "foreign.mcap"
+    text.write_text("hello")
+    with foreign.open("wb") as file:
+        writer = Writer(file)
+        writer.start("ros2")
+        writer.finish()
+    for path, words in ((text, "not an MCAP file"), (foreign, "not a recording of td3-robot"), (tmp_path, "read")):
+        assert main(["info", str(path)]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["info", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.fixture
+def old(acted: Make, save: Make) -> Path:
+    """A recording as another version would have written it: of protocol 0, whose Steps have other fields."""
+    entries = []
+    for entry in entries_of(acted(6)):
+        content = msgpack.unpackb(entry.payload)
+        if entry.topic == Step.NAME:
+            content["done"] = content.pop("phase")
+        entries.append(dataclasses.replace(entry, payload=msgpack.packb(content)))
+    today = facts_of_this_machine(Config())
+    path: Path = save("old.mcap", entries, Facts({**today.metadata, "protocol": "0"}, today.attachments))
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay"],
+        ["replay", "--update"],
+        ["export", "--out", "tables"],
+        ["export", "--out", "bag", "--format", "ros2"],
+        ["play", "--policy", "ipc://policy"],
+        ["play", "--monitor", "ipc://monitor"],
+        ["train", "walker2d", "--out", "run", "--from"],
+    ],
+    ids=" ".join,
+)
+def test_another_protocol_version_is_refused_by_name(
+    command: list[str], old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = old.read_bytes()
+    assert main([*command, str(old)]) == 2
+    words = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
+    assert words in capsys.readouterr().err
+    assert old.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["old.mcap"]  # nothing half made
+
+
+def test_info_of_another_protocol_version_tells_it_and_counts_what_is_there(old: Path, capsys: Any) -> None:
+    report = examine(old)
+    assert report["topics"]["sim-0/step"]["count"] == 6
+    problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
+    assert report["damages"] == [f"its messages, which were not looked at: {problem}"]
+    assert main(["info", str(old)]) == 0
+    assert main(["info", str(old), "--check"]) == 1
+    assert problem in capsys.readouterr().out
+
+
+def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
+    """The size in the chunk's head is set to 2^60."""
+    path = save("a.mcap", entries_of(acted(4)))
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    octets = bytearray(path.read_bytes())
+    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16
+    octets[at : at + 8] = (1 << 60).to_bytes(8, "little")
+    path.write_bytes(octets)
+    file_ = SessionFile(path)
+    list(file_.items())
+    assert "it says that it holds 1152921504606846976 bytes" in file_.damages[0].why
+
+
+def test_info_counts_rates_gaps_and_versions(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 Steps, of which 10 and 11 are taken out; every message comes 1/60 s after the one before."""
+    entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
+    path = save("a.mcap", entries)
+    assert main(["info", str(path), "--json", "--check"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    steps = report["topics"]["sim-0/step"]
+    assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
+    assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
+    assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "acting": [1, 2]}
+    # 40 Steps and Actions in turn with Weights before the 1st and the 21st: the last Action is message 81.
+    assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
+    assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
+    assert main(["info", str(path)]) == 0
+    assert "sim-0/step" in capsys.readouterr().out
+
+
+def test_info_check_finds_a_message_that_is_none(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = Entry("sim-0", 0, "step", "policy", 99, BEGIN, BEGIN, b"\x81\xa1x\x01")
+    path = save("a.mcap", [*entries_of(acted(2)), bad])
+    assert main(["info", str(path)]) == 0
+    assert main(["info", str(path), "--check"]) == 1
+    assert "sim-0/step 99: step: has ['x']" in capsys.readouterr().out
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
+    path = str(save("a.mcap", entries))
+    assert main(["info", path]) == 0
+    assert main(["play", path, "--policy", "ipc:///nobody", "--remap", "x=y"]) == 2
+    said = capsys.readouterr()
+    assert "evil" in said.out
+    assert "evil" in said.err
+    assert "\x1b" not in said.out + said.err
+
+
+def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = save("a.mcap", entries_of(acted(4)))
+    assert main(["recover", str(whole)]) == 0
+    assert "nothing to recover" in capsys.readouterr().out
+    assert not whole.with_name("a.recovered.mcap").exists()
+    attached = Facts(facts_of_this_machine(Config()).metadata, [Attachment("x", "text/plain", b"y")])
+    cut = save("b.mcap", entries_of(acted(40)), attached, close=False)
+    assert main(["recover", str(cut)]) == 3
+    said = capsys.readouterr().out
+    assert "damaged at byte" in said
+    assert f"recorded by td3-robot {attached.metadata['td3-robot']}, protocol {PROTOCOL_VERSION}, task" in said
+    assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
+    assert main(["recover", str(cut)]) == 2  # never over an existing file
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_recover_of_a_damaged_index_loses_nothing(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save("a.mcap", entries_of(acted(4)), Facts(facts_of_this_machine(Config()).metadata, TEXTS))
+    octets = bytearray(path.read_bytes())
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    where = octets.rindex(summary.chunk_indexes[0].chunk_start_offset.to_bytes(8, "little"))
+    octets[where] ^= 0xFF
+    path.write_bytes(octets)
+    assert main(["info", str(path), "--check"]) == 1
+    assert "the checksum of the index, which begins here, does not fit" in capsys.readouterr().out
+    assert main(["recover", str(path)]) == 0
+    assert "nothing is lost: the index, which holds nothing else, is written anew" in capsys.readouterr().out
+    mended = path.with_name("a.recovered.mcap")
+    assert examine(mended)["damages"] == []
+    assert list(Session([mended]).entries()) == list(Session([path]).entries())
+    assert [item for item in SessionFile(mended).items() if isinstance(item, Attachment)] == TEXTS
+    with mended.open("rb") as file:
+        assert len(list(make_reader(file, validate_crcs=True).iter_messages())) == 10
+
+
+TEXTS = [Attachment("x", "text/plain", b"y"), Attachment("x", "text/plain", b"z")]
+
+
+def without_metadata(path: Path) -> None:
+    """Damage the length of what the metadata record of a file holds."""
+    octets = bytearray(path.read_bytes())
+    at = octets.index(b"td3_robot", 50)  # its name, behind that of the file's writer
+    octets[at + len(b"td3_robot") + 3] = 0xFF
+    path.write_bytes(octets)
+
+
+def test_recover_without_metadata_assumes_a_protocol_that_all_messages_are_of(
+    acted: Make, save: Make, old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save("a.mcap", entries_of(acted(4)))
+    without_metadata(path)
+    assert main(["recover", str(path), "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["protocol_assumed"]
+    assert report["metadata"] == {"protocol": str(PROTOCOL_VERSION)}
+    assert list(Session([path.with_name("a.recovered.mcap")]).entries()) == entries_of(acted(4))
+    path.with_name("a.recovered.mcap").unlink()
+    assert main(["recover", str(path)]) == 3
+    assert f"all messages are of {PROTOCOL_VERSION}, so this is assumed" in capsys.readouterr().out
+    without_metadata(old)
+    assert main(["recover", str(old)]) == 2
+    error = capsys.readouterr().err
+    assert f"the record that says its protocol version is damaged, and it is not {PROTOCOL_VERSION}" in error
+    assert error.count("\n") == 1
+    assert not old.with_name("old.recovered.mcap").exists()
+
+
+def test_recover_keeps_attachments_of_a_file_without_messages(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attached = Facts(facts_of_this_machine(Config()).metadata, TEXTS)
+    path = save("a.mcap", [], attached, close=False)
+    assert main(["recover", str(path)]) == 3
+    assert "0 messages, 2 attachments" in capsys.readouterr().out
+    mended = path.with_name("a.recovered.mcap")
+    assert examine(mended)["damages"] == []
+    assert [item for item in SessionFile(mended).items() if isinstance(item, Attachment)] == TEXTS
+    path = save("b.mcap", entries_of(acted(2)))
+    path.write_bytes(path.read_bytes()[:100])
+    assert main(["recover", str(path)]) == 2
+    assert "no message in it is intact, and no attachment" in capsys.readouterr().err
+
+
+def test_recover_closes_chunks_by_time(acted: Make, save: Make) -> None:
+    """30 Steps and Actions with 2 Weights, 1/60 s apart: 62 messages are 1.03 s, so 3 chunks of CHUNK_S."""
+    path = save("a.mcap", entries_of(acted(30)))
+    path.write_bytes(path.read_bytes()[:-1])
+    mended = path.with_name("mended.mcap")
+    recover(path, mended)
+    with mended.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    spans = [chunk.message_end_time - chunk.message_start_time for chunk in summary.chunk_indexes]
+    assert len(spans) == 3
+    assert max(spans) <= CHUNK_S * 1e9
+
+
+@pytest.mark.parametrize("name", [".", "/", "folder"])
+def test_recover_of_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert main(["recover", name]) == 2
+    assert capsys.readouterr().err == f"td3-robot recover: {name!r} is a folder; name a file, as session.mcap\n"
+
+
+def test_parts_are_one_session_and_copies_count_once(acted: Make, save: Make) -> None:
+    entries = entries_of(acted(10))
+    parts = [save("a.mcap", entries[:12]), save("a_1.mcap", [entries[0], *entries[12:]])]
+    assert list(Session(parts).entries()) == entries
+
+
+def test_parts_may_be_named_in_any_order(make_step: Make, tmp_path: Path, rng: Any) -> None:
+    """A shell names the eleventh before the third; of weights, with which each part begins, none is there twice."""
+    whole, split = Publisher(tmp_path / "whole.mcap"), Publisher(tmp_path / "a.mcap", split_s=0.45)
+    for it in (whole, split):
+        for number in range(12):
+            it.say(Weights(number + 1, 0, 0, "", b""), *(make_step(4 * number + n) for n in range(4)))
+        it.recorder.close(it.now)
+    parts = split.recorder.files
+    assert len(parts) >= 12
+    session, expected = Session([parts[n] for n in rng.permutation(len(parts))]), Session(whole.recorder.files)
+    assert list(session.paths) == parts
+    assert list(session.entries()) == list(expected.entries())
+    assert (session.counts, session.begin, session.end) == (expected.counts, expected.begin, expected.end)

@@ -1,0 +1,178 @@
+"""The Minari dataset, read by those who did not write it: the minari package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Phase, Step
+from td3_robot.recording.info import examine
+from td3_robot.recording.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.transport import session as handshake
+from tests.recording.sessions import entries_of
+
+pytest.importorskip("h5py")
+minari = pytest.importorskip("minari")
+Make = Callable[..., Any]
+SESSIONS = Path(__file__).parent.parent / "replay" / "sessions"
+
+
+@pytest.fixture
+def export(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Exports a recording, and loads what came of it by its name; with the counts that were printed."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+
+    def run(path: Path, *options: str, name: str) -> tuple[Any, dict[str, int]]:
+        arguments = ["export", str(path), "--out", str(tmp_path / "datasets"), "--format", "minari", "--json"]
+        assert main([*arguments, *options]) == 0
+        return minari.load_dataset(name), json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def steps(make_step: Make, **fields: Any) -> list[Step]:
+    """Two robots, 13 Steps, of which 8 is lost. Robot 0 terminates at 5, robot 1 is cut off at 11."""
+    made = []
+    for number in range(13):
+        phase = [Phase.MID, Phase.MID]
+        if number in (0, 6):
+            phase[0] = Phase.FIRST
+        if number in (0, 12):
+            phase[1] = Phase.FIRST
+        if number == 5:
+            phase[0] = Phase.TERMINATED
+        if number == 11:
+            phase[1] = Phase.TRUNCATED
+        made.append(
+            make_step(
+                number,
+                2,
+                phase=np.array(phase, np.uint8),
+                episode=np.array([number >= 6, number >= 12], np.uint64),
+                episode_step=np.array([number - 6 * (number >= 6), number % 12], np.uint32),
+                observation=np.array([[number, 0, 0], [number, 1, 1]], np.float32),
+                reward=np.array([number, -number], np.float32),
+                action=np.array([[number / 8, 0], [number / 16, 0]], np.float32),
+                weights_version=number // 4,
+                world={"0": {"mass": 2.5}} if number == 6 else {},
+                **fields,
+            )
+        )
+    return [step for step in made if step.sequence != 8]
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recording = str(SESSIONS / "pendulum.mcap")
+    assert main(["export", recording, "--out", "some/where", "--format", "minari", "--dataset", "td3/pendulum-v0"]) == 0
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "some" / "where"))
+    assert minari.load_dataset("td3/pendulum-v0").total_episodes > 0
+
+
+def test_episodes_are_those_recorded_and_cut_where_a_step_is_lost(
+    make_step: Make, spec: RobotSpec, save: Make, export: Make, tmp_path: Path
+) -> None:
+    hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
+    path = save("a walk.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
+    dataset, counts = export(path, name="a_walk-v0")
+    # Robot 0: 0 to 5, 6 to 7, 9 to 12. Robot 1: 0 to 7, 9 to 11, and 12 alone. Each has one step fewer than Steps.
+    assert counts == {"episodes": 5, "whole": 1, "steps": 5 + 1 + 3 + 7 + 2, "missed": 1, "gaps": 1, "alone": 1}
+    assert (dataset.total_episodes, dataset.total_steps) == (5, 18)
+    about = list(dataset.storage.get_episode_metadata(range(5)))
+    found = {
+        (int(a["robot"]), tuple(e.infos["sequence"])): (bool(a["begun"]), a["end"], bool(e.terminations[-1]))
+        for a, e in zip(about, dataset.iterate_episodes(), strict=True)
+    }
+    assert found == {
+        (0, (0, 1, 2, 3, 4, 5)): (True, "terminated", True),
+        (0, (6, 7)): (True, "missing", False),
+        (0, (9, 10, 11, 12)): (False, "missing", False),
+        (1, tuple(range(8))): (True, "missing", False),
+        (1, (9, 10, 11)): (False, "truncated", False),
+    }
+    for episode in dataset.iterate_episodes():
+        assert episode.truncations[-1] != episode.terminations[-1]  # each ends in one of the two ways
+        assert not np.concatenate([episode.truncations[:-1], episode.terminations[:-1]]).any()
+    assert [a["world"] for a in about if a["number"] == 1 and a["begun"]] == [{"mass": 2.5}]
+    first = next(e for a, e in zip(about, dataset.iterate_episodes(), strict=True) if a["end"] == "terminated")
+    assert first.observations.tolist() == [[number, 0, 0] for number in range(6)]
+    assert first.rewards.tolist() == [1, 2, 3, 4, 5]
+    assert first.actions.tolist() == [[number / 8, 0] for number in range(1, 6)]
+    assert first.infos["weights_version"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert dataset.action_space.high.tolist() == [3.0, 0.5]  # of the channels left and right
+    assert dataset.observation_space.low.tolist() == [-5.0] * 3
+    metadata = dataset.storage.metadata
+    assert "1 Steps missing in 1 places" in metadata["description"]
+    assert [channel["name"] for channel in metadata["td3_robot"]["robot"]["actions"]] == ["left", "right"]
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["a_walk-v0"]  # nothing unfinished
+
+
+@pytest.mark.parametrize(("name", "robots"), [("walkers", 4), ("pendulum", 1), ("tampered", 3)])
+def test_a_real_recording_to_the_bit(name: str, robots: int, export: Make) -> None:
+    """Every number of every episode is that of the Step its identity names; none is missing, none there twice."""
+    path = SESSIONS / f"{name}.mcap"
+    dataset, counts = export(path, "--dataset", f"mine/{name}-v3", name=f"mine/{name}-v3")
+    recorded = {
+        (m.source, m.incarnation, m.sequence): m
+        for _, m in Session([path]).messages((Step.NAME,))
+        if isinstance(m, Step)
+    }
+    made: list[tuple[Any, ...]] = []
+    for about, episode in zip(
+        dataset.storage.get_episode_metadata(range(len(dataset))), dataset.iterate_episodes(), strict=True
+    ):
+        robot = int(about["robot"])
+        named = [recorded[about["source"], int(about["incarnation"]), int(n)] for n in episode.infos["sequence"]]
+        assert episode.observations.tobytes() == b"".join(step.observation[robot].tobytes() for step in named)
+        assert episode.actions.tobytes() == b"".join(step.action[robot].tobytes() for step in named[1:])
+        assert episode.rewards.tobytes() == b"".join(step.reward[robot].tobytes() for step in named[1:])
+        assert bool(episode.terminations[-1]) == (named[-1].phase[robot] == Phase.TERMINATED)
+        made += [(step.source, step.incarnation, step.sequence, robot) for step in named[1:]]
+    assert len(set(made)) == len(made) == dataset.total_steps == counts["steps"]
+    assert len({(source, robot) for source, _, _, robot in made}) == robots
+    moved = examine(path)["robot_steps"]
+    lost = moved["mid"] + moved["terminated"] + moved["truncated"] - counts["steps"]
+    # What follows a gap has no Step before it; a late Step follows none.
+    assert lost == robots * (counts.get("gaps", 0) + counts.get("late", 0))
+    assert dataset.recover_environment().observation_space.shape == dataset.observation_space.shape
+
+
+def test_wrong_use(
+    make_step: Make,
+    spec: RobotSpec,
+    save: Make,
+    export: Make,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hello = handshake.hello("driver", "leg", client=0, robots=1, spec=spec)
+    said = [hello, make_step(0, source="leg"), make_step(1, source="leg")]
+    path = save("leg.mcap", entries_of([("leg", item) for item in said]))
+    assert export(path, name="leg-v0")[0].env_spec is None  # nobody can make this robot anew
+    into = ["--out", str(tmp_path / "datasets"), "--format", "minari"]
+    empty = save("empty.mcap", entries_of([("leg", item) for item in said[:2]]))
+    for arguments, code, words in (
+        ([str(path), *into], 1, "leg-v0: File exists"),
+        ([str(path), *into, "--dataset", "leg"], 2, "--dataset is 'leg'; allowed: NAME-vN"),
+        ([str(path), *into, "--dataset", "../leg-v0"], 2, "--dataset is '../leg-v0'"),
+        ([str(path), *into, "--topics", "step"], 2, "--topics chooses tables"),
+        ([str(path), "--out", str(tmp_path), "--dataset", "leg-v0"], 2, "--format csv makes none"),
+        ([str(empty), *into], 2, "holds no two Steps that follow each other"),
+    ):
+        assert main(["export", *arguments]) == code
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    assert main(["export", str(path), *into, "--dataset", "more-v0"]) == 2
+    assert "needs h5py, which is not installed; pip install 'td3-robot[minari]'" in capsys.readouterr().err
+    assert {item.name for item in (tmp_path / "datasets").iterdir()} == {"leg-v0"}

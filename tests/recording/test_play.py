@@ -1,0 +1,299 @@
+"""Playing: the recorded clock, and live nodes that cannot tell the player from what it plays."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Action, Bye, Hello, Step, Weights
+from td3_robot.policy.core import PolicyCore
+from td3_robot.recording import play
+from td3_robot.recording.play import Pause, Schedule
+from td3_robot.recording.player import Player, playable
+from td3_robot.recording.reader import Session
+from td3_robot.specs import RobotSpec
+from td3_robot.topics import TOPICS
+from td3_robot.transport import session as handshake
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.session import ROBOT_ROLES, ClientSession, Peer, ServerSession
+from tests.recording.sessions import BEGIN, SECOND, entries_of
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
+    """Two robots of sim-0, 30 Steps at 60 messages a second, with their Hello."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(30)]))
+    return path
+
+
+def test_schedule(acted: Make) -> None:
+    """Entries 0.1 s apart; from 0.25 s on, for 0.5 s: those at 0.3 to 0.7 s, twice as fast."""
+    entries = entries_of(acted(10), SECOND // 10)
+    begin = entries[0].received
+    every = [round(t, 6) for t, _ in Schedule(begin).of(iter(entries))]
+    assert every == [round(0.1 * n, 6) for n in range(len(entries))]
+    part = list(Schedule(begin, rate=2, start=0.25, duration=0.5).of(iter(entries)))
+    assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
+    assert [entry for _, entry in part] == entries[3:8]
+    assert [t for t, _ in Schedule(begin + SECOND).of(iter(entries[:2]))] == [0.0, 0.0]  # of a clock that was set back
+
+
+def test_start_counts_from_the_recordings_beginning_whatever_is_played(
+    acted: Make, save: Make, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Entries 0.1 s apart: a Hello at 0 s, Weights at 0.1 s, and others at 1.2 s, after ten messages of ten."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    path = save("b.mcap", entries_of([("sim-0", hello), *acted(10)], SECOND // 10))
+    played: list[tuple[float, int]] = []
+
+    def run(player: Any, schedule: Iterator[tuple[float, Any]], *_: Any) -> None:
+        del player
+        played.extend((round(offset, 6), entry.sequence) for offset, entry in schedule)
+
+    monkeypatch.setattr(play, "_run", run)
+    monkeypatch.setattr(play, "_meet", lambda *_: [])
+    for start in ("0", "1", "0.1"):
+        words = ["--learner", f"ipc://{tmp_path}/learner", "--topics", "weights", "--start", start]
+        assert main(["play", str(path), *words]) == 0
+    assert played == [(0.1, 0), (1.2, 1), (0.2, 1), (0.0, 0), (1.1, 1)]
+
+
+def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: Make) -> None:
+    """Steps and Actions in turn, 10 ms apart, and received in handfuls each 100 ms.
+
+    The last Step of a handful, published at 80, is received at 100, so 20 ms is the quickest; the last Action, at 90,
+    is received at 105: 15 ms. The policy server's clock is an hour ahead.
+    """
+    ms, said = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
+    handfuls, expected = [], []
+    for n, entry in enumerate(entries_of(said)):
+        late, ahead = (0, 0) if entry.topic == "step" else (5, 3600 * SECOND)
+        time, arrives = BEGIN + 10 * n * ms, BEGIN + (100 * (n // 10 + 1) + late) * ms
+        handfuls.append(replace(entry, published=time + ahead, received=arrives))
+        expected.append((time + (15 if late else 20) * ms, entry.topic, entry.sequence))
+    handfuls.sort(key=lambda entry: entry.received)
+    assert [entry.topic for entry in handfuls[:6]] == ["step"] * 5 + ["action"]
+    played = Session([save("gathered.mcap", handfuls)]).timed(["step", "action"])
+    assert [(entry.received, entry.topic, entry.sequence) for entry in played] == expected
+
+
+def test_a_monitor_is_introduced_to_a_robot_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
+    """However long its Hello, which comes first whatever is played, was on its way to the recorder."""
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    first, *others = entries_of([("sim-0", hello), *acted(5)])
+    session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
+    told: list[tuple[str, int]] = []
+
+    def send(*said: Any) -> bool:
+        record = said[-1]
+        told.append((record.topic, record.sequence))
+        return True
+
+    monkeypatch.setattr(Bus, "send", send)
+    player = Player(session, (), {"monitor": "ipc:///nobody"}, {})
+    player.introduce()
+    for entry in session.timed():
+        player.say(entry)
+    player.close()
+    assert len(told) == 1 + len(others)
+    assert told.count(("hello", 0)) == 1
+
+
+def test_a_clock_that_is_set_reorders_nothing_one_node_said(acted: Make, save: Make) -> None:
+    """Back by an hour after ten Steps: from there on a Step is played 0.5 s before it was received at the earliest."""
+    steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
+    jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
+    played = list(Session([save("jump.mcap", jumped)]).timed())
+    assert [entry.sequence for entry in played] == list(range(20))
+    assert all(0 <= was.received - now.received <= SECOND // 2 for was, now in zip(jumped, played, strict=True))
+
+
+def test_pause_stops_the_clock() -> None:
+    pause = Pause(True)
+    stopped = pause.now()
+    assert pause.now() == stopped
+    pause.toggle()
+    going = pause.now()
+    assert going >= stopped
+    pause.toggle()
+    assert pause.now() == pause.now()
+
+
+def test_what_can_be_played() -> None:
+    assert playable() == {
+        "step": [("policy", False), ("learner", False)],
+        "action": [("policy", True)],
+        "throttle": [("learner", True)],
+        "weights": [("learner", True)],
+    }
+    assert playable().keys() < {topic.message.NAME for topic in TOPICS}
+
+
+def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> list[Any]:
+    """Receive on both ends until a condition holds of what the other end got; fails at a deadline."""
+    got: list[Any] = []
+    deadline = time.monotonic() + 20
+    while not until(got):
+        assert time.monotonic() < deadline, got
+        player.turn(0.005)
+        got += other.receive(0.005)
+    return got
+
+
+def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) -> None:
+    """The same weights and noise: the recorded Actions, byte for byte but for the robot's new name."""
+    session = Session([recorded])
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
+    assert player.missing() == ["policy"]
+    drive(player, server, lambda _: not player.missing())
+    core = PolicyCore(session.config().seed)
+    answers: list[Action] = []
+    for entry, message in session.messages(("step", "weights")):
+        if isinstance(message, Weights):
+            core.step([("learner", message)], 0.0)
+            continue
+        player.say(entry)
+        inputs = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
+        answers += [m for _, m in core.step(inputs, 0.0) if isinstance(m, Action)]
+    expected = [m for _, m in session.messages(("action",)) if isinstance(m, Action)]
+    assert len(answers) == 30
+    for one, other in zip(answers, expected, strict=True):
+        assert np.array_equal(one.action, other.action)
+        assert one.answers == other.answers
+    assert player.counts() == {"step": 30}
+    player.close()
+    server.close()
+
+
+def test_a_later_loop_is_a_later_incarnation_under_another_name(recorded: Path, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    session = Session([recorded])
+    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
+    (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
+    assert (met.name, met.incarnation, met.robots) == ("ghost", 2000, 2)
+    drive(player, server, lambda _: not player.missing())
+    player.say(next(session.entries(("step",))))
+    got = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
+    (step,) = [m for _, m in got if isinstance(m, Step)]
+    assert (step.source, step.incarnation) == ("ghost", 2000)
+    player.close()
+    drive_bye = server.receive(5.0)
+    assert any(isinstance(m, Bye) for _, m in drive_bye)
+    server.close()
+
+
+def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Path) -> None:
+    """Here the player is the learner."""
+    session = Session([recorded])
+    endpoint = f"ipc://{tmp_path}/learner"
+    player = Player(session, ["weights"], {"learner": endpoint}, {})
+    client = Bus()
+    client.connect(endpoint, ClientSession("learner", handshake.hello("policy", "policy", client=1), (Weights,)))
+    drive(player, client, lambda _: not player.missing())
+    for entry in session.entries(("weights",)):
+        player.say(entry)
+    got = drive(player, client, lambda got: sum(isinstance(m, Weights) for _, m in got) == 2)
+    assert [m.version for _, m in got if isinstance(m, Weights)] == [1, 2]
+    client.close()
+    player.close()
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
+    """Ten times as fast as recorded; the first 0.5 s left out: Steps from then on come, in their order."""
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    player = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
+    got: list[Any] = []
+    deadline = time.monotonic() + 120
+    while not any(isinstance(m, Bye) for _, m in got):
+        assert time.monotonic() < deadline, player.output()
+        got += server.receive(0.05)
+    assert player.finish() == 0, player.output()
+    # Message n comes just before n/60 s; the Hello is message 0, Weights 1 and 32, so 30 is Step 14 and 33 is Step 15.
+    sequences = [m.sequence for _, m in got if isinstance(m, Step)]
+    assert sequences == list(range(15, 30))
+    assert all(isinstance(origin, Peer) for origin, _ in got)
+    report = json.loads(player.lines[-1])
+    assert (report["loops"], report["step"]) == (1, len(sequences))
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "to whom?"),
+        (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate is 0.0; allowed: a number, above 0"),
+        (("--policy", "ipc:///tmp/x", "--rate", "inf"), "--rate is inf; allowed: a number, above 0"),
+        (("--policy", "ipc:///tmp/x", "--start", "nan"), "--start is nan; allowed: a number, 0 or more"),
+        (("--policy", "ipc:///tmp/x", "--start", "-1"), "--start is -1.0; allowed: a number, 0 or more"),
+        (("--policy", "ipc:///tmp/x", "--duration", "nan"), "--duration is nan; allowed: a number, above 0"),
+        (("--policy", "ipc:///tmp/x", "--topics", "status"), "'status' cannot be played; allowed: step"),
+        (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
+        (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "is 'leg'; publishers: learner, policy, sim-0"),
+        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=my leg"), "NEW is 'my leg'; allowed: 1 to 64 letters"),
+        (("--monitor", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
+        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=a", "--remap", "sim-0=b"), "'sim-0' is to be 'a' already"),
+        (("--policy", "ipc:///tmp/x", "--start", "9", "--loop"), "holds no step from 9 s on; it is 1.033 s long"),
+        (("--policy", "ipc:///tmp/x", "--start", "1.04", "--duration", "2"), "from 1.04 s to 3.04 s; it is 1.033 s"),
+        (("--monitor", "ipc:///tmp/x", "--start", "9"), "holds no message from 9 s on; it is 1.033 s long"),
+        (("--learner", "ipc:///tmp/x", "--topics", "throttle"), "no 'throttle'; it holds action, hello, step, weights"),
+        (("--policy", "tcp://203.0.113.1:5555"), "beyond loopback"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    recorded: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["play", str(recorded), *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_server_that_goes_is_missed(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is played to it then is no success, even if its queue takes it."""
+    monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerSession("policy", "policy", {"simulator": (Step,)}, {}, 1))
+
+    def serve() -> None:
+        while not any(isinstance(message, Step) for _, message in server.receive(0.05)):
+            pass
+        server.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert main(["play", str(recorded), "--policy", endpoint]) == 1
+    thread.join()
+    said = capsys.readouterr().err
+    assert said.startswith("td3-robot play: the server of link policy has not said a word for 2 s: what was played")
+    assert said.count("\n") == 1
+
+
+def test_two_publishers_may_change_names(recorded: Path) -> None:
+    """What is refused is one name for two, not a name that was another's."""
+    remap = ["policy=sim-0", "sim-0=policy"]
+    session = Session([recorded])
+    assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}
+    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}  # who says nothing has no name

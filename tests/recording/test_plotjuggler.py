@@ -1,0 +1,109 @@
+"""Frames as PlotJuggler takes them, read by a plain ZeroMQ subscriber and a plain msgpack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from td3_robot.errors import EndpointError
+from td3_robot.messages import Action, Evaluation, StateChange, Status, Throttle, Turn, Weights
+from td3_robot.monitor.plotjuggler import PlotJuggler, frames
+from tests.recording.sessions import BEGIN, entries_of
+
+Make = Callable[..., Any]
+NAMES = {"O": ["height", "knee.position", "knee.velocity"], "A": ["left", "right"]}
+
+
+def shown(publisher: str, message: Any) -> dict[str, Any]:
+    """Topic to what is plotted under it."""
+    (entry,) = entries_of([(publisher, message)])
+    made = list(frames(entry, message, NAMES))
+    assert {time for _, _, time in made} <= {b"1700000000.000001"}  # BEGIN, and 1 µs until it was received
+    assert BEGIN == 1_700_000_000 * 10**9
+    return {topic.decode(): msgpack.unpackb(payload) for topic, payload, _ in made}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def test_a_step_of_one_robot(make_step: Make) -> None:
+    step = make_step(3, observation=np.array([[1.5, 2, 3]], "f4"), action=np.array([[0.25, -0.5]], "f4"))
+    plotted = shown("sim-0", step)["sim-0/step"]
+    assert plotted["observation"] == {"height": 1.5, "knee.position": 2.0, "knee.velocity": 3.0}
+    assert plotted["action"] == {"left": 0.25, "right": -0.5}
+    assert (plotted["phase"], plotted["reward"], plotted["sequence"]) == (1, 0.0, 3)
+    assert all(type(value) in (int, float, bool) for value in leaves(plotted))
+    assert "source" not in plotted  # text
+
+
+def test_robots_and_sources_are_told_apart(make_step: Make) -> None:
+    step = make_step(0, 2, reward=np.array([1, 2], "f4"), world={"1": {"mass": 2.5}})
+    plotted = shown("sim-0", step)
+    assert {topic: values["reward"] for topic, values in plotted.items()} == {"sim-0/step/0": 1.0, "sim-0/step/1": 2.0}
+    assert plotted["sim-0/step/0"]["world"] == {"1": {"mass": 2.5}}
+    action = Action("sim-1", 0, 0, 0, np.array([[1, 2]], "f4"), 3, 0, 0)
+    assert shown("policy", action)["policy/action/sim-1"]["action"] == {"left": 1.0, "right": 2.0}
+    assert shown("learner", Throttle("sim-1", 0, 5, 2**63, 0, 0))["learner/throttle/sim-1"]["answers"] == 5
+
+
+def test_other_messages() -> None:
+    status = Status("learner", "ready", "", {"env_steps": 7.0}, {"gaps": 1})
+    assert shown("learner", status) == {"learner/status": {"figures": {"env_steps": 7.0}, "counters": {"gaps": 1}}}
+    evaluation = Evaluation(4, 10, 20, np.array([1.5, 2.5]), np.array([5, 6], np.uint32))
+    assert shown("evaluator", evaluation)["evaluator/evaluation"]["returns"] == [1.5, 2.5]
+    assert shown("learner", Weights(2, 0, 0, "", b"12345"))["learner/weights"]["payload"] == 5
+    assert shown("policy", Turn(1.5, [["#sim-0", "step", {"named": ["sim-0", 0, 1]}]])) == {"policy/turn": {"now": 1.5}}
+    assert list(shown("sim-0", StateChange("sim-0", "a", "b", "", 5))["sim-0/lifecycle"]) == ["stamp"]
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_the_socket(kind: str, make_step: Make, tmp_path: Path) -> None:
+    stream = PlotJuggler(f"ipc://{tmp_path}/pj" if kind == "ipc" else "tcp://127.0.0.1:*")
+    context = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    try:
+        subscriber.connect(stream.endpoint)
+        subscriber.subscribe("")
+        step = make_step(1)
+        (entry,) = entries_of([("sim-0", step)])
+        while not subscriber.poll(20):  # a subscription takes a moment to arrive
+            stream.say(entry, step, NAMES)
+        topic, payload, time = subscriber.recv_multipart()
+        assert topic == b"sim-0/step"
+        assert msgpack.unpackb(payload)["observation"]["height"] == 1.0
+        assert float(time) == pytest.approx(BEGIN * 1e-9, abs=1e-3)
+        for _ in range(5000):  # more than a queue holds: nothing waits
+            stream.say(entry, step, NAMES)
+    finally:
+        subscriber.close(linger=0)
+        context.term()
+        stream.close()
+    assert not (tmp_path / "pj").exists()
+
+
+def test_beyond_this_machine_only_when_told(tmp_path: Path) -> None:
+    for endpoint, words in (
+        ("tcp://0.0.0.0:9872", "can be read by everybody on other machines"),
+        ("tcp://*:9872", "can be read by everybody on other machines"),
+        ("tcp://127.0.0.1", "is not understood"),
+        ("udp://127.0.0.1:9872", "is not understood"),
+        ("ipc:///no/such/folder/x", "does not exist"),
+    ):
+        with pytest.raises(EndpointError, match=words):
+            PlotJuggler(endpoint)
+    PlotJuggler("tcp://0.0.0.0:*", anywhere=True).close()
+    first = PlotJuggler(f"ipc://{tmp_path}/pj")
+    with pytest.raises(EndpointError, match="busy"):
+        PlotJuggler(f"ipc://{tmp_path}/pj")
+    first.close()

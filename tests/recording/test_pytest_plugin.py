@@ -1,0 +1,121 @@
+"""The plugin in a project of a user: the one in ``docs/example``, run by pytest as a user would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from td3_robot.bundle import Bundle
+from td3_robot.messages import ActionOrigin, Phase
+from td3_robot.policy.core import PolicyCore
+from td3_robot.replay import pytest_plugin
+from td3_robot.specs import RobotSpec
+from td3_robot.testing import FakeRobot, ManualClock
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDING = ROOT / "tests" / "replay" / "sessions" / "pendulum.mcap"
+
+
+def run(project: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "pytest", "-p", "td3_robot.replay.pytest_plugin", "-v", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "docs" / "example", tmp_path / "example"))
+
+
+def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> None:
+    sessions = project / "tests" / "sessions"
+    shutil.copy(RECORDING, sessions)
+    (project / "tests" / "elsewhere.mcap").write_text("not in the folder, so none of the plugin's business")
+    result = run(project)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "pendulum.mcap::replay PASSED" in result.stdout
+    assert "5 passed" in result.stdout
+    octets = RECORDING.read_bytes()
+    (sessions / "pendulum.mcap").write_bytes(octets[: len(octets) // 2])
+    result = run(project)
+    assert result.returncode == 1
+    assert "pendulum.mcap::replay FAILED" in result.stdout
+    assert "is damaged at byte" in result.stdout
+
+
+def test_a_folder_that_no_test_comes_from_is_an_error(project: Path) -> None:
+    sessions = project / "tests" / "sessions"
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} holds no recordings (*.mcap)" in result.stderr
+    (sessions / "gone.mcap").symlink_to("annex/gone.mcap")
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "gone.mcap' is a link to 'annex/gone.mcap', which is not there" in result.stderr
+    (sessions / "gone.mcap").unlink()
+    (sessions / "build").mkdir()
+    shutil.copy(RECORDING, sessions / "build")
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "pendulum.mcap': norecursedirs has 'build'" in result.stderr
+    shutil.rmtree(sessions / "build")
+    (sessions / ".gitkeep").unlink()
+    sessions.rmdir()
+    result = run(project)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} is no folder" in result.stderr
+
+
+def test_pytest_finds_the_plugin_of_the_installed_package() -> None:
+    (found,) = entry_points(group="pytest11", name="td3_robot")
+    assert found.value == pytest_plugin.__name__
+
+
+def test_a_difference_is_shown_as_the_command_shows_it(project: Path) -> None:
+    """Here the code is what changes: a policy server whose noise is half as large."""
+    shutil.copy(RECORDING, project / "tests" / "sessions")
+    (project / "tests" / "conftest.py").write_text(
+        "from td3_robot.policy.noise import Noise\n"
+        "drawn = Noise.__call__\n"
+        "Noise.__call__ = lambda self, *when: drawn(self, *when) * 0.5\n"
+    )
+    result = run(project)
+    assert result.returncode == 1
+    assert "policy: action DIFFERS" in result.stdout
+    assert "on purpose? td3-robot replay" in result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_fake_robot_is_one_robot_with_episodes(make_bundle: object, spec: RobotSpec) -> None:
+    assert callable(make_bundle)
+    bundle: Bundle = make_bundle()
+    core = PolicyCore(0)
+    core.load(1, bundle)
+    clock = ManualClock(5.0)
+    robot = FakeRobot(core, spec, clock)
+    first = robot.observe(np.zeros(3, np.float32))
+    second = robot.observe(np.ones(3, np.float32), 1.5, Phase.TERMINATED)
+    third = robot.observe(np.zeros(3, np.float32))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert (first.answers, second.answers, third.answers) == (0, 1, 2)
+    assert np.array_equal(first.action, third.action)
+    steps = robot.steps
+    assert [step.phase[0] for step in steps] == [Phase.FIRST, Phase.TERMINATED, Phase.FIRST]
+    assert [step.episode[0] for step in steps] == [0, 0, 1]
+    assert [step.episode_step[0] for step in steps] == [0, 1, 0]
+    assert [step.transitions for step in steps] == [0, 1, 1]
+    assert [step.origin for step in steps] == [ActionOrigin.NONE, ActionOrigin.POLICY, ActionOrigin.NONE]
+    assert np.array_equal(steps[1].action, first.action)
+    assert steps[2].stamp == pytest.approx((5.0 + 3 * 0.02) * 1e9, abs=1)
+    with pytest.raises(ValueError, match="does not go back"):
+        clock.advance(-1)

@@ -1,0 +1,109 @@
+"""``td3-robot record``: what it says of its options and of a full disk."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.errors import HandshakeError
+from td3_robot.messages import Record, Status
+from td3_robot.recording import writer
+from td3_robot.recording.recorder import Recorder
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime.node import Node
+from td3_robot.transport import codec
+from td3_robot.transport import session as handshake
+from td3_robot.transport.session import Peer
+
+FULL = "No space left on device"
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``record(*options)``: the command, in this process, of a recorder that nobody connects to and that stops at once;
+    its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # they are pytest's
+    monkeypatch.setattr(Node, "spin", lambda *_, **__: None)
+    (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: 'ipc://{tmp_path}/recorder'}}\n")
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda *options: main(["record", "leg.mcap", "--config", "robot.yaml", *options])
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("other", ["mb", "s"])
+def test_a_ring_is_not_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert record("--ring-s", "30", f"--split-{other}", "5") == 2
+    said = capsys.readouterr().err
+    assert f"record.ring_s is 30 and record.split_{other} 5: a ring is written into files of its own length" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "leg.mcap").exists()
+
+
+def test_where_it_records_to(record: Any, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    assert record() == 0
+    assert "recording into leg.mcap" in caplog.messages
+    caplog.clear()
+    assert record("--ring-s", "30", "--name", "again") == 2  # leg.mcap is there
+    Path("leg.mcap").unlink()
+    assert record("--ring-s", "30") == 0
+    assert caplog.messages[-2:] == [
+        "keeping the last 30 s, to be written to leg.mcap on a fault or SIGUSR1",
+        "nothing was written to leg.mcap: in all the time there was neither a fault nor SIGUSR1",
+    ]
+    assert not Path("leg.mcap").exists()
+
+
+class FullDisk(writer._File):
+    """It takes the beginning of a file."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell():
+            raise OSError(errno.ENOSPC, FULL, str(self.name))
+        return super().write(data)
+
+
+def test_a_full_disk_is_said_once_with_what_to_do(
+    record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the chunk that is due after a second can be written, nor the index at the end."""
+    monkeypatch.setattr(writer, "_File", FullDisk)
+
+    def spin(node: Node, core: Recorder, **_: Any) -> None:
+        del node
+        peer = Peer("recorder", b"k", handshake.hello("node", "leg", client=0), {})
+        status = Status("leg", "ready", "", {}, {})
+        core.step([(peer, Record("status", "supervisor", 0, 0, codec.encode(status)))], 0.0)
+        core.step([], 1.0)
+
+    monkeypatch.setattr(Node, "spin", spin)
+    assert record() == 1
+    assert capsys.readouterr().err == (
+        f"recorder: leg.mcap: {FULL}; make room on that disk, "
+        "then td3-robot record again: who was recorded goes on without it\n"
+    )
+
+
+def test_what_ends_a_recorder_first_is_what_is_said(
+    record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spin(*_: Any, **__: Any) -> None:
+        raise HandshakeError("the supervisor refuses us")
+
+    monkeypatch.setattr(Node, "spin", spin)
+    monkeypatch.setattr(writer, "_File", FullDisk)
+    assert record() == 2
+    assert capsys.readouterr().err == "recorder: the supervisor refuses us\n"
+
+
+def test_a_file_is_named_where_it_cannot_be_written() -> None:
+    with pytest.raises(OSError, match=FULL) as caught, writer._File("/dev/full", "w") as file:
+        file.write(b"x")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")

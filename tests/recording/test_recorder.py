@@ -1,0 +1,185 @@
+"""The recorder: what it takes, when it begins a new file, what it keeps of the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Bye, Status, Weights
+from td3_robot.recording.info import examine
+from td3_robot.recording.reader import Session
+from td3_robot.recording.recorder import free_name
+from tests.recording.sessions import BEGIN, Publisher
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Publisher]:
+    return lambda **config: Publisher(tmp_path / "a.mcap", **config)
+
+
+def weights(version: int) -> Weights:
+    return Weights(version, 0, 0, "", b"")
+
+
+def test_splitting_by_time_begins_each_file_with_the_newest_weights(make: Make, make_step: Make) -> None:
+    """A message each 0.1 s and files of 1 s: the eleventh is the first of the second file."""
+    it = make(split_s=0.95)
+    it.say(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
+    it.recorder.close(it.now)
+    assert [path.name for path in it.recorder.files] == ["a.mcap", "a_1.mcap"]
+    assert it.sequences("weights") == [[0, 1, 2], [1, 2]]
+    first, second = it.sequences()
+    assert first + second == list(range(12))
+    assert it.recorder.counters["messages"] == 15
+    assert len(list(Session(it.recorder.files).entries())) == 15
+    # A part begins where it was begun, though the weights it repeats are older: the Step that closes the first file is
+    # said at 0.9 or 1.0 s, and the last of all at 1.4 s.
+    first_file, second_file = (Session([path]) for path in it.recorder.files)
+    assert first_file.begin == BEGIN
+    assert first_file.end <= second_file.begin
+    assert examine(second_file.paths[0])["duration_s"] == pytest.approx((second_file.end - second_file.begin) * 1e-9)
+    assert 0.3 < examine(second_file.paths[0])["duration_s"] < 0.6
+
+
+def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
+    it = make(split_mb=0.02)
+    for number in range(60):
+        it.say(make_step(number, 40, observation=rng.normal(size=(40, 3)).astype("f4")))
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) >= 2
+    assert [number for file in it.sequences() for number in file] == list(range(60))
+    # A file is closed with the chunk that fills it: half a second of it too much at most, five messages of ~1 kB.
+    assert all(path.stat().st_size < 40_000 for path in it.recorder.files)
+
+
+def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) -> None:
+    """Of 40 Steps in 4 s, the last of 1 s (taken after 3.0 s), and the weights from before them.
+
+    And those of half a second more, which is how long what was said before may be on its way.
+    """
+    it = make(ring_s=1.0)
+    it.say(weights(1), *(make_step(n) for n in range(40)))
+    assert it.recorder.files == []
+    it.recorder.trigger("asked")
+    it.recorder.step([], it.now)
+    assert it.recorder.files == []
+    it.say(*(make_step(n) for n in range(40, 50)))
+    (steps,) = it.sequences()
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    assert 44 <= steps[-1] <= 45
+    assert 29 <= steps[0] <= 30
+    assert it.sequences("weights") == [[0]]
+    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # and not since the weights
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "files"),
+    [("stopped", 0), ("connected anew", 0), ("silent for 2.0 s", 1), ("replaced by a later incarnation", 1)],
+)
+def test_ring_writes_when_a_node_is_gone_without_a_word(make: Make, make_step: Make, reason: str, files: int) -> None:
+    it = make(ring_s=1.0)
+    it.say(*(make_step(n) for n in range(20)))
+    it.recorder.step([(it.peer, Bye(reason))], it.now)
+    it.say(*(make_step(n) for n in range(20, 30)))
+    assert len(it.recorder.files) == files
+
+
+def test_a_ring_that_nothing_happened_to_says_so(make: Make, make_step: Make, caplog: Any, tmp_path: Path) -> None:
+    caplog.set_level("INFO")
+    it = make(ring_s=1.0)
+    it.say(make_step(0))
+    it.recorder.close(it.now)
+    path = tmp_path / "a.mcap"
+    assert caplog.messages == [f"nothing was written to {path}: in all the time there was neither a fault nor SIGUSR1"]
+    assert not path.exists()
+
+
+def test_a_trigger_without_a_ring_says_that_it_does_nothing(make: Make, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    it = make()
+    it.recorder.trigger("SIGUSR1")
+    it.recorder.close(it.now)
+    assert caplog.messages == ["SIGUSR1 does nothing: all is written as it comes, without --ring-s"]
+
+
+def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:
+    it = make(ring_s=1.0)
+    failed = Status("sim-0", "failed", "it fell", {}, {})
+    it.say(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 26)))
+    assert len(it.recorder.files) == 1  # the second was on its way
+    it.say(failed, *(make_step(n) for n in range(26, 30)))
+    assert len(it.recorder.files) == 1  # the third comes within the second of the first
+    it.say(*(make_step(n) for n in range(30, 50)))
+    assert len(it.recorder.files) == 2  # and is written when that is over
+    it.recorder.close(it.now)
+    assert len(it.recorder.files) == 2
+    assert [examine(file)["metadata"]["written_because"] for file in it.recorder.files] == ["sim-0 failed: it fell"] * 2
+    first, second = it.sequences()
+    assert first[-1] >= second[0]  # of what both hold, one counts
+    steps = [message.sequence for _, message in Session(it.recorder.files).messages(("step",))]
+    assert steps == list(range(first[0], second[-1] + 1))
+    assert sum(Session(it.recorder.files).counts.values()) == len(list(Session(it.recorder.files).entries()))
+
+
+def test_ring_that_waits_is_written_at_the_end(make: Make, make_step: Make) -> None:
+    it = make(ring_s=10.0)
+    failed = Status("sim-0", "failed", "", {}, {})
+    it.say(make_step(0), failed, *(make_step(n) for n in range(1, 7)), failed, make_step(7))
+    it.recorder.close(it.now)
+    first, second = it.sequences()
+    assert first in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
+    assert second == list(range(8))
+
+
+def test_ring_has_a_limit_of_memory(make: Make, make_step: Make) -> None:
+    it = make(ring_s=100.0, ring_mb=0.01)
+    it.say(*(make_step(n) for n in range(100)))
+    assert it.recorder.counters["ring_too_small"] > 0
+    assert it.recorder._ring_bytes <= 0.01e6
+
+
+def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) -> None:
+    it = make()
+    it.say(make_step(0), make_step(1))
+    it.sequence["step"] = 0
+    it.say(make_step(1))  # again 1
+    it.sequence["step"] = 4
+    it.say(make_step(5))  # 5 after 1
+    it.recorder.close(it.now)
+    assert it.sequences() == [[0, 1, 5]]
+    assert (it.recorder.counters["repeated"], it.recorder.counters["missed"]) == (1, 3)
+
+
+def test_no_file_is_written_over(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "a.mcap").write_text("precious")
+    (tmp_path / "a_1.mcap").write_text("too")
+    assert free_name(tmp_path / "a.mcap").name == "a_2.mcap"
+    make().recorder.close(0.0)
+    assert (tmp_path / "a.mcap").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["run/config.yaml"], "--attach 'run/config.yaml': the recording's own is called 'config.yaml'"),
+        (["run/metrics.jsonl"], "--attach 'run/metrics.jsonl': the recording's own is called 'metrics.jsonl'"),
+        (["a/notes", "b/other", "b/notes"], "--attach 'b/notes': 'a/notes' is called 'notes'"),
+    ],
+)
+def test_attachments_need_names_of_their_own(names: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    attach = [word for name in names for word in ("--attach", name)]
+    assert main(["record", "a.mcap", "--run", "none", *attach]) == 2
+    assert capsys.readouterr().err == f"td3-robot record: {words}; give it another name\n"
+
+
+def test_a_file_is_attached_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "a.mcap", "--run", "none", "--attach", "b/notes", "--attach", "b/notes"]) == 2
+    assert capsys.readouterr().err == "td3-robot record: --attach 'b/notes' is given twice\n"

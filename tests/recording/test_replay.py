@@ -1,0 +1,268 @@
+"""Replay: what is as recorded passes, what is not is reported so that a person can read it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.config.schema import Config
+from td3_robot.messages import Action, Message
+from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.replay import check as replay
+from td3_robot.replay import machines
+from tests.recording.sessions import entries_of
+
+Make = Callable[..., Any]
+Said = list[tuple[str, Message]]
+
+
+def spoilt(said: Said, number: int, value: float) -> Said:
+    """The same with one number in one Action changed."""
+    seen, result = 0, []
+    for publisher, message in said:
+        if isinstance(message, Action):
+            if seen == number:
+                action = message.action.copy()
+                action[1, 0] = value
+                message = replace(message, action=action)
+            seen += 1
+        result.append((publisher, message))
+    return result
+
+
+def policy(path: Path, *options: str) -> int:
+    return main(["replay", str(path), "--core", "policy", *options])
+
+
+def test_the_policy_says_the_same_to_the_bit_over_a_change_of_weights(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save("a.mcap", entries_of(acted(30)))
+    assert policy(path) == 0
+    assert capsys.readouterr().out == (
+        f"{path}: policy: 30 action messages the same to the bit\n{path}: not compared: 30 step, 2 weights\n"
+    )
+
+
+def test_steps_that_come_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
+    """Links are recorded side by side: here each Action stands before its Step."""
+    entries = entries_of(acted(30))
+    for at in range(len(entries) - 1):
+        if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
+            entries[at], entries[at + 1] = entries[at + 1], entries[at]
+    assert policy(save("a.mcap", entries)) == 0
+
+
+def test_a_difference_is_exit_1_and_a_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert policy(path) == 1
+    text = capsys.readouterr().out
+    assert "policy: action DIFFERS to the bit: 1 action (of 30 compared)" in text
+    assert "first at action sim-0 0 12: action[robot 1, channel 0]" in text
+    assert "expected 0.25" in text
+    assert "█" in text
+
+
+def test_the_report_for_programs(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = save("a.mcap", entries_of(acted(30))), save("b.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert main(["replay", str(good), str(bad), "--core", "policy", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [report["same"], *(session["same"] for session in report["sessions"])] == [False, True, False]
+    (topic,) = report["sessions"][1]["cores"]["policy"]["topics"]
+    assert topic["compared"] == 30
+    assert topic["differences"] == {"action": 1}
+    assert topic["first"][0]["message"] == "sim-0 0 12"
+
+
+def test_a_lost_action_is_not_asked_for_and_a_second_one_is_answered(acted: Make, save: Make) -> None:
+    """A server keeps only the latest Step; what it never answered is no difference."""
+    said = acted(30)
+    last_action = max(at for at, (_, message) in enumerate(said) if isinstance(message, Action))
+    assert policy(save("a.mcap", entries_of(said[:last_action]))) == 0
+
+
+def test_update_shows_the_difference_then_makes_it_expected(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = acted(30)
+    path = save("a.mcap", entries_of(spoilt(said, 12, 0.25)))
+    assert policy(path, "--update") == 0
+    text = capsys.readouterr().out
+    assert "DIFFERS" in text
+    assert "rewritten, expected now: reference/all/action" in text
+    assert policy(path) == 0
+    assert "30 action messages the same to the bit" in capsys.readouterr().out
+    # What was recorded is what other cores were told, and stays.
+    recorded = [entry.payload for entry in entries_of(spoilt(said, 12, 0.25))]
+    assert [entry.payload for entry in Session([path]).entries()] == recorded
+    before = path.read_bytes()
+    assert policy(path, "--update") == 0
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
+
+
+def test_update_of_a_link_is_of_the_file_it_leads_to(acted: Make, save: Make, tmp_path: Path) -> None:
+    """Which keeps its permissions."""
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    path.chmod(0o640)
+    link = tmp_path / "other" / "link.mcap"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert policy(link, "--update") == 0
+    assert link.is_symlink()
+    assert policy(path) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:
+    """Two attachments of one name, as older recorders took them: the first is what is read, neither is dropped."""
+    facts = facts_of_this_machine(Config(), [Attachment("x", "text/plain", data) for data in (b"A", b"B")])
+    facts = Facts({**facts.metadata, "host": "{}"}, facts.attachments)
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)), facts)
+    for _ in range(2):
+        assert policy(path, "--update") == 0
+        kept = [item for item in SessionFile(path).items() if not isinstance(item, Entry)]
+        names = ["td3_robot", "config.yaml", "x", "x", "reference/all/action", "made/reference/all/action"]
+        assert [item.name for item in kept] == names
+        assert kept[1:4] == list(facts.attachments)
+        assert Session([path]).metadata == facts.metadata
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"host": 1}', b'{"host": "\xff"}'])
+def test_a_reference_whose_machine_is_damaged_is_refused(data: bytes, acted: Make, save: Make, capsys: Any) -> None:
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    assert policy(path, "--update") == 0
+    session = Session([path])
+    made = replace(session.attachments["made/reference/all/action"], data=data)
+    facts = Facts(session.metadata, list({**session.attachments, made.name: made}.values()))
+    assert policy(save("b.mcap", session.entries(), facts)) == 2
+    assert "b.mcap: made/reference/all/action is damaged (" in capsys.readouterr().err
+
+
+def test_within_tolerance_on_another_kind_of_machine(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = acted(30)
+    value = next(message for _, message in said if isinstance(message, Action)).action[1, 0]
+    here = facts_of_this_machine(Config())
+    host = {**json.loads(here.metadata["host"]), "processor": "Abacus 3000"}
+    facts = Facts({**here.metadata, "host": json.dumps(host)}, here.attachments)
+    near = spoilt(said, 0, float(np.nextafter(value, np.float32(9))))
+    path = save("a.mcap", entries_of(near), facts)
+    assert policy(path) == 0
+    assert "within tolerance (processor was Abacus 3000, is" in capsys.readouterr().out
+    assert policy(path, "--exact") == 1
+    assert policy(save("b.mcap", entries_of(spoilt(said, 0, float(value) + 0.01)), facts)) == 1
+
+
+def test_the_kind_of_machine() -> None:
+    metadata = dict(facts_of_this_machine(Config()).metadata)
+    assert machines.difference(metadata, ("numpy",)) is None
+    host = json.loads(metadata["host"])
+    host["packages"]["numpy"] = "0.1"
+    assert machines.difference({"host": json.dumps(host)}, ("numpy",)) == f"numpy was 0.1, is {np.__version__}"
+    for text in ("", "[]", "{}"):
+        assert machines.difference({"host": text}, ()) is not None
+
+
+def test_a_vacuous_session_does_not_pass(
+    acted: Make, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_steps = [(publisher, message) for publisher, message in acted(30) if publisher == "sim-0"]
+    assert policy(save("a.mcap", entries_of(only_steps))) == 1
+    assert policy(tmp_path / "a.mcap", "--update") == 1
+    text = capsys.readouterr().out
+    assert "not checked: there are no Actions in it" in text
+    assert "NOTHING could be checked" in text
+
+
+def test_what_cannot_be_checked_is_said(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first weights are not recorded: 15 Actions are of theirs."""
+    said = [item for number, item in enumerate(acted(30)) if number != 0]
+    assert policy(save("a.mcap", entries_of(said))) == 0
+    assert "not checked: 15 Actions whose weights is not recorded" in capsys.readouterr().out
+
+
+def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    here = facts_of_this_machine(Config())
+    old = save("old.mcap", entries_of(acted(2)), Facts({**here.metadata, "protocol": "0"}, here.attachments))
+    assert policy(old) == 2
+    assert "recorded with protocol version 0" in capsys.readouterr().err
+    damaged = save("damaged.mcap", entries_of(acted(40)), close=False)
+    assert policy(damaged) == 2
+    assert "td3-robot recover" in capsys.readouterr().err
+    bare = save("bare.mcap", entries_of(acted(2)), Facts(here.metadata))
+    assert policy(bare) == 2
+    assert "holds no config.yaml" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_reported_and_stops_no_other(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = save("good.mcap", entries_of(acted(30))), save("bad.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    empty = good.with_name("empty.mcap")
+    empty.touch()
+    error = f"'{empty}' is not an MCAP file"
+    command = ["replay", str(empty), str(good), str(bad), "--core", "policy"]
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"td3-robot replay: {error}\n"
+    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
+    assert f"{bad}: policy: action DIFFERS" in captured.out
+    assert main([*command, "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert [session["same"] for session in report["sessions"]] == [False, True, False]
+    assert report["sessions"][0] == {"file": str(empty), "same": False, "error": error}
+    assert not report["same"]
+    assert main([*command, "--update"]) == 2
+    assert policy(bad) == 0
+    facts = facts_of_this_machine(Config())
+    later = [replace(item, data=b"future_key: 1\n") for item in facts.attachments if item.name == "config.yaml"]
+    foreign = save("later.mcap", entries_of(acted(30)), replace(facts, attachments=later))
+    assert main(["replay", str(foreign), str(good), "--core", "policy"]) == 2
+    captured = capsys.readouterr()
+    assert "later.mcap" in captured.err
+    assert "unknown key 'future_key'" in captured.err
+    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
+
+
+def test_a_core_that_is_not_installed_is_a_note_or_an_error(
+    acted: Make, save: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "learned.py").write_text("import torch\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    monkeypatch.setattr(replay, "CORES", {"policy": replay.CORES["policy"], "learner": "learned"})
+    path = save("a.mcap", entries_of(acted(2)))
+    assert main(["replay", str(path)]) == 0
+    assert "learner: not checked: needs torch, which is not installed" in capsys.readouterr().out
+    assert main(["replay", str(path), "--core", "learner"]) == 2
+    assert "--core learner needs torch, which is not installed; pip install" in capsys.readouterr().err
+
+
+def test_recorded_time_is_what_the_core_is_told(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from td3_robot.policy.core import PolicyCore
+
+    told: list[float] = []
+    step = PolicyCore.step
+
+    def noted(self: PolicyCore, inputs: Any, now: float) -> Any:
+        told.append(now)
+        return step(self, inputs, now)
+
+    path = save("a.mcap", entries_of(acted(30)))
+    monkeypatch.setattr(PolicyCore, "step", noted)
+    assert policy(path) == 0
+    assert told == sorted(told)
+    # 30 Steps and Actions in turn, 1/60 s each, and Weights before the 1st and the 16th.
+    assert told[-1] - told[0] == pytest.approx(59 / 60, abs=0.02)

@@ -1,0 +1,97 @@
+"""The ROS 2 file, read by those who did not write it: the mcap package, and the types of rosbags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mcap.reader import make_reader
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Status
+from td3_robot.recording.ros2 import Cdr
+from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport import session as handshake
+from tests.recording.sessions import BEGIN, SECOND, entries_of
+
+typesys = pytest.importorskip("rosbags.typesys")
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def converted(make_step: Make, save: Make, tmp_path: Path) -> Path:
+    """Two robots with a knee and a hip; the hip has no velocity channel."""
+    spec = RobotSpec(
+        "Leg",
+        tuple(Channel(name, "rad", -5.0, 5.0) for name in ("knee.position", "knee.velocity", "hip.position")),
+        (Channel("knee.torque", "N·m", -1.0, 1.0), Channel("hip.torque", "N·m", -1.0, 1.0)),
+        0.02,
+    )
+    hello = handshake.hello("simulator", "leg-1", client=5, robots=2, spec=spec)
+    observation = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    action = np.array([[0.25, -0.5], [1, -1]], np.float32)
+    step = make_step(1, 2, source="leg-1", observation=observation, action=action)
+    status = Status("leg-1", "failed", "it fell", {"lag_s": 0.5}, {"steps": 3})
+    path = save("a.mcap", entries_of([("leg-1", hello), ("leg-1", step), ("leg-1", status)], SECOND))
+    assert main(["export", str(path), "--out", str(tmp_path / "t"), "--format", "ros2"]) == 0
+    return tmp_path / "t" / "ros2.mcap"
+
+
+def read(path: Path) -> dict[str, Any]:
+    store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    found = {}
+    with path.open("rb") as file:
+        reader = make_reader(file, validate_crcs=True)
+        assert reader.get_header().profile == "ros2"
+        for schema, channel, message in reader.iter_messages():
+            assert schema is not None
+            assert (channel.message_encoding, schema.encoding) == ("cdr", "ros2msg")
+            found[channel.topic] = store.deserialize_cdr(message.data, schema.name)
+    return found
+
+
+def test_joint_states(converted: Path) -> None:
+    found = read(converted)
+    assert set(found) == {"/leg_1/robot_0/joint_states", "/leg_1/robot_1/joint_states", "/diagnostics"}
+    second = found["/leg_1/robot_1/joint_states"]
+    assert second.name == ["knee", "hip"]
+    assert second.position.tolist() == [4, 6]
+    assert second.velocity[0] == 5
+    assert np.isnan(second.velocity[1])
+    assert second.effort.tolist() == [1, -1]
+    assert second.header.stamp.sec == BEGIN // SECOND + 1
+    assert second.header.stamp.nanosec == 0
+
+
+def test_diagnostics(converted: Path) -> None:
+    (status,) = read(converted)["/diagnostics"].status
+    assert int(np.uint8(status.level)) == 2
+    assert (status.name, status.message) == ("leg-1", "failed: it fell")
+    assert {item.key: item.value for item in status.values} == {"lag_s": "0.5", "steps": "3"}
+
+
+def test_the_schemas_are_the_ones_of_ros(converted: Path) -> None:
+    """Parsed from the file, they give the message definitions that rosbags knows."""
+    store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    with converted.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    for schema in summary.schemas.values():
+        parsed = typesys.get_types_from_msg(schema.data.decode(), schema.name)
+        for name, definition in parsed.items():
+            assert definition == store.fielddefs[name], name
+
+
+def test_alignment_by_hand() -> None:
+    """A byte, then a double: seven bytes of padding; the header of four bytes does not count."""
+    cdr = Cdr()
+    cdr.number("B", 1)
+    cdr.number("d", 1.0)
+    assert cdr.message().hex() == "00010000" + "01" + "00" * 7 + "000000000000f03f"
+    cdr = Cdr()
+    cdr.text("ab")
+    cdr.number("I", 7)
+    assert cdr.message().hex() == "00010000" + "03000000" + "616200" + "00" + "07000000"

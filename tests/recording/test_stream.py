@@ -1,0 +1,32 @@
+"""What is said of one topic of one publisher: by its publisher's clock, which may be set, and is exact else."""
+
+from __future__ import annotations
+
+import pytest
+
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.stream import Stream
+from tests.recording.sessions import BEGIN, SECOND
+
+MS = SECOND // 1000
+
+
+@pytest.mark.parametrize("jump", [0, 3600 * SECOND, -3600 * SECOND])
+def test_rate_and_silence_of_what_came_in_handfuls(jump: int) -> None:
+    """100 messages at 50 Hz, but for a second of silence after half of them, come each 100 ms, the first 150 ms late.
+
+    From the 60th on the publisher's clock is another. 99 intervals of 20 ms and the second are 2.98 s: 33.22 Hz. Where
+    the clock was set one interval is known to half a second only.
+    """
+    stream = None
+    for number in range(100):
+        at = 20 * number + 1000 * (number >= 50)
+        received = BEGIN + (at // 100 * 100 + 100 + 150 * (number < 5)) * MS
+        entry = Entry("leg", 1, "step", "policy", number, BEGIN + at * MS + jump * (number >= 60), received, b"x")
+        stream = stream or Stream.beginning(entry)
+        stream.add(entry)
+    assert stream
+    report = stream.report()
+    assert report["longest_s"] == 1.02
+    seconds = 99 / report["rate_hz"]
+    assert seconds == pytest.approx(2.98, abs=0.52 if jump else 0.001)

@@ -1,0 +1,61 @@
+"""Launch descriptions: what they expand to, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
+from td3_robot.errors import ConfigError
+from td3_robot.runtime import launch
+
+
+def test_the_training_expands_by_configuration() -> None:
+    description = launch.load("train")
+    config = configuration.parse({}, ["simulators=3", "evaluation.every=0"])
+    assert [item.name for item in launch.expand(description, config)] == [
+        "learner",
+        "policy",
+        "sim-0",
+        "sim-1",
+        "sim-2",
+    ]
+    recorded = configuration.parse({"record": True})
+    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # there before the others
+    assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
+    assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("processes: 3", "Expected `object`"),
+        ("processes: {a: {module: x, restat: {}}}\nevaluate: y", "unknown field `restat`"),
+        ("processes: {a: {modul: x}}\nevaluate: y", "modul"),
+        ("processes: {}", "missing required field `evaluate`"),
+        ("a: [1", "launch description"),
+        ("processes: {a: {module: nosuch.module, ends_run: true}}\nevaluate: json", "no module 'nosuch.module'"),
+        ("processes: {a: {module: json}}\nevaluate: json", "no process has ends_run"),
+    ],
+)
+def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        launch.load(str(file))
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_key_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("processes: {a: {module: json, count: robotz, ends_run: true}}\nevaluate: json")
+    with pytest.raises(ConfigError, match="'a' names 'robotz'"):
+        launch.expand(launch.load(str(file)), Config())
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="no file 'trian'; shipped ones like it: train"):
+        launch.load("trian")

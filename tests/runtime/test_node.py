@@ -1,0 +1,110 @@
+"""The loop around a core: how long it waits, and what a full queue costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
+from td3_robot.messages import Bye, Message
+from td3_robot.runtime import node as nodes
+from td3_robot.runtime import realtime
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.transport.session import Input
+
+
+class Clock:
+    """Time that passes only where somebody sleeps or waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.waits: list[tuple[str, float]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(("sleep", round(seconds, 6)))
+        self.now += seconds
+
+
+class FakeBus:
+    """A bus without links: receives nothing, and sends only while ``room`` lasts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.room = 0
+        self.sent: list[Message] = []
+
+    def receive(self, timeout: float) -> list[Input]:
+        self.clock.waits.append(("poll", round(timeout, 6)))
+        self.clock.now += timeout
+        return []
+
+    def send(self, to: str, message: Message) -> bool:
+        del to
+        if self.room:
+            self.room -= 1
+            self.sent.append(message)
+            return True
+        return False
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Node, Clock, FakeBus]:
+    clock = Clock()
+    monkeypatch.setattr(nodes, "time", clock)
+    bus: Any = FakeBus(clock)
+    return Node("simulator", "sim-0", 0, RunFolder(tmp_path), Config(), bus), clock, bus
+
+
+def test_without_a_deadline_it_polls_as_long_as_it_may(node: tuple[Node, Clock, FakeBus]) -> None:
+    it, clock, _ = node
+    it._receive(0.05, None)
+    assert clock.waits == [("poll", 0.05)]
+
+
+def test_polling_ends_short_of_a_deadline_and_sleep_meets_it(node: tuple[Node, Clock, FakeBus]) -> None:
+    """A deadline in 70 ms: 50 ms of polling, 18 more, then the last 2 ms asleep; what came meanwhile is taken."""
+    it, clock, _ = node
+    deadline = 100.07
+    while clock.now < deadline:
+        it._receive(0.05, deadline)
+    assert clock.waits == [("poll", 0.05), ("poll", 0.018), ("sleep", 0.002), ("poll", 0.0)]
+    it._receive(0.05, deadline)
+    assert clock.waits[-1] == ("poll", 0.0)  # late already: looks, and waits for nothing
+
+
+def test_a_patient_process_holds_back_what_a_server_does_not_take(node: tuple[Node, Clock, FakeBus]) -> None:
+    it, _, bus = node
+    it._pending.extend([("learner", Bye("a")), ("policy", Bye("b"))])
+    it._flush()
+    assert len(it._pending) == 2
+    bus.room = 2
+    it._flush()
+    assert [message.reason for message in bus.sent if isinstance(message, Bye)] == ["a", "b"]
+    assert not it.counters
+
+
+def test_a_robot_in_real_time_waits_for_no_queue(node: tuple[Node, Clock, FakeBus]) -> None:
+    it, _, bus = node
+    it.patient = False
+    it._pending.extend([("learner", Bye("a")), ("policy", Bye("b"))])
+    it._flush()
+    assert not it._pending
+    assert not bus.sent
+    assert it.counters == {"undelivered": 2}
+
+
+def test_real_time_that_is_not_granted_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for values, said in ({}, 0), ({"processors": [4000]}, 1):
+        asked = configuration.parse({"realtime": values}).realtime
+        nodes._say_of_realtime(asked, realtime.apply(asked))
+        assert len(caplog.records) == said
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "real time, not granted: on processors 4000: " in caplog.text

@@ -1,0 +1,89 @@
+"""Run folders: nothing is overwritten, nothing is shared by accident."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from td3_robot.config.schema import Config
+from td3_robot.errors import RunFolderError
+from td3_robot.messages import Status
+from td3_robot.runtime.run_folder import RunFolder
+
+
+def test_create_and_open(tmp_path: Path) -> None:
+    created = RunFolder.create(tmp_path / "a" / "b", Config(seed=3))
+    assert RunFolder.open(created.path).config() == Config(seed=3)
+    assert created.checkpoints.is_dir()
+    assert created.logs.is_dir()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", Config())
+    with pytest.raises(RunFolderError, match=r"already holds a run; go on with --resume"):
+        RunFolder.create(tmp_path / "run", Config())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    with pytest.raises(RunFolderError, match="is not empty and not a run"):
+        RunFolder.create(tmp_path / "other", Config())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be made: "):
+        RunFolder.create(tmp_path / "file" / "run", Config())
+    with pytest.raises(RunFolderError, match="holds no run"):
+        RunFolder.open(tmp_path / "other")
+
+
+def test_endpoints_are_configured_or_the_supervisors(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    with pytest.raises(RunFolderError, match=r"no policy endpoint; start its training first, or set endpoints\.policy"):
+        run.endpoint("policy", Config())
+    run.write_run(endpoints={"policy": "ipc:///tmp/p"}, starts=1)
+    assert run.endpoint("policy", Config()) == "ipc:///tmp/p"
+    run.write_run(starts=2)
+    assert run.read_run() == {"endpoints": {"policy": "ipc:///tmp/p"}, "starts": 2}
+
+
+def test_a_damaged_run_file_is_no_run_file(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    for content in ("{", "[1]", "\x00"):
+        (run.path / "run.json").write_text(content)
+        assert run.read_run() == {}
+
+
+def test_one_training_at_a_time(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    with run.locked():
+        child = os.fork()
+        if child == 0:
+            try:
+                with run.locked():
+                    os._exit(0)
+            except RunFolderError as error:
+                os._exit(7 if "in use by another training" in str(error) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with run.locked():
+        pass
+
+
+def test_final_figures(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 3.0}, {"missed": 0})})
+    assert '"env_steps": 3.0' in (run.path / "final.json").read_text()
+    assert run.steps_made() == 3
+    (run.path / "final.json").write_text("{}")
+    assert run.steps_made() == 0
+
+
+def test_steps_made_are_those_of_the_newest_checkpoint_where_no_end_was_in_order(tmp_path: Path) -> None:
+    """After a full disk or a killed supervisor there is no final.json, or that of an older start."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    assert run.steps_made() == 0
+    (run.checkpoints / "checkpoint-000000005000.safetensors").touch()
+    (run.checkpoints / "checkpoint-000000007000.safetensors.damaged").touch()
+    assert run.steps_made() == 5000
+    run.write_final({"learner": Status("learner", "ready", "", {"env_steps": 5679.0}, {})})
+    assert run.steps_made() == 5679
+    (run.checkpoints / "checkpoint-000000006000.safetensors").touch()
+    assert run.steps_made() == 6000

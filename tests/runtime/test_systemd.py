@@ -1,0 +1,77 @@
+"""What systemd hears of a service: over a real socket, as sd_notify(3) says it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from td3_robot.runtime.systemd import Notifier
+
+
+def heard(server: socket.socket) -> list[str]:
+    words = []
+    while True:
+        try:
+            words.append(server.recv(4096).decode())
+        except BlockingIOError:
+            return words
+
+
+def listening(address: str) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(address)
+    server.setblocking(False)
+    return server
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_ready_once_then_alive_four_times_in_what_systemd_waits(tmp_path: Path, kind: str) -> None:
+    name = f"td3-robot-test-{secrets.token_hex(8)}"
+    address = str(tmp_path / "notify") if kind == "path" else f"@{name}"
+    with listening(address if kind == "path" else f"\0{name}") as server:
+        notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())})
+        assert heard(server) == []  # not before the loop turns
+        notifier.turn(10.0)
+        assert heard(server) == ["READY=1\nWATCHDOG=1"]
+        for now in (10.1, 10.49, 10.5, 10.6):  # 2 s / 4 = 0.5 s
+            notifier.turn(now)
+        assert heard(server) == ["WATCHDOG=1"]
+
+
+@pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}])
+def test_a_service_without_a_watchdog_is_ready_and_no_more(tmp_path: Path, watchdog: dict[str, str]) -> None:
+    with listening(str(tmp_path / "notify")) as server:
+        notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), **watchdog})
+        for now in (1.0, 2.0, 1e6):
+            notifier.turn(now)
+        assert heard(server) == ["READY=1"]
+
+
+@pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
+def test_what_systemd_has_no_room_for_is_said_again(tmp_path: Path, watchdog: dict[str, str]) -> None:
+    """A service whose READY=1 is lost would be killed once its time to start is over."""
+    address = str(tmp_path / "notify")
+    with listening(address) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.sendto(b"", address)
+        notifier = Notifier({"NOTIFY_SOCKET": address, **watchdog})
+        notifier.turn(10.0)
+        assert set(heard(server)) == {""}
+        notifier.turn(10.05)
+        assert heard(server) == []
+        notifier.turn(10.11)
+        assert heard(server) == ["READY=1\nWATCHDOG=1" if watchdog else "READY=1"]
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all"])
+def test_without_systemd_nothing_happens(address: str) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
+    notifier.turn(1.0)
+    notifier.turn(2.0)

@@ -1,0 +1,169 @@
+"""Safety settings: what they resolve to for a robot, that joining only tightens, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td3_robot.config import loading as configuration
+from td3_robot.errors import ConfigError
+from td3_robot.safety.limits import SafetyConfig, joined, parse
+from td3_robot.specs import Channel, RobotSpec
+
+NOTHING = SafetyConfig()
+SPEC = RobotSpec(
+    "Toy", (Channel("o", "m", -5.0, 5.0),), (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)), 0.02
+)
+
+
+def test_nothing_set_is_the_specification(spec: RobotSpec) -> None:
+    envelope = joined(NOTHING, NOTHING, spec)
+    assert envelope.low.tolist() == [-1, -0.5]
+    assert envelope.high.tolist() == [3, 0.5]
+    assert envelope.step is envelope.blend is envelope.safe is envelope.observation_low is None
+    assert envelope.observation_deadline_s is envelope.action_deadline_s is envelope.recovery_s is None
+    assert not envelope.guarded
+    assert NOTHING.settings() == {}
+
+
+def test_by_hand(spec: RobotSpec) -> None:
+    """Period 0.02 s: 5 N/s is 0.1 N a period; a cut-off of 10 Hz blends 1 - exp(-2π·10·0.02) = 0.71539."""
+    robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
+    envelope = joined(robot, NOTHING, spec)
+    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one for all is cut to the specification
+    assert envelope.high.tolist() == pytest.approx([2, 0.5])
+    assert envelope.step is not None
+    assert envelope.step.tolist() == pytest.approx([0.1, math.inf])
+    assert envelope.blend is not None
+    assert envelope.blend.tolist() == pytest.approx([0.71539, 0.71539], abs=1e-5)
+    assert envelope.safe is not None
+    assert envelope.safe.tolist() == [0.5, 0]
+    assert envelope.guarded
+
+
+def test_joining_takes_the_stricter_of_each(spec: RobotSpec) -> None:
+    robot = SafetyConfig(
+        limits={"left": (0.0, 3.0)}, rate=5.0, observation_deadline_ms=100, recovery="automatic", recovery_ms=50
+    )
+    policy = SafetyConfig(
+        limits={"left": (-1.0, 1.0)},
+        rate={"left": 10.0, "right": 1.0},
+        observation_deadline_ms=80,
+        action_deadline_ms=40,
+        refuse_out_of_range=True,
+        safe_action="zero",
+        recovery_ms=200,
+    )
+    envelope = joined(robot, policy, spec)
+    assert (envelope.low[0], envelope.high[0]) == (0, 1)
+    assert envelope.step is not None
+    assert envelope.step.tolist() == pytest.approx([0.1, 0.02])
+    assert (envelope.observation_deadline_s, envelope.action_deadline_s) == (0.08, 0.04)
+    assert envelope.observation_high is not None
+    assert envelope.safe is not None
+    assert envelope.safe.tolist() == [0, 0]
+    assert envelope.recovery_s == 0.2
+    assert joined(robot, SafetyConfig(recovery="manual"), spec).recovery_s is None
+    assert joined(NOTHING, SafetyConfig(recovery="automatic"), spec).recovery_s is None
+    hold = joined(SafetyConfig(safe_action="hold"), policy, spec)
+    assert hold.safe is None  # the safe action is a choice: the robot's
+
+
+Bound = st.floats(-3, 3, width=32)
+Ranges = st.tuples(Bound, Bound).filter(lambda pair: pair[0] < pair[1])
+Configs = st.builds(
+    SafetyConfig,
+    limits=st.none() | Ranges,
+    rate=st.none() | st.floats(0.1, 100) | st.fixed_dictionaries({"left": st.floats(0.1, 100)}),
+    low_pass=st.none() | st.floats(0.1, 100),
+    observation_deadline_ms=st.none() | st.floats(1, 1e4),
+    refuse_out_of_range=st.booleans(),
+)
+
+
+@given(Configs, Configs)
+def test_joining_never_loosens(robot: SafetyConfig, policy: SafetyConfig) -> None:
+    def bounds(first: SafetyConfig, second: SafetyConfig) -> Any:
+        try:
+            envelope = joined(first, second, SPEC)
+        except ConfigError:
+            return None
+        step = np.full(2, np.inf, np.float32) if envelope.step is None else envelope.step
+        blend = np.ones(2, np.float32) if envelope.blend is None else envelope.blend
+        deadline = envelope.observation_deadline_s or math.inf
+        return np.array([*-envelope.low, *envelope.high, *step, *blend, deadline, envelope.observation_low is None])
+
+    both, alone = bounds(robot, policy), [bounds(robot, NOTHING), bounds(policy, NOTHING)]
+    if both is not None:
+        assert all(one is not None and (both <= one).all() for one in alone)
+    assert (both is None) == (bounds(policy, robot) is None)
+
+
+@given(Configs)
+def test_settings_come_back(config: SafetyConfig) -> None:
+    assert parse(config.settings()) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"limits": {"lefft": (0.0, 1.0)}}, "no action 'lefft'; did you mean 'left'"),
+        (
+            {"limits": {"left": (-2.0, 1.0)}},
+            r"'left' is \[-2.0, 1.0\] N; allowed: inside the specification's \[-1.0, 3.0\]",
+        ),
+        ({"limits": (4.0, 5.0)}, "limits of 'left' leave nothing: at least 4.0 and at most 3.0 N"),
+        ({"rate": {"up": 1.0}}, "safety.rate: robot 'Toy' has no action 'up'; it has left, right"),
+        ({"safe_action": {"left": 3.5}}, "safe_action of 'left' is 3.5 N; allowed: -1.0 to 3.0"),
+        ({"limits": (-0.1, 0.1), "safe_action": {"left": 1.0}}, "safe_action of 'left' is 1.0 N"),
+    ],
+)
+def test_what_does_not_fit_the_robot_is_refused(spec: RobotSpec, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        joined(SafetyConfig(**config), NOTHING, spec)
+
+
+def test_robot_and_policy_without_a_common_range(spec: RobotSpec) -> None:
+    with pytest.raises(ConfigError, match="must have a common range"):
+        joined(SafetyConfig(limits={"left": (-1.0, 0.0)}), SafetyConfig(limits={"left": (1.0, 2.0)}), spec)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"rate": -1}, "safety.rate"),
+        ({"limits": [1.0, 1.0]}, r"safety.limits of all is \[1.0, 1.0\]; low must be below high"),
+        ({"safe_action": "wave"}, "safety.safe_action is 'wave'"),
+        ({"obsrvation_deadline_ms": 5}, "did you mean 'observation_deadline_ms'"),
+        ({"recovery": "maybe"}, "safety.recovery is 'maybe'"),
+        ({"frozen_ms": 0}, "safety.frozen_ms is 0"),
+    ],
+)
+def test_bad_configuration_is_one_line(content: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        configuration.parse({"safety": content})
+    assert "\n" not in str(caught.value)
+
+
+def test_lockstep_and_deadlines_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"safety\.observation_deadline_ms is 100\.0 and timing is 'lockstep'"):
+        configuration.parse({"timing": "lockstep", "safety": {"observation_deadline_ms": 100.0}})
+
+
+def test_a_floor_is_only_tightened(spec: RobotSpec) -> None:
+    floor = SafetyConfig(limits={"left": (-0.5, 1.0)}, rate=2.0, safe_action={"left": 0.25}, frozen_ms=100)
+    policy = SafetyConfig(limits={"left": (-1.0, 0.75)}, rate=9.0, safe_action="hold", frozen_ms=50)
+    envelope = joined(SafetyConfig(), policy, spec, floor=floor)
+    assert (envelope.low[0], envelope.high[0], envelope.frozen_s) == (-0.5, 0.75, 0.05)
+    assert envelope.step is not None
+    assert envelope.step[0] == np.float32(2.0 * spec.control_period)
+    assert envelope.safe is not None
+    assert envelope.safe.tolist() == [0.25, 0]
+    assert joined(SafetyConfig(), SafetyConfig(), spec, floor=floor).guarded
+    automatic = SafetyConfig(recovery="automatic")
+    assert joined(automatic, SafetyConfig(), spec, floor=SafetyConfig(recovery="manual")).recovery_s is None

@@ -1,0 +1,62 @@
+"""Atomic writing, and the learning curve's file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from td3_robot.runtime import learning_curve as curve
+from td3_robot.util import files
+
+
+def test_replaces_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    files.write_atomically(path, b"one")
+    files.write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    files.write_atomically(path, b"one")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomically(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_curve_reads_what_a_crash_left(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [
+        {"kind": "train", "env_steps": 1000, "return_mean": 3.0},
+        {"kind": "evaluation", "env_steps": 1000, "eval_return_mean": 4.0, "eval_return_std": 1.0},
+    ]
+    metrics.write_text("\n".join(json.dumps(row) for row in rows) + '\n{"kind": "tr')
+    assert curve.read(metrics, "train") == rows[:1]
+    curve.draw(metrics, tmp_path / "curve.png", "title")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """A pipe stands for a device, which only root may make; as root, /dev/full would become a file."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    with pytest.raises(OSError, match=rf"is a device or a pipe, not a file: '{pipe}'$"):
+        files.write_atomically(pipe, b"x")
+    with pytest.raises(IsADirectoryError, match=rf"Is a directory: '{folder}'$"):
+        files.write_atomically(folder, b"x")
+    with pytest.raises(FileNotFoundError, match=rf"No such file or directory: '{tmp_path}/none/x'$"):
+        files.write_atomically(tmp_path / "none" / "x", b"x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "pipe"]
