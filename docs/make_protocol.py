@@ -12,20 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from td3_robot.bundle import FORMAT
+from td3_robot.core_types import MAX_ROBOTS
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE
 from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, FieldType, Heartbeat, Message, wire_fields
 from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.bus import MAX_FRAME
 from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
-from td3_robot.transport.session import (
-    DRIVER_SILENCE,
-    HEARTBEAT_PERIOD,
-    HELLO_PERIOD,
-    LONG_SILENCE,
-    MAX_ROBOTS,
-    PEER_TIMEOUT,
-)
+from td3_robot.transport.session import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT
 
 DOCUMENT = Path(__file__).parent / "protocol.md"
 

@@ -19,11 +19,12 @@ import pytest
 import zmq
 
 from td3_robot.bundle import Bundle
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import MESSAGES, Hello, NoiseKind, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.noise import Noise
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ROBOT_ROLES, ServerSession
+from td3_robot.transport.session import ServerSession
 from tests.policy.unrecorded import PolicyCore
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from td3_robot.core_types import Peer
 from td3_robot.messages import MESSAGES, Record
 from td3_robot.topics import LINKS, LISTENERS, QUEUE_LENGTH, TOPICS, Topic
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientSession, Peer
+from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientSession
 from td3_robot.transport.tap import Tap
 from tests.golden.regenerate import samples
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, compute
 from td3_robot.learner.evaluations import next_multiple
@@ -30,7 +31,6 @@ from td3_robot.runtime import metrics_lines as records
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.transport.session import Input, Output
 from td3_robot_sims import a2c_config, tasks
 from td3_robot_sims.discrete_tasks import SCORE_LIMIT
 from td3_robot_sims.evaluator import SEED_OFFSET

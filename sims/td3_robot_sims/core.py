@@ -8,12 +8,12 @@ from collections import deque
 import msgspec
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Output
 from td3_robot.driver import core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Message, SimulatorState, Throttle
-from td3_robot.transport.session import Output
 from td3_robot_sims import saved, tasks
 from td3_robot_sims.environment import Environment
 from td3_robot_sims.fleet import Fleet

@@ -11,12 +11,12 @@ import numpy as np
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import EvaluationConfig
+from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
 from td3_robot.messages import Evaluation, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
-from td3_robot.transport.session import Input, Output
 from td3_robot_sims import tasks
 from td3_robot_sims.environment import Environment
 from td3_robot_sims.rollout import Episode, episodes

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.learner import compute, prefill
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ROBOT_ROLES, ClientSession, ServerSession, hello
+from td3_robot.transport.session import ClientSession, ServerSession, hello
 from td3_robot_sims import core as sims_core
 from td3_robot_sims.core import SimulatorCore
 

@@ -21,6 +21,7 @@ import numpy as np
 from td3_robot.bench import recorded_training as bench_training
 from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
 from td3_robot.config.schema import Config, RecordConfig
+from td3_robot.core_types import Input, Peer
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Action, Message, NoiseKind, Phase, Record, Start, Step, Weights
 from td3_robot.policy import core as policy_core
@@ -32,7 +33,7 @@ from td3_robot.runtime.node import Parser
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec, turns
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import ClientSession, Input, Peer
+from td3_robot.transport.session import ClientSession
 from td3_robot.transport.tap import Once, Tap
 from td3_robot.util import machine
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input, Output
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import (
@@ -36,7 +37,6 @@ from td3_robot.messages import (
 from td3_robot.safety.commands import carry_out
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
-from td3_robot.transport.session import Input, Output
 
 log = logging.getLogger(__name__)
 

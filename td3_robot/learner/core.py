@@ -11,6 +11,7 @@ import numpy as np
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
 from td3_robot.learner.evaluations import Evaluations, next_multiple
@@ -24,7 +25,6 @@ from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.safety import limits as safety
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
@@ -22,7 +23,6 @@ from td3_robot.learner.saver import Saver, is_new, start
 from td3_robot.messages import Evaluation, SimulatorState, Step
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
-from td3_robot.transport.session import ROBOT_ROLES
 from td3_robot.util import files
 from td3_robot.util.process_lock import claim
 

@@ -12,9 +12,9 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from td3_robot.core_types import Output
 from td3_robot.learner.sources import Source, Sources, throttles
 from td3_robot.messages import SimulatorState, Step
-from td3_robot.transport.session import Output
 
 log = logging.getLogger(__name__)
 

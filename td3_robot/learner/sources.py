@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from td3_robot.core_types import Output, Peer
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.transitions import Assembler
 from td3_robot.messages import Step, Throttle
-from td3_robot.transport.session import Output, Peer
 
 log = logging.getLogger(__name__)
 

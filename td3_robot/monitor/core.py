@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import SessionError
 from td3_robot.messages import Message, Record, StateChange, Status, Step
 from td3_robot.monitor.summary import facts
@@ -16,7 +17,6 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
-from td3_robot.transport.session import Input, Output, Peer
 
 _STEPS = 2000  # Steps whose time is remembered until one answers them
 

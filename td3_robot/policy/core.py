@@ -11,6 +11,7 @@ import numpy as np
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.messages import (
     Action,
@@ -35,7 +36,6 @@ from td3_robot.safety.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Life
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.util.arrays import finite
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from td3_robot.core_types import ROBOT_ROLES, Output, Peer
 from td3_robot.messages import Command, Reply, StateChange
 from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
 from td3_robot.safety.lifecycle import Lifecycle
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import ROBOT_ROLES, Output, Peer
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from td3_robot.core_types import Input, Origin
 from td3_robot.errors import BundleError
 from td3_robot.messages import Command, Weights
 from td3_robot.policy.store import Examine, Examined, examine
 from td3_robot.runtime import realtime
-from td3_robot.transport.session import Input, Origin
 
 _MOST = 4  # weights that wait
 

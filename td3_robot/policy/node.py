@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.core_types import Input
 from td3_robot.errors import UsageError
 from td3_robot.messages import Weights
 from td3_robot.policy import core as policy_core
@@ -23,7 +24,7 @@ from td3_robot.runtime.node import Figures, Node
 from td3_robot.safety.lifecycle import FINALIZED
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import ClientSession, Input
+from td3_robot.transport.session import ClientSession
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ProtocolError, SessionError
 from td3_robot.messages import MESSAGES, Hello, Message, Step, wire_fields
 from td3_robot.recording.entries import Entry
 from td3_robot.transport import codec
-from td3_robot.transport.session import ROBOT_ROLES
 
 
 def _ambiguous(message: type[Message]) -> bool:

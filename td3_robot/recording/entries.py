@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Peer
 from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
-from td3_robot.transport.session import Peer
 from td3_robot.util import machine
 
 METADATA = "td3_robot"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Hello, Step
 from td3_robot.recording.entries import REPEATED, Entry
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import ROBOT_ROLES
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Action, Evaluation, Hello, Message, Record, Step, Throttle, Weights
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
@@ -17,7 +18,7 @@ from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.session import HEARTBEAT_PERIOD, ROBOT_ROLES, ClientSession, ServerSession
+from td3_robot.transport.session import HEARTBEAT_PERIOD, ClientSession, ServerSession
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # what moves and teaches; commands are for people to give

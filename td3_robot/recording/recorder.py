@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from td3_robot.config.schema import RecordConfig
+from td3_robot.core_types import Input, Output, Peer
 from td3_robot.messages import Bye, Record
 from td3_robot.recording import triggers
 from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
 from td3_robot.recording.writer import SessionWriter
-from td3_robot.transport.session import Input, Output, Peer
 
 log = logging.getLogger(__name__)
 

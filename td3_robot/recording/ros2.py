@@ -17,10 +17,10 @@ from typing import Any
 
 from mcap.writer import Writer
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Status, Step
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
-from td3_robot.transport.session import ROBOT_ROLES
 
 _LINE = "=" * 80
 _HEADER = f"""{_LINE}

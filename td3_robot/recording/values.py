@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Message, wire_fields
-from td3_robot.transport.session import ROBOT_ROLES
 
 Names = Mapping[str, Sequence[str]]
 """Names of channels, by their size: O and A."""

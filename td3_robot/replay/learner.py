@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config, NetworkConfig
+from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
@@ -31,7 +32,6 @@ from td3_robot.replay import lives, machines
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.specs import Float32
-from td3_robot.transport.session import ROBOT_ROLES, Input, Output, Peer
 
 REFERENCE = "reference/transitions.safetensors"
 """The attachment that holds the transitions as they were when it was made."""

@@ -17,13 +17,13 @@ import yaml
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import ConfigError, ProtocolError, SessionError, Td3RobotError
 from td3_robot.messages import Hello, Message, Start, Step, Turn
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.transport import codec, turns
-from td3_robot.transport.session import Input, Output, Peer
 from td3_robot.transport.tap import Once
 
 _MEMORY = 256_000_000  # bytes of messages that a Turn may still name

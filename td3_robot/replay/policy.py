@@ -10,6 +10,7 @@ import msgspec
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Command, InForce, NoiseKind, Reply, Start, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
@@ -22,7 +23,6 @@ from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 
 StepKey = tuple[str, int, int]
 

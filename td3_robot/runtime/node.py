@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input, Origin, Output, Peer
 from td3_robot.errors import (
     EXIT_GOOD,
     EXIT_USAGE,
@@ -40,7 +41,7 @@ from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.session import ClientSession, Input, Origin, Output, Peer, ServerSession
+from td3_robot.transport.session import ClientSession, ServerSession
 from td3_robot.transport.tap import RECORDED
 from td3_robot.util.text import STANDARD_OUTPUT
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Peer
 from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
 from td3_robot.messages import Status
 from td3_robot.runtime.launch import Process
@@ -27,7 +28,7 @@ from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
-from td3_robot.transport.session import Peer, ServerSession
+from td3_robot.transport.session import ServerSession
 
 log = logging.getLogger(__name__)
 

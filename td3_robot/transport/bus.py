@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Message, Step
 from td3_robot.specs import RobotSpec
@@ -22,16 +23,7 @@ from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
 from td3_robot.transport.frames import Receiver, longest_frame
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
-from td3_robot.transport.session import (
-    HEARTBEAT_PERIOD,
-    PEER_TIMEOUT,
-    ClientSession,
-    Input,
-    Origin,
-    Peer,
-    ServerSession,
-    Tally,
-)
+from td3_robot.transport.session import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientSession, ServerSession, Tally
 from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.messages import Message
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport.session import ClientSession, Frames, Input, Origin, Peer, ServerSession
+from td3_robot.transport.session import ClientSession, Frames, ServerSession
 
 
 class MemoryBus:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from td3_robot.core_types import MAX_ROBOTS, ROBOT_ROLES, Input, Peer
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
 from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Welcome
 from td3_robot.specs import RobotSpec
@@ -34,44 +35,10 @@ LOG_PERIOD = 10.0
 
 _LONGEST_LINE = 1000  # characters of a log line
 
-ROBOT_ROLES = ("simulator", "driver")
-MAX_ROBOTS = 1024
-"""Robots of one source."""
-
 MOST_FRAMES = 3
 """Frames of one message that are kept, to be refused: one more than any has."""
 
 Frames = Sequence[codec.Buffer]
-
-
-@dataclass(frozen=True, eq=False)
-class Peer:
-    """A client as its server knows it, for as long as one connection lasts.
-
-    Attributes:
-        key: ZeroMQ's routing identity.
-        owner: public key that it has proved to hold; empty on a link without keys.
-    """
-
-    link: str
-    key: bytes
-    hello: Hello
-    dims: Mapping[str, int]
-    owner: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.hello.name
-
-    @property
-    def role(self) -> str:
-        return self.hello.role
-
-
-Origin = Peer | str
-"""Where an input comes from or an output goes to: a client, or the server at the end of the link of that name."""
-Input = tuple[Origin, Message]
-Output = tuple[Origin, Message]
 
 
 @dataclass

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import islice
 from typing import NamedTuple
 
+from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
-from td3_robot.transport.session import ClientSession, Frames, Input
+from td3_robot.transport.session import ClientSession, Frames
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.messages import (
     MESSAGES,
     Action,
@@ -19,7 +20,6 @@ from td3_robot.messages import (
     wire_fields,
 )
 from td3_robot.transport import codec
-from td3_robot.transport.session import Input, Origin, Peer
 
 _OF_A_PEER = "#"
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from td3_robot.core_types import Output
 from td3_robot.driver.core import HOLD_OFF, SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
@@ -29,7 +30,6 @@ from td3_robot.messages import (
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import Output
 
 PERIOD = 0.02  # s, of the toy robot
 SAFE = SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=50)

@@ -13,6 +13,7 @@ import torch
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config, LearnerConfig
+from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner import beginning, state
 from td3_robot.learner.core import LearnerCore
@@ -20,7 +21,7 @@ from td3_robot.learner.td3 import TD3
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import Peer, hello
+from td3_robot.transport.session import hello
 from tests.learner.test_td3 import batches
 
 Make = Callable[..., Bundle]

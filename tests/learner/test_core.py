@@ -16,6 +16,7 @@ import pytest
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Output, Peer
 from td3_robot.errors import BundleError, ConfigError, DivergenceError
 from td3_robot.learner import compute, state
 from td3_robot.learner import core as learner_core
@@ -26,7 +27,7 @@ from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import Output, Peer, hello
+from td3_robot.transport.session import hello
 
 
 def config(**learner: Any) -> Config:

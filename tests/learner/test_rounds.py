@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from td3_robot.core_types import Output, Peer
 from td3_robot.learner import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import Output, Peer
 from tests.learner.test_core import World, config, published, throttles
 
 

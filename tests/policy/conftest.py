@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from td3_robot.core_types import Peer
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import Peer, hello
+from td3_robot.transport.session import hello
 
 
 @pytest.fixture

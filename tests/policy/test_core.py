@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Bye, Command, NoiseKind, StateChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.noise import Noise
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import Peer, hello
+from td3_robot.transport.session import hello
 from tests.policy.unrecorded import PolicyCore
 
 

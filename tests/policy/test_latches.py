@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import ConfigError, UsageError
 from td3_robot.messages import Action, Command, InForce, Step
 from td3_robot.policy import core as policy_core
@@ -19,7 +20,7 @@ from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import Input, Output, Peer, hello
+from td3_robot.transport.session import hello
 from tests.conftest import poll_until
 from tests.policy.unrecorded import PolicyCore
 

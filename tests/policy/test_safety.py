@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from td3_robot.bundle import Bundle
+from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Step
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Channel, Float32, RobotSpec
-from td3_robot.transport.session import Peer, hello
+from td3_robot.transport.session import hello
 from tests.policy.unrecorded import PolicyCore
 
 SPEC = RobotSpec(

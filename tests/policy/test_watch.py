@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
 from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
-from td3_robot.transport.session import Input, Output, Peer, hello
+from td3_robot.transport.session import hello
 from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from td3_robot.core_types import Input, Output
 from td3_robot.policy import core
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import Input, Output
 
 
 class PolicyCore(core.PolicyCore):

@@ -10,12 +10,12 @@ import pytest
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Peer
 from td3_robot.messages import Message, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording.entries import Entry, Facts, facts_of_this_machine
 from td3_robot.recording.writer import SessionWriter
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 
 Save = Callable[..., Path]
 

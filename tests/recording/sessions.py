@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.config.schema import Config, RecordConfig
+from td3_robot.core_types import Peer
 from td3_robot.messages import Message, Record
 from td3_robot.recording.entries import Entry, facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 
 SECOND = 1_000_000_000
 BEGIN = 1_700_000_000 * SECOND

@@ -12,6 +12,7 @@ import pytest
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
+from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError, SessionError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.prefill import begin, prefill
@@ -19,7 +20,6 @@ from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.recording import experience
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 from tests.recording.sessions import BEGIN, SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Evaluation, Message, Phase, Record, StateChange, Status
 from td3_robot.monitor import node as monitor_node
 from td3_robot.monitor.core import Monitor
@@ -19,7 +20,6 @@ from td3_robot.recording.values import rows
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 from tests.recording.sessions import BEGIN
 
 Make = Callable[..., Any]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.core_types import ROBOT_ROLES, Peer
 from td3_robot.messages import Action, Bye, Hello, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording import play
@@ -24,7 +25,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import TOPICS
 from td3_robot.transport import session as handshake
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ROBOT_ROLES, ClientSession, Peer, ServerSession
+from td3_robot.transport.session import ClientSession, ServerSession
 from tests.recording.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.core_types import Peer
 from td3_robot.errors import HandshakeError
 from td3_robot.messages import Record, Status
 from td3_robot.recording import writer
@@ -19,7 +20,6 @@ from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Node
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 
 FULL = "No space left on device"
 

@@ -18,6 +18,7 @@ from td3_robot_sims.in_process import InProcess
 
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Origin
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, Message, Phase, Record, Reply, Start, StateChange, Status, Weights
@@ -31,7 +32,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Frames, Origin, ServerSession, hello
+from td3_robot.transport.session import ClientSession, Frames, ServerSession, hello
 from td3_robot.transport.tap import RECORDED, Tap
 
 _TIMEOUT = 120.0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Start, Step
 from td3_robot.policy.core import PolicyCore
@@ -22,7 +23,6 @@ from td3_robot.recording.recorder import free_name
 from td3_robot.recording.writer import write
 from td3_robot.replay import check as replay
 from td3_robot.transport import codec
-from td3_robot.transport.session import Input, Output
 
 DEPLOYED = Path(__file__).parent / "sessions" / "deployed.mcap"
 ALL = Session([DEPLOYED]).counts["policy", 0, "lifecycle"]

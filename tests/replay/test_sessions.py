@@ -16,6 +16,7 @@ from td3_robot_sims.fleet import Fleet
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import RecordConfig
+from td3_robot.core_types import Peer
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.transitions import Assembler
 from td3_robot.messages import (
@@ -43,7 +44,6 @@ from td3_robot.replay import check as replay
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport import session as handshake
-from td3_robot.transport.session import Peer
 from td3_robot.transport.tap import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded

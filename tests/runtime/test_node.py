@@ -9,12 +9,12 @@ import pytest
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Message
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime import realtime
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.transport.session import Input
 
 
 class Clock:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from td3_robot_sims.fleet import Fleet
 
+from td3_robot.core_types import Output
 from td3_robot.driver.core import SourceCore
 from td3_robot.messages import Action, Message, Phase, StateChange, Step, Throttle, Welcome
 from td3_robot.topics import QUEUE_LENGTH
-from td3_robot.transport.session import Output
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from td3_robot_sims.fleet import Fleet
 
 from td3_robot.config.schema import PacingConfig
+from td3_robot.core_types import Output
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
@@ -17,7 +18,6 @@ from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, St
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
-from td3_robot.transport.session import Output
 
 PERIOD = 0.02  # s, of the toy robot
 

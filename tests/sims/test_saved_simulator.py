@@ -12,10 +12,10 @@ from td3_robot_sims.core import SimulatorCore
 from td3_robot_sims.environment import Environment
 from td3_robot_sims.fleet import Fleet
 
+from td3_robot.core_types import Output
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Message, Phase, SimulatorState, Step, Throttle
 from td3_robot.transport import codec
-from td3_robot.transport.session import Output
 
 
 def make(task: str = "Hopper", incarnation: int = 0, robots: int = 2) -> SimulatorCore:

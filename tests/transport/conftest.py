@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from td3_robot.core_types import ROBOT_ROLES, Input
 from td3_robot.messages import Action, Evaluation, Hello, Message, Step, Throttle, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import session
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ClientSession, Input, ServerSession
+from td3_robot.transport.session import ClientSession, ServerSession
 
 _DEADLINE = 60.0
 
@@ -49,7 +50,7 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
     """Builds Hellos of a one-robot simulator; keywords replace arguments of ``session.hello``."""
 
     def make(role: str = "simulator", name: str = "sim-0", **fields: Any) -> Hello:
-        robot = role in session.ROBOT_ROLES
+        robot = role in ROBOT_ROLES
         own = {"robots": 1, "spec": spec} if robot else {}
         return session.hello(role, name, **{"client": 7, "agreement": AGREEMENT, **own, **fields})
 

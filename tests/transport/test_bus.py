@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from td3_robot.bundle import sha256
+from td3_robot.core_types import Peer
 from td3_robot.errors import EndpointError, HandshakeError
 from td3_robot.messages import (
     Action,
@@ -33,7 +34,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
-from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, Peer, ServerSession
+from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ServerSession
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 

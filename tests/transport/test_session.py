@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from td3_robot.core_types import Peer
 from td3_robot.errors import HandshakeError
 from td3_robot.messages import (
     MESSAGES,
@@ -37,7 +38,6 @@ from td3_robot.transport.session import (
     LOG_PERIOD,
     PEER_TIMEOUT,
     ClientSession,
-    Peer,
     ServerSession,
     hello,
 )

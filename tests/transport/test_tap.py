@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ClientSession, Peer, ServerSession, hello
+from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ClientSession, ServerSession, hello
 from td3_robot.transport.tap import GATHERED_S, Tap
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")

@@ -1,0 +1,46 @@
+"""What cores exchange with whoever drives them: inputs, outputs, and the peers these come from and go to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from td3_robot.messages import Hello, Message
+
+ROBOT_ROLES = ("simulator", "driver")
+"""The roles of sources: whoever publishes Steps."""
+MAX_ROBOTS = 1024
+"""The most robots of one source."""
+
+
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """A client as its server knows it, for the life of one connection.
+
+    Attributes:
+        link: name of the link on which the client connected.
+        key: ZeroMQ's routing identity.
+        hello: the client's Hello.
+        dims: sizes of the arrays in its messages, by their letters: N, O, A.
+        owner: public key that the client has proved to hold; empty on a link without keys.
+    """
+
+    link: str
+    key: bytes
+    hello: Hello
+    dims: Mapping[str, int]
+    owner: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+
+Origin = Peer | str
+"""Where an input comes from or an output goes to: a client, or the server at the end of the link of that name."""
+Input = tuple[Origin, Message]
+Output = tuple[Origin, Message]

@@ -1,0 +1,85 @@
+"""One kind of table for everything that users extend: algorithms, noises, simulator backends, drivers, verbs.
+
+A row is a name and a place, written ``module:attribute``. The module is imported at the first use, so that reading a
+table imports nothing heavy. Tables with an entry point group also hold the rows of installed packages.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from td3_robot.errors import ConfigError
+from td3_robot.util.text import meant
+
+
+class Registry:
+    """A table of extensions of one kind.
+
+    Args:
+        kind: what a row is, for error messages, as ``algorithm``.
+        rows: name to ``module:attribute``, in the order in which they are listed.
+        group: entry point group under which installed packages add rows, as ``td3_robot.algorithms``; None for a
+            table that only this package fills.
+    """
+
+    def __init__(self, kind: str, rows: Mapping[str, str], group: str | None = None) -> None:
+        self.kind = kind
+        self.group = group
+        self._own = dict(rows)
+
+    @functools.cached_property
+    def rows(self) -> dict[str, str]:
+        """Every name and its place: the shipped rows first, then those of installed packages.
+
+        Raises:
+            ConfigError: an installed package adds a name that exists already.
+        """
+        rows = dict(self._own)
+        for point in metadata.entry_points(group=self.group) if self.group else ():
+            if rows.get(point.name, point.value) != point.value:
+                raise ConfigError(
+                    f"entry point {point.name} = {point.value} in group {self.group}: "
+                    f"the {self.kind} {point.name!r} exists already as {rows[point.name]}"
+                )
+            rows[point.name] = point.value
+        return rows
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+    def names(self) -> list[str]:
+        """The names of all rows, in order."""
+        return list(self.rows)
+
+    def check(self, name: str, label: str = "") -> None:
+        """Check that a row of this name exists.
+
+        Args:
+            name: as a person or a file gives it.
+            label: names the input in the error, as ``algorithm``; the table's kind if empty.
+
+        Raises:
+            ConfigError: there is no such row; the message names the nearest one or lists all.
+        """
+        if name not in self.rows:
+            raise ConfigError(f"{label or self.kind} is {name!r}; {meant(name, self.rows, 'allowed:')}")
+
+    def load(self, name: str) -> Any:
+        """Import what a row names.
+
+        Raises:
+            ConfigError: there is no such row, or an installed package's row cannot be imported.
+            ModuleNotFoundError: a shipped row needs an extra that is not installed.
+        """
+        self.check(name)
+        module, _, attribute = self.rows[name].partition(":")
+        try:
+            return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            if name in self._own:
+                raise
+            raise ConfigError(f"{self.kind} {name!r} ({self.rows[name]}) cannot be loaded: {error}") from None
