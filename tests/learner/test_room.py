@@ -30,7 +30,7 @@ import ctypes, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: else the kernel rounds up to 2 MB when it likes
 from pathlib import Path
 import numpy as np
-from td3_robot import config as configuration
+from td3_robot.config import loading as configuration
 from td3_robot.learner import checkpoint, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.storage import File, Memory, Note
