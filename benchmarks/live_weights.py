@@ -30,7 +30,7 @@ from td3_robot.bench.peers import Robot
 from td3_robot.bundle import sha256
 from td3_robot.messages import Weights
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport.link import ServerLink
 from td3_robot.util import machine
 
 _SPELL = 1.0  # seconds
@@ -40,7 +40,7 @@ _PATIENCE = 30.0  # seconds
 def teach(endpoint: str, hidden: tuple[int, ...], every: float, teaching: Event) -> None:
     """A learner: new weights to whoever is there, while it is asked for."""
     bus = Bus()
-    session = ServerSession("learner", "learner", {"policy": ()}, {}, 1)
+    session = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
     bus.serve(endpoint, session)
     bundle = example.bundle(hidden)
     version, due = 1, 0.0

@@ -19,7 +19,7 @@ from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.bus import MAX_FRAME
 from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
-from td3_robot.transport.session import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT
+from td3_robot.transport.link import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT
 
 DOCUMENT = Path(__file__).parent / "protocol.md"
 

@@ -396,7 +396,7 @@ class Reply(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class StateChange(Message):
+class LifecycleChange(Message):
     """A node, or a policy server's watch over one robot, has changed its state."""
 
     NAME: ClassVar[str] = "lifecycle"
@@ -522,7 +522,7 @@ MESSAGES: dict[str, type[Message]] = {
         Status,
         Command,
         Reply,
-        StateChange,
+        LifecycleChange,
         Start,
         Turn,
         Heard,

@@ -7,8 +7,8 @@ import numpy as np
 from td3_robot.messages import Action, ActionOrigin, NoiseKind, Phase, Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, ServerSession, hello
 
 
 class ManualClock:
@@ -49,9 +49,9 @@ class FakeRobot:
         self.last: Action | None = None
         self._episode = 0
         self._episode_step = 0
-        self.server.serve(ServerSession("policy", "policy", {"driver": (Step,)}, {}, 1))
+        self.server.serve(ServerLink("policy", "policy", {"driver": (Step,)}, {}, 1))
         sizes = {"N": 1, "O": spec.observation_size, "A": spec.action_size}
-        session = ClientSession("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
+        session = ClientLink("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
         self.bus.connect(session, self.server)
         self._exchange()
 

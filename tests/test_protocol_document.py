@@ -24,7 +24,7 @@ from td3_robot.messages import MESSAGES, Hello, NoiseKind, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.noise import Noise
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport.link import ServerLink
 from tests.policy.unrecorded import PolicyCore
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -147,12 +147,12 @@ def test_a_peer_written_from_the_document_alone(
     tmp_path: Path, make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that knows ZeroMQ and msgpack and nothing of this package is welcomed, and its Step is answered."""
-    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", 1e9)  # s; however busy the machine is
+    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s; however busy the machine is
     endpoint = f"ipc://{tmp_path}/policy"
     bus, core = Bus(), PolicyCore(seed=0)
     core.load(1, make_bundle())
     assert core.spec
-    bus.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {"task": "Toy"}, 5))
+    bus.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {"task": "Toy"}, 5))
     bus.adopt("policy", core.spec)
     channels = [{"name": f"o{i}", "unit": "m", "low": -5.0, "high": 5.0} for i in range(3)]
     limits = (("left", -1.0, 3.0), ("right", -0.5, 0.5))

@@ -8,8 +8,8 @@ from td3_robot.core_types import Peer
 from td3_robot.messages import MESSAGES, Record
 from td3_robot.topics import LINKS, LISTENERS, QUEUE_LENGTH, TOPICS, Topic
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
-from td3_robot.transport.session import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientSession
+from td3_robot.transport import link as handshake
+from td3_robot.transport.link import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientLink
 from td3_robot.transport.tap import Tap
 from tests.golden.regenerate import samples
 
@@ -38,7 +38,7 @@ class Records:
     def __init__(self) -> None:
         self.topics: list[str] = []
         hello = handshake.hello("node", "n", client=1)
-        client = ClientSession("recorder", hello, (), state="welcome")
+        client = ClientLink("recorder", hello, (), state="welcome")
         client.sent(0.0)
         self.tap = Tap(client, self._take)
 

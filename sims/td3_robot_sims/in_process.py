@@ -11,8 +11,8 @@ from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
+from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, ServerSession, hello
 from td3_robot_sims import core as sims_core
 from td3_robot_sims.core import SimulatorCore
 
@@ -31,11 +31,11 @@ class InProcess:
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus()
-        learner_bus.serve(ServerSession("learner", "learner", accepts, agreement, 1))
+        learner_bus.serve(ServerLink("learner", "learner", accepts, agreement, 1))
         policy_bus = MemoryBus()
-        policy_bus.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, agreement, 2))
+        policy_bus.serve(ServerLink("policy", "policy", policy_core.ACCEPTS, agreement, 2))
         introduction = hello("policy", "policy", client=0, agreement=agreement)
-        policy_bus.connect(ClientSession("learner", introduction, (Weights,)), learner_bus)
+        policy_bus.connect(ClientLink("learner", introduction, (Weights,)), learner_bus)
         self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
             (self.learner, learner_bus),
             (self.policy, policy_bus),
@@ -48,7 +48,7 @@ class InProcess:
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
             sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
             for link, server in (("policy", policy_bus), ("learner", learner_bus)):
-                bus.connect(ClientSession(link, introduction, sims_core.ACCEPTS[link], sizes), server)
+                bus.connect(ClientLink(link, introduction, sims_core.ACCEPTS[link], sizes), server)
             self.simulators.append(core)
             self.nodes.append((core, bus))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from td3_robot.messages import Command, Reply, SimulatorState, StateChange, Step
+from td3_robot.messages import Command, LifecycleChange, Reply, SimulatorState, Step
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
@@ -11,7 +11,7 @@ from td3_robot_sims import core as sims_core
 from td3_robot_sims import tasks
 from td3_robot_sims.core import SimulatorCore
 
-SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
+SAID = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
 """What a simulator's core says."""
 
 

@@ -15,10 +15,11 @@ import zmq
 from td3_robot.bench import example
 from td3_robot.errors import NodeError
 from td3_robot.messages import Action, Welcome
-from td3_robot.transport import codec, curve, session
+from td3_robot.transport import codec, curve
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, KeyFolder
-from td3_robot.transport.session import ClientSession
+from td3_robot.transport.link import ClientLink
 
 _PATIENCE = 30.0  # seconds
 
@@ -63,9 +64,9 @@ class Robot:
     def __init__(self, endpoint: str, robots: int, keys: AllowList | None = None) -> None:
         self.bus = Bus(keys=keys)
         name = f"{example.SOURCE}-{robots}"
-        hello = session.hello("driver", name, client=robots, robots=robots, spec=example.spec())
+        hello = handshake.hello("driver", name, client=robots, robots=robots, spec=example.spec())
         sizes = {"N": robots, "O": example.OBSERVATIONS, "A": example.ACTIONS}
-        self.bus.connect(endpoint, ClientSession("policy", hello, (Action,), sizes))
+        self.bus.connect(endpoint, ClientLink("policy", hello, (Action,), sizes))
         rng = np.random.default_rng(robots)
         self._steps = [example.step(sequence, robots, rng, name) for sequence in range(1000)]
         self._sent = self.version = 0

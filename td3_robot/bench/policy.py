@@ -22,8 +22,9 @@ from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Noise
 from td3_robot.runtime.node import Parser
 from td3_robot.safety.limits import SafetyConfig
-from td3_robot.transport import codec, session
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport import codec
+from td3_robot.transport import link as handshake
+from td3_robot.transport.link import ServerLink
 from td3_robot.util import machine
 
 ROBOTS = (1, 8, 64)
@@ -72,8 +73,8 @@ class _Served:
         bundle = example.bundle()
         self.core = PolicyCore(0, exploring=safety is None, safety=safety)
         self.core.load(1, bundle)
-        self.session = ServerSession("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
-        hello = session.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
+        self.session = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
+        hello = handshake.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
         self.session.receive(b"key", [b"hello", codec.encode(hello)], 0.0)
         rng = np.random.default_rng(0)
         self.payloads = [codec.encode(example.step(sequence, robots, rng)) for sequence in range(1000)]

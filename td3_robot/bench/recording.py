@@ -32,8 +32,8 @@ from td3_robot.replay import check as replay
 from td3_robot.runtime.node import Parser
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec, turns
-from td3_robot.transport import session as handshake
-from td3_robot.transport.session import ClientSession
+from td3_robot.transport import link as handshake
+from td3_robot.transport.link import ClientLink
 from td3_robot.transport.tap import Once, Tap
 from td3_robot.util import machine
 
@@ -189,7 +189,7 @@ def _offers(said: Said, *, welcome: bool, rounds: int) -> float:
     payloads = [codec.encode(message) for _, message in said]
     taken = []
     for _ in range(rounds):
-        session = ClientSession("recorder", handshake.hello("node", "bench", client=0), ())
+        session = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
         session.state = "welcome" if welcome else "connecting"
         tap = Tap(session, _swallow)
         begin = time.perf_counter()

@@ -22,7 +22,7 @@ from td3_robot.runtime.node import Parser
 from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder, open_keys
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport.link import ServerLink
 
 _IDLE = 0.05  # seconds
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     core.load(1, bundle)
     bus = Bus(keys=open_keys(options.keys))
     bus.spin = asked.spin_s
-    session = ServerSession("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
+    session = ServerLink("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
     print(bus.serve(options.endpoint, session), flush=True)
     while True:
         for to, action in core.step(bus.receive(_IDLE), time.monotonic()):

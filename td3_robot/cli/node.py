@@ -17,13 +17,13 @@ from pathlib import Path
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
-from td3_robot.messages import LONGEST_PAYLOAD, Command, Message, Reply, StateChange
+from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
 from td3_robot.runtime.node import Parser, check_name
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.safety.lifecycle import ACTIVE, UNCONFIGURED
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.session import ClientSession, hello
+from td3_robot.transport.link import ClientLink, hello
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         name = f"operator-{os.getpid()}"
         introduction = hello("operator", name, client=secrets.randbits(63))
-        bus.connect(endpoint, ClientSession("policy", introduction, (Reply, StateChange)))
+        bus.connect(endpoint, ClientLink("policy", introduction, (Reply, LifecycleChange)))
         if command is None:
             return _watch(bus, parsed.timeout)
         return _ask(bus, command, _messages(bus, parsed.timeout), endpoint, parsed)
@@ -220,7 +220,7 @@ def _watch(bus: Bus, timeout: float) -> int:
     begin, sees, saw = time.monotonic(), None, False
     while True:
         for _, message in bus.receive(0.05):
-            if isinstance(message, StateChange):
+            if isinstance(message, LifecycleChange):
                 print(_line(message), flush=True)
         now = time.monotonic()
         if bus.welcome("policy") and now - bus.heard("policy") < _SILENCE:
@@ -232,7 +232,7 @@ def _watch(bus: Bus, timeout: float) -> int:
             sees = False
 
 
-def _line(change: StateChange) -> str:
+def _line(change: LifecycleChange) -> str:
     # A peer wrote it: it must not steer the terminal, nor make a line of its own.
     node, before, after = (one_line(text) for text in (change.node, change.previous, change.state))
     return f"{node}: {before} -> {after}: {one_line(change.reason, _LONGEST)}"

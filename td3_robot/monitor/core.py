@@ -10,7 +10,7 @@ from typing import Any
 
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import SessionError
-from td3_robot.messages import Message, Record, StateChange, Status, Step
+from td3_robot.messages import LifecycleChange, Message, Record, Status, Step
 from td3_robot.monitor.summary import facts
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import Entry
@@ -141,7 +141,7 @@ class Monitor:
             self._time(message)
         elif isinstance(message, Status):
             self._processes[message.node] = message.state
-        elif isinstance(message, StateChange):
+        elif isinstance(message, LifecycleChange):
             self._states[message.node] = message.state
 
     def _time(self, step: Step) -> None:

@@ -19,10 +19,10 @@ from td3_robot.messages import (
     Command,
     Hello,
     InForce,
+    LifecycleChange,
     Message,
     NoiseKind,
     Reply,
-    StateChange,
     Step,
     Weights,
 )
@@ -41,7 +41,7 @@ from td3_robot.util.arrays import finite
 log = logging.getLogger(__name__)
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {
-    **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, StateChange)),
+    **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, LifecycleChange)),
     "operator": (Command,),
 }
 """What a policy server takes from clients of each role."""
@@ -218,7 +218,7 @@ class PolicyCore:
         outputs = self._missing(now)
         fresh: dict[Peer, Step] = {}
         commanded = False
-        changes: list[StateChange] = []
+        changes: list[LifecycleChange] = []
         weights: list[Weights] = []
         for origin, message in inputs:
             if isinstance(message, Weights):
@@ -237,7 +237,7 @@ class PolicyCore:
                 outputs += self.desk.command(origin, message, now)
             elif isinstance(message, Reply):
                 outputs += self.desk.reply(origin, message)
-            elif isinstance(message, StateChange):
+            elif isinstance(message, LifecycleChange):
                 changes.append(message)
             elif isinstance(message, Hello):
                 watch = self._watches.get(origin.name)
@@ -350,7 +350,7 @@ class PolicyCore:
             withdrawn=self._withdrawn,
         )
 
-    def _changes(self) -> list[StateChange]:
+    def _changes(self) -> list[LifecycleChange]:
         changes = self.lifecycle.changes()
         for watch in self._watches.values():
             changes += watch.lifecycle.changes()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from td3_robot.core_types import ROBOT_ROLES, Output, Peer
-from td3_robot.messages import Command, Reply, StateChange
+from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
 from td3_robot.safety.lifecycle import Lifecycle
 from td3_robot.topics import RECORDER
@@ -119,7 +119,7 @@ class Desk:
         del self._relayed[reply.id]
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
 
-    def announce(self, changes: list[StateChange]) -> list[Output]:
+    def announce(self, changes: list[LifecycleChange]) -> list[Output]:
         """Every operator that is there hears of every change of state, and a recorder even where there is none."""
         to: list[Peer | str] = [RECORDER, *self._operators]
         return [(each, change) for change in changes for each in to]

@@ -24,7 +24,7 @@ from td3_robot.runtime.node import Figures, Node
 from td3_robot.safety.lifecycle import FINALIZED
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import ClientSession
+from td3_robot.transport.link import ClientLink
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
     node.begin(settings)
-    learner: ClientSession | None = None
+    learner: ClientLink | None = None
     if learns:
         learner = node.connect("learner", (Weights,), essential=node.folder is not None)
     served: RobotSpec | None = core.spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from td3_robot.messages import Message, Refused, StateChange
+from td3_robot.messages import LifecycleChange, Message, Refused
 from td3_robot.recording import triggers
 from td3_robot.recording.entries import Entry
 
@@ -29,7 +29,7 @@ class Faults:
         if what not in self._found and len(self._found) == _MOST:
             self._others += 1
             return None
-        if isinstance(message, StateChange):
+        if isinstance(message, LifecycleChange):
             if self._stamps.get(what) == message.stamp:
                 return None
             self._stamps[what] = message.stamp

@@ -23,7 +23,7 @@ from td3_robot.recording.recorder import Recorder
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import PEER_TIMEOUT
+from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 

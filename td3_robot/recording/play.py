@@ -25,7 +25,7 @@ from td3_robot.runtime.node import Parser, check_name
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
-from td3_robot.transport.session import PEER_TIMEOUT
+from td3_robot.transport.link import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must take part

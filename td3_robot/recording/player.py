@@ -15,10 +15,10 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.session import HEARTBEAT_PERIOD, ClientSession, ServerSession
+from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # what moves and teaches; commands are for people to give
@@ -92,7 +92,7 @@ class Player:
         task = {"task": self._session.metadata.get("task", "")}
         if serves:
             self._served.add(link)
-            accepted = ServerSession(link, f"player of {link}", _ACCEPTED, task, secrets.randbits(63))
+            accepted = ServerLink(link, f"player of {link}", _ACCEPTED, task, secrets.randbits(63))
             self._server.serve(endpoint, accepted)
             return
         for hello in self._robots():
@@ -116,7 +116,7 @@ class Player:
         spec = recorded.spec
         sizes = {"N": recorded.robots, "O": len(spec["observations"]), "A": len(spec["actions"])}
         bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
-        bus.connect(endpoint, ClientSession(link, hello, (Action, Throttle), sizes))
+        bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle), sizes))
 
     def _show(self, endpoint: str) -> None:
         """Connect to a monitor in the place of everybody who was recorded."""
@@ -128,7 +128,7 @@ class Player:
             name = self._names.get(publisher, publisher)
             hello = handshake.hello("node", name, client=secrets.randbits(63), incarnation=incarnation + self._later)
             bus = self._buses.setdefault(publisher, Bus(keys=self._keys))
-            bus.connect(endpoint, ClientSession(MONITOR, hello, ()))
+            bus.connect(endpoint, ClientLink(MONITOR, hello, ()))
 
     def missing(self) -> list[str]:
         """The links on which nobody takes part yet."""

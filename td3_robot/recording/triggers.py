@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from td3_robot.errors import ProtocolError
-from td3_robot.messages import MESSAGES, Bye, Message, StateChange, Status
+from td3_robot.messages import MESSAGES, Bye, LifecycleChange, Message, Status
 from td3_robot.recording.entries import Entry
 from td3_robot.safety.lifecycle import FAULT
 from td3_robot.transport import codec
@@ -19,12 +19,12 @@ def _failed(message: Message) -> str | None:
 
 
 def _fault(message: Message) -> str | None:
-    if isinstance(message, StateChange) and message.state == FAULT:
+    if isinstance(message, LifecycleChange) and message.state == FAULT:
         return f"{message.node} is in fault: {message.reason}"
     return None
 
 
-TRIGGERS: dict[str, Callable[[Any], str | None]] = {Status.NAME: _failed, StateChange.NAME: _fault}
+TRIGGERS: dict[str, Callable[[Any], str | None]] = {Status.NAME: _failed, LifecycleChange.NAME: _fault}
 """Topic: what a message of it says has happened, None for nothing. Only these topics are decoded while recording."""
 
 

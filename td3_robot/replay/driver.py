@@ -10,7 +10,7 @@ import numpy as np
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.core import SourceCore
 from td3_robot.errors import ConfigError, SessionError
-from td3_robot.messages import Command, Heard, Message, Phase, Reply, StateChange, Step, Told, UInt8, UInt32, UInt64
+from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told, UInt8, UInt32, UInt64
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
@@ -18,7 +18,7 @@ from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
-SAID = (Step.NAME, StateChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
+SAID = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
 """What a driver's core says, to its robot too."""
 _PACKAGES = ("numpy",)
 

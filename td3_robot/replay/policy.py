@@ -12,7 +12,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
-from td3_robot.messages import Action, Command, InForce, NoiseKind, Reply, Start, StateChange, Step, Weights
+from td3_robot.messages import Action, Command, InForce, LifecycleChange, NoiseKind, Reply, Start, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
@@ -22,11 +22,11 @@ from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.safety.limits import SafetyConfig
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 
 StepKey = tuple[str, int, int]
 
-SAID = (Action.NAME, StateChange.NAME, Reply.NAME, Command.NAME, InForce.NAME)
+SAID = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, InForce.NAME)
 """What a policy server's core says, the Commands that it took, and what it would keep over a restart."""
 _PACKAGES = ("numpy",)
 _HELD = 8  # versions whose networks are kept at hand

@@ -38,10 +38,10 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.systemd import Notifier
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import LISTENERS, RECORDER
-from td3_robot.transport import session
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.link import ClientLink, ServerLink
 from td3_robot.transport.tap import RECORDED
 from td3_robot.util.text import STANDARD_OUTPUT
 
@@ -138,7 +138,7 @@ class Node:
         Raises:
             EndpointError: busy, malformed or not allowed.
         """
-        server = ServerSession(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
+        server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         endpoint = self.endpoint(link)
         bound = self.bus.serve(endpoint, server)
         if bound != endpoint:  # the port was ours to choose
@@ -152,22 +152,20 @@ class Node:
         spec: RobotSpec | None = None,
         robots: int = 0,
         essential: bool = True,
-    ) -> ClientSession:
+    ) -> ClientLink:
         """Connect to the server of a link; one that is not ``essential`` may refuse us, and is asked again.
 
         Raises:
             EndpointError: malformed or not allowed.
         """
         sizes = {"N": robots, "O": spec.observation_size, "A": spec.action_size} if spec and robots else {}
-        client = ClientSession(
-            link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes, essential=essential
-        )
+        client = ClientLink(link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes, essential=essential)
         self.bus.connect(self.endpoint(link), client)
         return client
 
     def hello(self, role: str, *, spec: RobotSpec | None = None, robots: int = 0, weights_version: int = 0) -> Hello:
         """The introduction of this process."""
-        return session.hello(
+        return handshake.hello(
             role,
             self.name,
             client=self._client,
@@ -380,12 +378,12 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
         _follow_lifeline()
         if LIFELINE in os.environ:
             accepted: tuple[type[Message], ...] = ()
-            bus.connect(node.endpoint("supervisor"), ClientSession("supervisor", node.hello("node"), accepted))
+            bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), accepted))
             node._supervised = True
         for link in LISTENERS if role not in LISTENERS else ():
             with contextlib.suppress(RunFolderError, ConfigError):  # none, and no endpoint for one
                 expected = link == RECORDER and node.config.record.enabled
-                bus.record(node.endpoint(link), ClientSession(link, node.hello("node"), ()), expected=expected)
+                bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
         body(node)
         bus.close("stopped")

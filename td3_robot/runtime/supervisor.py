@@ -28,7 +28,7 @@ from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport.link import ServerLink
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Supervisor:
         os.set_inheritable(self._lifeline, True)
         self.bus = Bus(keys=keys)
         try:
-            session = ServerSession(
+            session = ServerLink(
                 "supervisor", "supervisor", {"node": (Status,)}, self.config.agreement(), secrets.randbits(63)
             )
             self.bus.serve(addresses["supervisor"], session)

@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 
 from td3_robot.errors import LifecycleError
-from td3_robot.messages import StateChange
+from td3_robot.messages import LifecycleChange
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Lifecycle:
         self.stopped = False
         self.reason = "started"
         self._configured = False
-        self._changes: list[StateChange] = []
+        self._changes: list[LifecycleChange] = []
 
     @property
     def active(self) -> bool:
@@ -106,7 +106,7 @@ class Lifecycle:
             self.stopped = True
             self._go(FAULT, f"{STOP}{reason}", now)
 
-    def changes(self) -> list[StateChange]:
+    def changes(self) -> list[LifecycleChange]:
         """What changed since the last call, oldest first."""
         taken, self._changes = self._changes, []
         return taken
@@ -114,7 +114,7 @@ class Lifecycle:
     def _go(self, state: str, reason: str, now: float) -> None:
         before, reason = self.state, reason[:2000]
         self.state, self.reason = state, reason
-        self._changes = [*self._changes[-_KEPT:], StateChange(self.node, before, state, reason, int(now * 1e9))]
+        self._changes = [*self._changes[-_KEPT:], LifecycleChange(self.node, before, state, reason, int(now * 1e9))]
         said = reason if reason.isprintable() else repr(reason)  # a peer may have written it
         log.log(logging.WARNING if state == FAULT else logging.INFO, "%s: %s -> %s: %s", self.node, before, state, said)
 

@@ -23,7 +23,7 @@ from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
 from td3_robot.transport.frames import Receiver, longest_frame
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
-from td3_robot.transport.session import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientSession, ServerSession, Tally
+from td3_robot.transport.link import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientLink, ServerLink, Tally
 from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class _Pin:
     endpoint: str
     key: str
     socket: zmq.Socket[bytes]
-    session: ClientSession
+    session: ClientLink
 
 
 class Bus:
@@ -74,9 +74,9 @@ class Bus:
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._clock = clock
         self._poller = zmq.Poller()
-        self._servers: dict[str, tuple[zmq.Socket[bytes], ServerSession]] = {}
-        self._clients: dict[str, tuple[zmq.Socket[bytes], ClientSession]] = {}
-        self._sessions: dict[zmq.Socket[bytes], ServerSession | ClientSession] = {}
+        self._servers: dict[str, tuple[zmq.Socket[bytes], ServerLink]] = {}
+        self._clients: dict[str, tuple[zmq.Socket[bytes], ClientLink]] = {}
+        self._sessions: dict[zmq.Socket[bytes], ServerLink | ClientLink] = {}
         self._others: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # told the time when they have something
         self._guarded: set[str] = set()  # links served with keys
         self._pinned: dict[str, _Pin] = {}  # of each link with keys
@@ -93,7 +93,7 @@ class Bus:
         self._next_timer = self._timed_at = self._awake_since = float("-inf")
         self._awake_until = float("-inf")
 
-    def serve(self, endpoint: str, session: ServerSession) -> str:
+    def serve(self, endpoint: str, session: ServerLink) -> str:
         """Bind a server; returns the endpoint really bound (``tcp://HOST:*`` takes a free port).
 
         Raises:
@@ -125,7 +125,7 @@ class Bus:
         self._poller.register(socket, zmq.POLLIN)
         return bound
 
-    def connect(self, endpoint: str, session: ClientSession) -> None:
+    def connect(self, endpoint: str, session: ClientLink) -> None:
         """Connect a client; the server need not be there yet.
 
         Raises:
@@ -136,7 +136,7 @@ class Bus:
         self._sessions[socket] = session
         self._introduce(socket, session, self._clock())  # now, so that nothing is sent before it
 
-    def record(self, endpoint: str, session: ClientSession, *, expected: bool = False) -> None:
+    def record(self, endpoint: str, session: ClientLink, *, expected: bool = False) -> None:
         """Offer whatever this bus sends to the recorder, or monitor, at an endpoint, see
         :class:`~td3_robot.transport.tap.Tap`.
 
@@ -148,7 +148,7 @@ class Bus:
         self._taps.append((socket, tap))
         self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
 
-    def _connected(self, endpoint: str, session: ClientSession, *, immediate: bool = False) -> zmq.Socket[bytes]:
+    def _connected(self, endpoint: str, session: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A DEALER; an ``immediate`` one takes nothing while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, endpoint, session)
@@ -275,7 +275,7 @@ class Bus:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
         for socket, end in self._links():
-            unmet = isinstance(end, ClientSession) and end.session is None
+            unmet = isinstance(end, ClientLink) and end.session is None
             socket.close(linger=0 if unmet else _FAREWELL)  # Hellos to nobody are not worth waiting for
         if self._gatekeeper:
             self._gatekeeper.socket.close()
@@ -285,10 +285,10 @@ class Bus:
                     path.unlink()
         self._context.term()
 
-    def _links(self) -> list[tuple[zmq.Socket[bytes], ServerSession | ClientSession]]:
+    def _links(self) -> list[tuple[zmq.Socket[bytes], ServerLink | ClientLink]]:
         return [*self._servers.values(), *self._clients.values()]
 
-    def _socket(self, kind: int, endpoint: str, session: ServerSession | ClientSession) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, endpoint: str, session: ServerLink | ClientLink) -> zmq.Socket[bytes]:
         """A socket with every option set that must come before bind or connect (FIELD_NOTES: later ones do nothing)."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
@@ -376,7 +376,7 @@ class Bus:
             before = len(inputs)
             try:
                 self._receiver.finish(socket)
-                if isinstance(session, ClientSession):
+                if isinstance(session, ClientLink):
                     inputs += session.receive(self._receiver.frames(socket), now)
                     if session.state != "welcome":  # the server may just have asked for our Hello
                         self._introduce(socket, session, now)
@@ -397,7 +397,7 @@ class Bus:
         """Whether there is a message to be read now."""
         return bool(int(socket.get(_EVENTS)) & _READABLE)
 
-    def _from_client(self, socket: zmq.Socket[bytes], session: ServerSession, now: float) -> list[Input]:
+    def _from_client(self, socket: zmq.Socket[bytes], session: ServerLink, now: float) -> list[Input]:
         owner = ""
         if session.link in self._guarded:
             # Only a message itself says with which key its connection was made: a client can choose the identity.
@@ -415,19 +415,19 @@ class Bus:
         return inputs
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
-        """Tell a server which robot it serves, see ``ServerSession.adopt``."""
+        """Tell a server which robot it serves, see ``ServerLink.adopt``."""
         socket, session = self._servers[link]
         inputs, replies = session.adopt(spec)
         self._waiting += inputs
         for key, message in replies:
             self._reply(socket, session, key, message)
 
-    def _introduce(self, socket: zmq.Socket[bytes], session: ClientSession, now: float) -> None:
+    def _introduce(self, socket: zmq.Socket[bytes], session: ClientLink, now: float) -> None:
         """Send what the handshake has to send at this time."""
         for message in session.due(now):
             self._say(socket, session.link, message)
 
-    def _reply(self, socket: zmq.Socket[bytes], session: ServerSession, key: bytes, message: Message) -> bool:
+    def _reply(self, socket: zmq.Socket[bytes], session: ServerLink, key: bytes, message: Message) -> bool:
         try:
             sent = self._say(socket, session.link, message, key)
             self._unreachable.discard((session.link, key))  # a later process may have chosen the same identity

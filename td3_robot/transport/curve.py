@@ -11,7 +11,7 @@ import zmq
 from zmq.utils import monitor, z85
 
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.session import Tally
+from td3_robot.transport.link import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # handshakes judged in one turn of the loop: a flood of strangers must not keep robots waiting

@@ -8,7 +8,7 @@ import zmq
 
 from td3_robot.messages import Hello, Message, Refused, Welcome
 from td3_robot.transport.codec import Buffer
-from td3_robot.transport.session import MOST_FRAMES, ClientSession, ServerSession
+from td3_robot.transport.link import MOST_FRAMES, ClientLink, ServerLink
 
 _NOW = int(zmq.DONTWAIT)  # a plain number: flags of an enum take longer
 _SHORT = 65536  # bytes up to which a copy is cheaper than a view
@@ -63,9 +63,9 @@ class Receiver:
                 raise zmq.Again
 
 
-def longest_frame(session: ServerSession | ClientSession) -> int:
+def longest_frame(session: ServerLink | ClientLink) -> int:
     """Bytes of the longest frame that a session has a use for; libzmq closes a connection that sends a longer one."""
-    if isinstance(session, ClientSession):
+    if isinstance(session, ClientLink):
         kinds: set[type[Message]] = {Welcome, Refused, *session.accepts}
     else:
         kinds = {Hello, *(kind for accepted in session.accepts.values() for kind in accepted)}

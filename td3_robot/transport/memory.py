@@ -9,7 +9,7 @@ from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.messages import Message
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport.session import ClientSession, Frames, ServerSession
+from td3_robot.transport.link import ClientLink, Frames, ServerLink
 
 
 class MemoryBus:
@@ -21,16 +21,16 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self.tap: Callable[[str, Message, bytes], None] | None = None
-        self._server: ServerSession | None = None
-        self._clients: dict[str, tuple[ClientSession, MemoryBus, bytes]] = {}
+        self._server: ServerLink | None = None
+        self._clients: dict[str, tuple[ClientLink, MemoryBus, bytes]] = {}
         self._back: dict[bytes, tuple[MemoryBus, str]] = {}
         self._inbox: deque[tuple[bytes | str, Frames]] = deque()
 
-    def serve(self, session: ServerSession) -> None:
+    def serve(self, session: ServerLink) -> None:
         """Let other buses connect to this one."""
         self._server = session
 
-    def connect(self, session: ClientSession, server: MemoryBus) -> None:
+    def connect(self, session: ClientLink, server: MemoryBus) -> None:
         """Link this bus to the server of another."""
         key = b"%d" % len(server._back)
         self._clients[session.link] = (session, server, key)

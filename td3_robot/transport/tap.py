@@ -10,17 +10,17 @@ from itertools import islice
 from typing import NamedTuple
 
 from td3_robot.core_types import Input
-from td3_robot.messages import Bye, Hello, Message, Record, Start, StateChange, Step, Turn, Weights
+from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Record, Start, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
-from td3_robot.transport.session import ClientSession, Frames
+from td3_robot.transport.link import ClientLink, Frames
 
 log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 """The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
-_KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {StateChange: 64}}
+_KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """The same for one link: who begins to watch wants to know what state everybody is in."""
 _MOST = 1024  # messages held back, in one turn or for a recorder that is expected and not there yet
 _MOST_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
@@ -92,7 +92,7 @@ class Tap:
 
     def __init__(
         self,
-        session: ClientSession,
+        session: ClientLink,
         post: Callable[[str, bytes], bool],
         expected: bool = False,
         wall: Callable[[], int] = time.time_ns,

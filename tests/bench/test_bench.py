@@ -16,7 +16,7 @@ from td3_robot.bench.peers import Robot
 from td3_robot.cli import main as cli
 from td3_robot.messages import Hello, Step
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ServerSession
+from td3_robot.transport.link import ServerLink
 
 
 def report(*words: str) -> Any:
@@ -61,7 +61,7 @@ def test_attacks_are_survived() -> None:
 def test_a_robot_that_was_given_up_asks_again(tmp_path: Path) -> None:
     """As while another process is started: its Step is refused, and comes after a new Hello."""
     endpoint = f"ipc://{tmp_path}/policy"
-    session = ServerSession("policy", "bench", {"driver": (Step,)}, {}, 1)
+    session = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1)
     with closing(Bus()) as server, closing(Robot(endpoint, 1)) as robot:
         server.serve(endpoint, session)
         while not robot.bus.welcome("policy"):

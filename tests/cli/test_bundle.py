@@ -18,7 +18,7 @@ from td3_robot.learner import checkpoint, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 
 
 @pytest.fixture

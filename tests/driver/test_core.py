@@ -20,9 +20,9 @@ from td3_robot.messages import (
     ActionOrigin,
     Command,
     Heartbeat,
+    LifecycleChange,
     Phase,
     Reply,
-    StateChange,
     Step,
     Told,
     Welcome,
@@ -122,7 +122,7 @@ def stops(outputs: list[Output]) -> list[str]:
 
 
 def states(outputs: list[Output]) -> list[str]:
-    return [message.state for _, message in outputs if isinstance(message, StateChange)]
+    return [message.state for _, message in outputs if isinstance(message, LifecycleChange)]
 
 
 def test_an_action_is_applied_when_it_comes_and_told_with_the_next_step(make_core: Make, robot: Toy) -> None:
@@ -441,7 +441,7 @@ def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, ro
     outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
     assert core.in_charge
     assert robot.told[0] == [0.25, 0.0]
-    assert [type(message) for _, message in outputs] == [Step, Told, StateChange, StateChange]
+    assert [type(message) for _, message in outputs] == [Step, Told, LifecycleChange, LifecycleChange]
 
 
 @pytest.mark.parametrize("deadline", [50, None])

@@ -21,7 +21,7 @@ from td3_robot.learner.td3 import TD3
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.learner.test_td3 import batches
 
 Make = Callable[..., Bundle]

@@ -27,7 +27,7 @@ from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 
 
 def config(**learner: Any) -> Config:

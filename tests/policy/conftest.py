@@ -6,7 +6,7 @@ import pytest
 
 from td3_robot.core_types import Peer
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 
 
 @pytest.fixture

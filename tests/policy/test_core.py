@@ -11,13 +11,13 @@ import pytest
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Bye, Command, NoiseKind, StateChange, Step, Weights
+from td3_robot.messages import Action, Bye, Command, LifecycleChange, NoiseKind, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.noise import Noise
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.policy.unrecorded import PolicyCore
 
 
@@ -198,6 +198,6 @@ def test_each_robot_explores_by_its_own_scale_and_kind(
 
 def test_changes_of_state_are_recorded_where_no_operator_hears_of_them() -> None:
     core = policy_core.PolicyCore(seed=9)
-    told = [(to, message.state) for to, message in core.step([], 1.0) if isinstance(message, StateChange)]
+    told = [(to, message.state) for to, message in core.step([], 1.0) if isinstance(message, LifecycleChange)]
     assert told == [(RECORDER, "inactive"), (RECORDER, "active")]
     assert core.step([], 2.0) == []

@@ -20,7 +20,7 @@ from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Command, Step, Weights
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.store import Examined, examine
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.conftest import poll_until
 from tests.policy.unrecorded import PolicyCore
 

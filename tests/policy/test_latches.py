@@ -20,7 +20,7 @@ from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.conftest import poll_until
 from tests.policy.unrecorded import PolicyCore
 

@@ -16,7 +16,7 @@ from td3_robot.messages import Action, Step
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Channel, Float32, RobotSpec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.policy.unrecorded import PolicyCore
 
 SPEC = RobotSpec(

@@ -13,12 +13,12 @@ import pytest
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
-from td3_robot.messages import Action, Bye, Command, InForce, Reply, StateChange, Step, Weights
+from td3_robot.messages import Action, Bye, Command, InForce, LifecycleChange, Reply, Step, Weights
 from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
-from td3_robot.transport.session import hello
+from td3_robot.transport.link import hello
 from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)
@@ -57,7 +57,7 @@ def actions(outputs: list[Output]) -> list[Action]:
 
 
 def changes(outputs: list[Output]) -> list[tuple[str, str]]:
-    return [(message.node, message.state) for _, message in outputs if isinstance(message, StateChange)]
+    return [(message.node, message.state) for _, message in outputs if isinstance(message, LifecycleChange)]
 
 
 def reply(core: PolicyCore, operator: Peer, asked: Command, now: float = 0.0) -> Reply:
@@ -155,7 +155,7 @@ def test_unsound_observations_are_answered_by_the_safe_action_and_then_fault(
         [action] = actions(core.step([(peer, step)], 1.0 + number * 0.02))
         versions.append(action.weights_version)
     assert versions == ([1, 0, 0, 0] if safety.refuse_out_of_range else [1, 1, 0, 0])
-    [change] = [message for _, message in core.step([], 1.2) if isinstance(message, StateChange)]
+    [change] = [message for _, message in core.step([], 1.2) if isinstance(message, LifecycleChange)]
     assert (change.node, change.state) == ("policy/leg", "fault")
     assert change.reason.startswith("no observation for 100 ms: ")
     assert words in change.reason
@@ -391,7 +391,7 @@ def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
 
 
 def test_states_of_robots_are_passed_on(make_core: Cores, peer: Peer, operator: Peer) -> None:
-    change = StateChange("leg", "active", "fault", "no action for 100 ms", 5)
+    change = LifecycleChange("leg", "active", "fault", "no action for 100 ms", 5)
     assert make_core().step([(peer, change)], 0.0) == [(operator, change)]
 
 

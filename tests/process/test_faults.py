@@ -36,7 +36,7 @@ from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
-from td3_robot.transport.session import ClientSession, hello
+from td3_robot.transport.link import ClientLink, hello
 from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK
 
@@ -559,7 +559,7 @@ def test_a_driver_whose_name_a_dead_one_still_has_makes_its_robot_safe(robot: Ro
     robot.serve()
     dead = Bus()
     introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
-    dead.connect(f"ipc://{robot.folder}/policy", ClientSession("policy", introduction, (), {}))
+    dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, (), {}))
     robot.wait("its welcome", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
     words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
     driver = robot._start("driver.log", *words)

@@ -33,16 +33,16 @@ _ENDS = """
 import sys, time, numpy as np
 from td3_robot.messages import Action, Step
 from td3_robot.specs import Channel, RobotSpec
-from td3_robot.transport import session
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.session import ClientSession, Peer, ServerSession
+from td3_robot.transport.link import ClientLink, Peer, ServerLink
 
 role, endpoint, folder = sys.argv[1:4]
 bus = Bus(keys=open_keys(folder or None))
 end = time.monotonic() + 170
 if role == "server":
-    bus.serve(endpoint, ServerSession("policy", "server", {"driver": (Step,)}, {}, 1))
+    bus.serve(endpoint, ServerLink("policy", "server", {"driver": (Step,)}, {}, 1))
     print("serving", flush=True)
     while time.monotonic() < end:
         for origin, message in bus.receive(0.05):
@@ -52,8 +52,8 @@ if role == "server":
         print("denied", bus.dropped()["denied"], bus.dropped()["revoked"], flush=True)
 else:
     spec = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
-    hello = session.hello("driver", "r", client=1, robots=1, spec=spec)
-    bus.connect(endpoint, ClientSession("policy", hello, (Action,), {"N": 1, "O": 1, "A": 1}))
+    hello = handshake.hello("driver", "r", client=1, robots=1, spec=spec)
+    bus.connect(endpoint, ClientLink("policy", hello, (Action,), {"N": 1, "O": 1, "A": 1}))
     answered, sent = 0, 0
     end = time.monotonic() + float(sys.argv[4])
     while time.monotonic() < end and answered < 50:

@@ -20,7 +20,7 @@ from td3_robot.recording.recover import EXIT_LOST
 from td3_robot.replay import check as replay
 from td3_robot.runtime import node as nodes
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ClientSession, hello
+from td3_robot.transport.link import ClientLink, hello
 
 
 def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
@@ -169,7 +169,7 @@ def test_ctrl_c_loses_nothing_of_what_was_said_before(command: Callable[..., Any
     recorder.wait_for("recording into")
     bus = Bus()
     try:
-        client = ClientSession("recorder", hello("node", "leg", client=1), ())
+        client = ClientLink("recorder", hello("node", "leg", client=1), ())
         bus.record(endpoint, client)
         deadline = time.monotonic() + 30
         while client.state != "welcome" and time.monotonic() < deadline:

@@ -26,7 +26,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.learner import checkpoint, state
 from td3_robot.messages import Step
 from td3_robot.recording.reader import Session
-from td3_robot.transport.session import LONG_SILENCE
+from td3_robot.transport.link import LONG_SILENCE
 from tests.conftest import SMALL
 from tests.process.conftest import ROOT
 

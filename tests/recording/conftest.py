@@ -15,7 +15,7 @@ from td3_robot.messages import Message, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording.entries import Entry, Facts, facts_of_this_machine
 from td3_robot.recording.writer import SessionWriter
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 
 Save = Callable[..., Path]
 

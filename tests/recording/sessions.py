@@ -14,7 +14,7 @@ from td3_robot.recording.entries import Entry, facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 
 SECOND = 1_000_000_000
 BEGIN = 1_700_000_000 * SECOND

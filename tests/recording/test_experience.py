@@ -19,7 +19,7 @@ from td3_robot.learner.prefill import begin, prefill
 from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.recording import experience
 from td3_robot.specs import RobotSpec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from tests.recording.sessions import BEGIN, SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from td3_robot.cli.main import main
-from td3_robot.messages import Refused, StateChange, Status
+from td3_robot.messages import LifecycleChange, Refused, Status
 from td3_robot.recording.faults import Faults, line
 from tests.recording.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
 
 
-def change(stamp: int, state: str = "fault", reason: str = "no action for 100 ms") -> StateChange:
-    return StateChange("sim-0", "active", state, reason, stamp)
+def change(stamp: int, state: str = "fault", reason: str = "no action for 100 ms") -> LifecycleChange:
+    return LifecycleChange("sim-0", "active", state, reason, stamp)
 
 
 def test_info_says_when_each_fault_was_first_and_how_often(save: Make, capsys: Any) -> None:

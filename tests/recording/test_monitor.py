@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Evaluation, Message, Phase, Record, StateChange, Status
+from td3_robot.messages import Action, Evaluation, LifecycleChange, Message, Phase, Record, Status
 from td3_robot.monitor import node as monitor_node
 from td3_robot.monitor.core import Monitor
 from td3_robot.monitor.node import table
@@ -19,7 +19,7 @@ from td3_robot.monitor.summary import facts
 from td3_robot.recording.values import rows
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from tests.recording.sessions import BEGIN
 
 Make = Callable[..., Any]
@@ -80,9 +80,9 @@ def test_loop_time_is_of_the_sources_own_clock(nodes: Nodes, make_step: Make) ->
 
 
 def test_states_and_faults(nodes: Nodes) -> None:
-    nodes.say("sim-0", StateChange("sim-0", "inactive", "active", "autostart", 1))
-    nodes.say("sim-0", StateChange("sim-0", "active", "fault", "no action for 100 ms", 2))
-    nodes.say("policy", StateChange("sim-0", "active", "fault", "no action for 100 ms", 2))
+    nodes.say("sim-0", LifecycleChange("sim-0", "inactive", "active", "autostart", 1))
+    nodes.say("sim-0", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
+    nodes.say("policy", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
     nodes.say(
         "learner", Status("learner", "ready", "", {"env_steps": 7.0}, {}), Status("learner", "failed", "x", {}, {})
     )

@@ -23,9 +23,9 @@ from td3_robot.recording.player import Player, playable
 from td3_robot.recording.reader import Session
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import TOPICS
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.link import ClientLink, ServerLink
 from tests.recording.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
@@ -158,7 +158,7 @@ def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) 
     session = Session([recorded])
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
-    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
     assert player.missing() == ["policy"]
     drive(player, server, lambda _: not player.missing())
@@ -184,7 +184,7 @@ def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) 
 def test_a_later_loop_is_a_later_incarnation_under_another_name(recorded: Path, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
-    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     session = Session([recorded])
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
     (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
@@ -206,7 +206,7 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
     endpoint = f"ipc://{tmp_path}/learner"
     player = Player(session, ["weights"], {"learner": endpoint}, {})
     client = Bus()
-    client.connect(endpoint, ClientSession("learner", handshake.hello("policy", "policy", client=1), (Weights,)))
+    client.connect(endpoint, ClientLink("learner", handshake.hello("policy", "policy", client=1), (Weights,)))
     drive(player, client, lambda _: not player.missing())
     for entry in session.entries(("weights",)):
         player.say(entry)
@@ -221,7 +221,7 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     """Ten times as fast as recorded; the first 0.5 s left out: Steps from then on come, in their order."""
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
-    server.serve(endpoint, ServerSession("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     player = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
     got: list[Any] = []
     deadline = time.monotonic() + 120
@@ -276,7 +276,7 @@ def test_a_server_that_goes_is_missed(
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
-    server.serve(endpoint, ServerSession("policy", "policy", {"simulator": (Step,)}, {}, 1))
+    server.serve(endpoint, ServerLink("policy", "policy", {"simulator": (Step,)}, {}, 1))
 
     def serve() -> None:
         while not any(isinstance(message, Step) for _, message in server.receive(0.05)):

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Action, Evaluation, StateChange, Status, Throttle, Turn, Weights
+from td3_robot.messages import Action, Evaluation, LifecycleChange, Status, Throttle, Turn, Weights
 from td3_robot.monitor.plotjuggler import PlotJuggler, frames
 from tests.recording.sessions import BEGIN, entries_of
 
@@ -64,7 +64,7 @@ def test_other_messages() -> None:
     assert shown("evaluator", evaluation)["evaluator/evaluation"]["returns"] == [1.5, 2.5]
     assert shown("learner", Weights(2, 0, 0, "", b"12345"))["learner/weights"]["payload"] == 5
     assert shown("policy", Turn(1.5, [["#sim-0", "step", {"named": ["sim-0", 0, 1]}]])) == {"policy/turn": {"now": 1.5}}
-    assert list(shown("sim-0", StateChange("sim-0", "a", "b", "", 5))["sim-0/lifecycle"]) == ["stamp"]
+    assert list(shown("sim-0", LifecycleChange("sim-0", "a", "b", "", 5))["sim-0/lifecycle"]) == ["stamp"]
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])

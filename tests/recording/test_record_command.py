@@ -19,7 +19,7 @@ from td3_robot.recording.recorder import Recorder
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Node
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 
 FULL = "No space left on device"
 

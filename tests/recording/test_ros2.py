@@ -14,7 +14,7 @@ from td3_robot.cli.main import main
 from td3_robot.messages import Status
 from td3_robot.recording.ros2 import Cdr
 from td3_robot.specs import Channel, RobotSpec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from tests.recording.sessions import BEGIN, SECOND, entries_of
 
 typesys = pytest.importorskip("rosbags.typesys")

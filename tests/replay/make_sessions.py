@@ -23,12 +23,12 @@ from typing import Any
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
 from td3_robot.config import loading as configuration
-from td3_robot.messages import Command, Reply, StateChange, Weights
+from td3_robot.messages import Command, LifecycleChange, Reply, Weights
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.transport.link import ClientLink, hello
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, hello
 from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper
 
 FOLDER = Path(__file__).parent / "sessions"
@@ -88,7 +88,7 @@ def faulted(target: Path) -> None:
     stage = Stage(target, configuration.load("walker2d", settings))
     operator = MemoryBus()
     introduction = hello("operator", "operator", client=9)
-    operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), stage.bus(stage.policy))
+    operator.connect(ClientLink("policy", introduction, (Reply, LifecycleChange)), stage.bus(stage.policy))
     said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
     silent_until = 0  # ns
     for step in stage.turns():

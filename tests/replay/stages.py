@@ -21,7 +21,7 @@ from td3_robot.config.schema import Config
 from td3_robot.core_types import Origin
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Bye, Hello, Message, Phase, Record, Reply, Start, StateChange, Status, Weights
+from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Phase, Record, Reply, Start, Status, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
@@ -31,8 +31,8 @@ from td3_robot.recording.writer import SessionWriter
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
+from td3_robot.transport.link import ClientLink, Frames, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import ClientSession, Frames, ServerSession, hello
 from td3_robot.transport.tap import RECORDED, Tap
 
 _TIMEOUT = 120.0
@@ -97,7 +97,7 @@ class Tape:
 
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
         """What this start of a node of this name is recorded by."""
-        session = ClientSession("recorder", hello("node", publisher, client=0), (), state="welcome")
+        session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
         session.sent(0.0)
         return _AtOnce(
             session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
@@ -238,7 +238,7 @@ class Deployed:
         self._nodes: dict[str, tuple[Any, MemoryBus, Tap]] = {}
         self._pupil: Origin | None = None
         self.server, self._learner, self._operator = MemoryBus(), MemoryBus(), MemoryBus()
-        self._learner.serve(ServerSession("learner", "learner", {"policy": ()}, {}, 1))
+        self._learner.serve(ServerLink("learner", "learner", {"policy": ()}, {}, 1))
         self._learner.tap = self.tape.of("learner").offer
 
     @property
@@ -257,12 +257,12 @@ class Deployed:
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
-        self.server.serve(ServerSession("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
+        self.server.serve(ServerLink("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
         introduction = hello("operator", "operator", client=9)
-        self._operator.connect(ClientSession("policy", introduction, (Reply, StateChange)), self.server)
+        self._operator.connect(ClientLink("policy", introduction, (Reply, LifecycleChange)), self.server)
         if learner:
             introduction = hello("policy", "policy", client=100 + start, incarnation=start)
-            self.server.connect(ClientSession("learner", introduction, (Weights,)), self._learner)
+            self.server.connect(ClientLink("learner", introduction, (Weights,)), self._learner)
         tap = self._tap("policy", self.server)
         if bundle:
             loaded = weights(bundle.version, bundle)
@@ -289,7 +289,7 @@ class Deployed:
         bus = MemoryBus()
         introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
         sizes = {"N": 1, "O": 2, "A": 1}
-        bus.connect(ClientSession("policy", introduction, driver_core.ACCEPTS["policy"], sizes), self.server)
+        bus.connect(ClientLink("policy", introduction, driver_core.ACCEPTS["policy"], sizes), self.server)
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:

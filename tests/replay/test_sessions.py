@@ -23,6 +23,7 @@ from td3_robot.messages import (
     Action,
     ActionOrigin,
     Command,
+    LifecycleChange,
     Message,
     NoiseKind,
     Phase,
@@ -30,7 +31,6 @@ from td3_robot.messages import (
     Refused,
     Reply,
     Start,
-    StateChange,
     Step,
     Turn,
     Weights,
@@ -43,7 +43,7 @@ from td3_robot.recording.writer import write
 from td3_robot.replay import check as replay
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport import session as handshake
+from td3_robot.transport import link as handshake
 from td3_robot.transport.tap import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
@@ -188,7 +188,7 @@ def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: 
         result.roles.add(message.role)
         result.drivers += message.role == "driver"
         result.resumed += bool(message.settings.get("latches", {}).get("stop"))
-    elif isinstance(message, StateChange):
+    elif isinstance(message, LifecycleChange):
         result.states.add((message.previous, message.state))
         result.stops += "emergency stop" in message.reason
         result.unseen += "no observation" in message.reason

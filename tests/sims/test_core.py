@@ -11,7 +11,7 @@ from td3_robot_sims.fleet import Fleet
 
 from td3_robot.core_types import Output
 from td3_robot.driver.core import SourceCore
-from td3_robot.messages import Action, Message, Phase, StateChange, Step, Throttle, Welcome
+from td3_robot.messages import Action, LifecycleChange, Message, Phase, Step, Throttle, Welcome
 from td3_robot.topics import QUEUE_LENGTH
 
 
@@ -87,7 +87,7 @@ def test_ignores_what_is_not_for_it(make_core: Callable[..., SourceCore]) -> Non
 def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
-    assert [(to, message.state) for to, message in outputs if isinstance(message, StateChange)] == [
+    assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
         ("policy", "inactive"),
         ("policy", "active"),
     ]

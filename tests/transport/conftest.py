@@ -11,9 +11,9 @@ import pytest
 from td3_robot.core_types import ROBOT_ROLES, Input
 from td3_robot.messages import Action, Evaluation, Hello, Message, Step, Throttle, Weights
 from td3_robot.specs import RobotSpec
-from td3_robot.transport import session
+from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.link import ClientLink, ServerLink
 
 _DEADLINE = 60.0
 
@@ -23,8 +23,8 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 @pytest.fixture
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """No bus is given up for its silence: these tests pump some of them only, and a busy machine may pause us."""
-    monkeypatch.setattr(session, "PEER_TIMEOUT", 1e9)  # s
-    monkeypatch.setattr(session, "LONG_SILENCE", 1e9)
+    monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
+    monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
 
 
 @pytest.fixture
@@ -34,36 +34,36 @@ def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_server() -> Callable[..., ServerSession]:
+def make_server() -> Callable[..., ServerLink]:
     """Builds server sessions that take Steps from robots, Evaluations from evaluators and nothing from policies."""
 
-    def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerSession:
+    def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerLink:
         accepts: dict[str, tuple[type[Message], ...]]
         accepts = {"simulator": (Step,), "driver": (Step,), "policy": (), "evaluator": (Evaluation,)}
-        return ServerSession(link, "server", accepts, AGREEMENT, number, **fields)
+        return ServerLink(link, "server", accepts, AGREEMENT, number, **fields)
 
     return make
 
 
 @pytest.fixture
 def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
-    """Builds Hellos of a one-robot simulator; keywords replace arguments of ``session.hello``."""
+    """Builds Hellos of a one-robot simulator; keywords replace arguments of ``handshake.hello``."""
 
     def make(role: str = "simulator", name: str = "sim-0", **fields: Any) -> Hello:
         robot = role in ROBOT_ROLES
         own = {"robots": 1, "spec": spec} if robot else {}
-        return session.hello(role, name, **{"client": 7, "agreement": AGREEMENT, **own, **fields})
+        return handshake.hello(role, name, **{"client": 7, "agreement": AGREEMENT, **own, **fields})
 
     return make
 
 
 @pytest.fixture
-def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientSession]:
+def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
     """Builds client sessions of a one-robot simulator."""
 
-    def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientSession:
+    def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
-        return ClientSession(link, hello, (Action, Throttle, Weights), {"N": hello.robots, "O": 3, "A": 2})
+        return ClientLink(link, hello, (Action, Throttle, Weights), {"N": hello.robots, "O": 3, "A": 2})
 
     return make
 

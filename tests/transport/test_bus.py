@@ -34,7 +34,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
-from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ServerSession
+from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ServerLink
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -88,7 +88,7 @@ def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, 
 class Watched:
     """A server on a clock that is moved by hand, which takes silent clients for gone, and a client that has joined."""
 
-    def __init__(self, endpoint: str, session: ServerSession, client: Any, hello: Hello) -> None:
+    def __init__(self, endpoint: str, session: ServerLink, client: Any, hello: Hello) -> None:
         self.now = 100.0
         self.bus = Bus(clock=lambda: self.now)
         self.bus.serve(endpoint, session)
@@ -108,7 +108,7 @@ class Watched:
 def watched(
     endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Watched]:
-    monkeypatch.setattr("td3_robot.transport.session.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
     result = Watched(endpoint, make_server(), raw(zmq.DEALER), make_hello())
     yield result
     result.bus.close()
@@ -347,7 +347,7 @@ def test_who_was_silent_for_long_says_first_who_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Step waits for the Welcome: its core may have to tell of others first. Anything else follows the Hello."""
-    monkeypatch.setattr("td3_robot.transport.session.LONG_SILENCE", LONG_SILENCE)  # as it was before nobody_expires
+    monkeypatch.setattr("td3_robot.transport.link.LONG_SILENCE", LONG_SILENCE)  # as it was before nobody_expires
     now = 0.0
     server, client = make_bus(), make_bus()
     client._clock = lambda: now
@@ -396,7 +396,7 @@ def test_refused_client_raises(
     pump: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("td3_robot.transport.session.HELLO_PERIOD", 1e9)  # s: one Hello, however long it takes
+    monkeypatch.setattr("td3_robot.transport.link.HELLO_PERIOD", 1e9)  # s: one Hello, however long it takes
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server(spec=spec))
     client.connect(endpoint, make_client(agreement={"task": "Other"}))

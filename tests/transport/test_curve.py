@@ -19,7 +19,7 @@ from td3_robot.transport import bus as bus_module
 from td3_robot.transport import codec, curve
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
-from td3_robot.transport.session import ClientSession, ServerSession
+from td3_robot.transport.link import ClientLink, ServerLink
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -272,14 +272,14 @@ def test_who_may_be_an_operator_is_on_the_list(
     folders: Folders, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
     """The key of a robot does not command: neither at first nor once its role is taken back."""
-    session = ServerSession("policy", "server", {"operator": (Command,)}, {}, 1)
+    session = ServerLink("policy", "server", {"operator": (Command,)}, {}, 1)
     server = make_locked(folders[0])
     bound = server.serve("tcp://127.0.0.1:*", session)
     key = folders[1].identity().public
 
     def operator() -> Bus:
         bus: Bus = make_locked(folders[1])
-        bus.connect(bound, ClientSession("policy", make_hello("operator", name="op"), ()))
+        bus.connect(bound, ClientLink("policy", make_hello("operator", name="op"), ()))
         return bus
 
     with pytest.raises(HandshakeError, match=r"the key of 'op' may not be operator here; .* --role operator"):

@@ -12,8 +12,8 @@ import pytest
 from td3_robot.errors import HandshakeError
 from td3_robot.messages import Action, Bye, Heartbeat, Hello, Message, Step, Welcome
 from td3_robot.specs import RobotSpec
+from td3_robot.transport.link import PEER_TIMEOUT
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import PEER_TIMEOUT
 
 Make = Callable[..., Any]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Record, StateChange, Status, Step, Weights
+from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, LifecycleChange, Record, Status, Step, Weights
 from td3_robot.transport import codec
+from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus
-from td3_robot.transport.session import LONG_SILENCE, PEER_TIMEOUT, ClientSession, ServerSession, hello
 from td3_robot.transport.tap import GATHERED_S, Tap
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -26,8 +26,8 @@ STATUS = Status("sim-0", "ready", "", {}, {})
 class Recorder:
     """The other end of a tap, in memory: a session, and what came through it."""
 
-    def __init__(self, client: ClientSession, wall: Callable[[], int] = lambda: 17, **options: Any) -> None:
-        self.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
+    def __init__(self, client: ClientLink, wall: Callable[[], int] = lambda: 17, **options: Any) -> None:
+        self.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
         self.got: list[Record] = []
         self.room = True
         self.there = True
@@ -128,7 +128,7 @@ def test_a_monitor_that_comes_later_is_told_states_too_and_what_it_misses_is_its
 ) -> None:
     late = Recorder(make_client(link="monitor"))
     late.there = False
-    changes = [StateChange("sim-0", "", state, "", number) for number, state in enumerate(("inactive", "active"))]
+    changes = [LifecycleChange("sim-0", "", state, "", number) for number, state in enumerate(("inactive", "active"))]
     late.offer(make_step(0), *changes)
     late.there = True
     late.tap.turn(1.0)
@@ -181,7 +181,7 @@ def test_a_node_that_stood_still_is_recorded_without_a_gap(
 ) -> None:
     """The recorder has taken it for gone by then, and must be told first who speaks."""
     for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # as before nobody_expires
-        monkeypatch.setattr(f"td3_robot.transport.session.{name}", value)
+        monkeypatch.setattr(f"td3_robot.transport.link.{name}", value)
     recorder.offer(make_step(0))
     recorder.now += PEER_TIMEOUT + 1
     assert [bye.NAME for _, bye in recorder.server.expire(recorder.now)] == ["bye"]
@@ -207,7 +207,7 @@ def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(record
     recorder.now = 3.0
     recorder.tap.turn(recorder.now)
     recorder.offer(make_step(1))
-    recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+    recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
     recorder.got.clear()
     recorder.offer(make_step(2))  # refused: no Hello yet
     assert recorder.topics() == []
@@ -224,7 +224,7 @@ def test_what_is_said_while_a_recorder_is_away_waits_for_two_seconds(recorder: R
     for number in range(1, 31):
         if number == 11:
             recorder.there = False
-            recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+            recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
             assert [sequence for _, sequence in recorder.topics()] == list(range(11))
             recorder.got.clear()
         if number == 30:
@@ -241,7 +241,7 @@ def test_what_is_said_while_a_recorder_is_away_waits_for_two_seconds(recorder: R
 
 def test_who_is_not_met_anew_in_time_is_not_gathered_for(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
-    recorder.server = ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
+    recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
     recorder.offer(make_step(1))  # refused: it is to be met anew
     recorder.there = False
     recorder.offer(make_step(2), make_step(3))
@@ -275,7 +275,7 @@ def test_the_bus_offers_the_same_to_recorder_and_monitor(
     server.serve(f"ipc://{tmp_path}/learner", make_server(2, "learner"))
     listeners = {link: make_bus() for link in ("recorder", "monitor")}
     for number, (link, bus) in enumerate(listeners.items()):
-        bus.serve(f"ipc://{tmp_path}/{link}", ServerSession(link, link, {"simulator": (Record,)}, {}, 3 + number))
+        bus.serve(f"ipc://{tmp_path}/{link}", ServerLink(link, link, {"simulator": (Record,)}, {}, 3 + number))
         client.record(f"ipc://{tmp_path}/{link}", make_client(link=link))
     pump(lambda got: all(any(of(items, Hello)) for items in got[1:3]), client, *listeners.values())
     client.connect(f"ipc://{tmp_path}/learner", make_client(link="learner"))
@@ -349,7 +349,7 @@ def test_the_bus_offers_what_it_sends_and_never_waits(
     server.serve(endpoints["policy"], make_server(1, "policy"))
     server.serve(endpoints["learner"], make_server(2, "learner"))
     recording = make_bus()
-    recording.serve(endpoints["recorder"], ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
+    recording.serve(endpoints["recorder"], ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
     client.record(endpoints["recorder"], make_client(link="recorder"))
     pump(lambda got: any(of(got[1], Hello)), client, recording)
     for link in ("policy", "learner"):
@@ -381,7 +381,7 @@ def test_the_last_words_are_recorded(
 ) -> None:
     server, client, recording = make_bus(), make_bus(), make_bus()
     server.serve(f"ipc://{tmp_path}/policy", make_server())
-    recording.serve(f"ipc://{tmp_path}/r", ServerSession("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
+    recording.serve(f"ipc://{tmp_path}/r", ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 3))
     client.record(f"ipc://{tmp_path}/r", make_client(link="recorder"))
     client.connect(f"ipc://{tmp_path}/policy", make_client())
     pump(lambda got: client.welcome("policy") and any(of(got[2], Record)), client, server, recording)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from td3_robot.cli.node import _line, _print
-from td3_robot.messages import Reply, StateChange
+from td3_robot.messages import LifecycleChange, Reply
 from td3_robot.util.text import meant, near, one_line
 
 STEERS = "y\x1b[2J\npolicy: fault -> active: all well"
@@ -26,7 +26,7 @@ def test_what_is_plain_stays_as_it_is_and_what_is_long_is_cut() -> None:
 def test_a_peer_neither_steers_the_terminal_of_an_operator_nor_forges_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print(_line(StateChange(STEERS, STEERS, STEERS, STEERS, 0)))
+    print(_line(LifecycleChange(STEERS, STEERS, STEERS, STEERS, 0)))
     _print(Reply(1, STEERS, "", STEERS, {STEERS: STEERS, "sources": {STEERS: {"watch": STEERS}, "x": [STEERS]}}))
     _print(Reply(1, STEERS, STEERS, "fault", {}))
     printed = capsys.readouterr()

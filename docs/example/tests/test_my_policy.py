@@ -3,9 +3,9 @@
 import numpy as np
 
 from td3_robot.bundle import Bundle
-from td3_robot.messages import Action, Command, Reply, StateChange, Step, Weights
+from td3_robot.messages import Action, Command, LifecycleChange, Reply, Step, Weights
 from td3_robot.policy.core import PolicyCore
-from td3_robot.transport.session import ClientSession, ServerSession, hello
+from td3_robot.transport.link import ClientLink, ServerLink, hello
 
 RECORDING = "tests/sessions/pendulum.mcap"
 
@@ -40,9 +40,9 @@ def test_every_action_answers_a_step(recorded_session):
 
 def test_an_emergency_stop_is_answered_with_fault(memory_bus):
     server, operator, core = memory_bus(), memory_bus(), PolicyCore(seed=0)
-    server.serve(ServerSession("policy", "policy", {"operator": (Command,)}, {}, 1))
+    server.serve(ServerLink("policy", "policy", {"operator": (Command,)}, {}, 1))
     me = hello("operator", "me", client=1)
-    operator.connect(ClientSession("policy", me, (Reply, StateChange)), server)
+    operator.connect(ClientLink("policy", me, (Reply, LifecycleChange)), server)
 
     def heard(now):
         operator.receive(now)  # says Hello

@@ -31,19 +31,19 @@ from td3_robot.messages import (
 )
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
-from td3_robot.transport.session import (
+from td3_robot.transport.link import (
     DRIVER_SILENCE,
     HEARTBEAT_PERIOD,
     HELLO_PERIOD,
     LOG_PERIOD,
     PEER_TIMEOUT,
-    ClientSession,
-    ServerSession,
+    ClientLink,
+    ServerLink,
     hello,
 )
 
-MakeServer = Callable[..., ServerSession]
-MakeClient = Callable[..., ClientSession]
+MakeServer = Callable[..., ServerLink]
+MakeClient = Callable[..., ClientLink]
 MakeHello = Callable[..., Hello]
 
 
@@ -51,14 +51,14 @@ def frames(message: Message) -> list[bytes]:
     return [message.NAME.encode(), codec.encode(message)]
 
 
-def ask(server: ServerSession, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
+def ask(server: ServerLink, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
     """What the server makes of a message: the inputs for the core as they are, the replies without their keys."""
     inputs, replies = server.receive(key, frames(message), now)
     assert all(other == key for other, _ in replies)
     return inputs, [reply for _, reply in replies]
 
 
-def refusal(server: ServerSession, message: Message, key: bytes = b"1") -> Refused:
+def refusal(server: ServerLink, message: Message, key: bytes = b"1") -> Refused:
     """The refusal that a message meets; nothing of it may reach the core."""
     inputs, replies = ask(server, message, key)
     assert inputs == []
@@ -276,7 +276,7 @@ def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_he
     assert [message.NAME for _, message in again] == ["bye", "hello"]
 
 
-def is_told_to_wait(server: ServerSession, message: Hello, key: bytes, now: float) -> bool:
+def is_told_to_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
     """Whether a Heartbeat answers, and another one goes to the first client, to find out whether it is there."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
@@ -491,7 +491,7 @@ def test_adopt_keeps_the_same_robot(make_server: MakeServer, make_hello: MakeHel
 # -- the client ------------------------------------------------------------------------------------------------------
 
 
-def welcomed(client: ClientSession, session: int = 1, now: float = 0.0) -> ClientSession:
+def welcomed(client: ClientLink, session: int = 1, now: float = 0.0) -> ClientLink:
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", session)), now)
     return client
 
@@ -619,8 +619,8 @@ anything = st.lists(
 @given(st.lists(anything, max_size=5))
 def test_no_frames_stop_a_session(messages: list[list[bytes]]) -> None:
     toy = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
-    server = ServerSession("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
-    client = ClientSession("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,), {})
+    server = ServerLink("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
+    client = ClientLink("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,), {})
     server.receive(b"1", frames(client.hello), 0.0)
     welcomed(client)
     for parts in messages:

@@ -74,7 +74,7 @@ def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
 
 
 @dataclass
-class ServerSession:
+class ServerLink:
     """The server's end of a link.
 
     Attributes:
@@ -257,7 +257,7 @@ class ServerSession:
 
 
 @dataclass
-class ClientSession:
+class ClientLink:
     """The client's end of a link.
 
     Attributes:
