@@ -24,9 +24,9 @@ from td3_robot.runtime.node import Parser
 from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
-from td3_robot_sims.environment import Environment
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.backends.environment import Environment
 from td3_robot_sims.quiet import c_output_on_stderr
+from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
 FLEETS = (1, 4, 16)
@@ -155,9 +155,9 @@ def fleets(task: str, steps: int, rounds: int) -> dict[str, Any]:
 
     All take turns, of every size, so that a ratio over one robot is one within a round too.
     """
-    contestants: dict[tuple[str, int], Fleet | _Published] = {}
+    contestants: dict[tuple[str, int], VectorEnvironment | _Published] = {}
     for size in FLEETS:
-        contestants[OURS, size] = Fleet(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
+        contestants[OURS, size] = VectorEnvironment(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
         contestants[PUBLISHED, size] = _Published(task, size)
     calls = {size: -(-steps // size) for size in FLEETS}
     blocks: dict[tuple[str, int], Block] = {}
@@ -204,7 +204,7 @@ class _Published:
             robot.close()
 
 
-def _step_all(fleet: Fleet | _Published, actions: Float32) -> None:
+def _step_all(fleet: VectorEnvironment | _Published, actions: Float32) -> None:
     for action in actions:
         fleet.step(action)
 

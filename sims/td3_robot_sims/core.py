@@ -14,9 +14,9 @@ from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Message, SimulatorState, Throttle
-from td3_robot_sims import saved, tasks
-from td3_robot_sims.environment import Environment
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims import snapshot, tasks
+from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.vector_env import VectorEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +28,22 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 
 
 def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """The core of the simulator of this name in a run with this configuration; close its ``fleet`` in the end."""
+    """The core of the simulator of this name in a run with this configuration; close its ``envs`` in the end."""
 
     def environment(seed: int) -> Environment:
         return tasks.make(config.task, seed, config.randomization)
 
-    fleet = Fleet(environment, config.robots, config.seed, name, incarnation)
+    envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
     # At full speed nothing is due by a time: a simulator that is not to move stands still.
     fast = config.pacing.mode == "fast"
     safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
     return SimulatorCore(
-        fleet,
+        envs,
         name,
         incarnation,
         lockstep=config.timing == "lockstep",
-        pacing=make_pacing(config.pacing, fleet.spec),
-        guard=Guard(fleet.spec, name, safety),
+        pacing=make_pacing(config.pacing, envs.spec),
+        guard=Guard(envs.spec, name, safety),
     )
 
 
@@ -56,7 +56,7 @@ class SimulatorCore(SourceCore):
 
     def __init__(
         self,
-        fleet: Fleet,
+        envs: VectorEnvironment,
         source: str,
         incarnation: int,
         *,
@@ -64,13 +64,13 @@ class SimulatorCore(SourceCore):
         pacing: Fast | RealTime | None = None,
         guard: Guard | None = None,
     ) -> None:
-        super().__init__(fleet, source, incarnation, lockstep=lockstep, pacing=pacing, guard=guard)
-        self.fleet = fleet
+        super().__init__(envs, source, incarnation, lockstep=lockstep, pacing=pacing, guard=guard)
+        self.envs = envs
 
     def _throttle(self, throttle: Throttle) -> list[Output]:
         outputs = super()._throttle(throttle)
         if throttle.save and throttle.answers == self.next_sequence:
-            outputs.append(("learner", self._state(saved.encode(self.fleet, self.transitions, self._step))))
+            outputs.append(("learner", self._state(snapshot.encode(self.envs, self.transitions, self._step))))
         return outputs
 
     def _take(self, message: Message) -> list[Output]:
@@ -79,7 +79,7 @@ class SimulatorCore(SourceCore):
     def _go_back(self, state: SimulatorState) -> list[Output]:
         """Lock-step: be where a state was saved, and say so; then what was said of the Step there is said again."""
         if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
-            self.transitions, self._step, reasons = saved.restore(state.payload, self.fleet)
+            self.transitions, self._step, reasons = snapshot.restore(state.payload, self.envs)
             self.incarnation, self._action, self._use = state.incarnation, None, None
             self._kept = deque([self._step] if self._step else [])
             self._answered = self._allowed = 0

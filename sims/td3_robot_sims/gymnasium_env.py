@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from td3_robot.config import loading as configuration
 from td3_robot.specs import Float32
-from td3_robot_sims.locomotion import Locomotion
-from td3_robot_sims.robots import CONTROL_PERIOD, MODELS, TIME_LIMIT, specification
+from td3_robot_sims.backends.bullet.locomotion import Locomotion
+from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, MODELS, TIME_LIMIT, specification
 
 NAMESPACE = "td3_robot"
 
 
 class RobotEnv(gymnasium.Env[Float32, Float32]):
-    """A walking robot; numbers as in :class:`td3_robot_sims.locomotion.Locomotion`, reward terms in ``info``.
+    """A walking robot, as :class:`~td3_robot_sims.backends.bullet.locomotion.Locomotion`; reward terms are in ``info``.
 
     Args:
         task: one of :func:`td3_robot_sims.tasks.names`.

@@ -44,7 +44,7 @@ class InProcess:
         for index in range(config.simulators):
             name = f"sim-{index}"
             core, bus = sims_core.make(config, name, 0), MemoryBus()
-            spec = core.fleet.spec
+            spec = core.envs.spec
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
             sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
             for link, server in (("policy", policy_bus), ("learner", learner_bus)):
@@ -68,4 +68,4 @@ class InProcess:
 
     def close(self) -> None:
         for simulator in self.simulators:
-            simulator.fleet.close()
+            simulator.envs.close()

@@ -51,22 +51,24 @@ def _check_guest(node: Node) -> None:
 def _simulate(node: Node) -> None:
     config = node.config
     core = sims_core.make(config, node.name, node.incarnation)
-    fleet, guard = core.fleet, core.guard
+    envs, guard = core.envs, core.guard
     node.patient = config.pacing.mode == "fast"
     node.begin({})
     for link, accepts in sims_core.ACCEPTS.items():
-        node.connect(link, accepts, spec=fleet.spec, robots=config.robots)
+        node.connect(link, accepts, spec=envs.spec, robots=config.robots)
 
     def report() -> Figures:
         figures = {"transitions": core.transitions, **core.pacing.figures()}
         return Figures(
-            detail=guard.lifecycle.trouble, figures=figures, counters={**core.counters, "not_finite": fleet.not_finite}
+            detail=guard.lifecycle.trouble,
+            figures=figures,
+            counters={**core.counters, "not_finite": envs.not_finite},
         )
 
     try:
         node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     finally:
-        fleet.close()
+        envs.close()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def replay(session: Session) -> Outcome:
             pass
     finally:
         for core in made:
-            core.fleet.close()
+            core.envs.close()
     gymnasium = any(life.config.task.startswith("gymnasium:") for life in found.values())
     outcome = lives.outcome(found.values(), SAID, ("numpy", "gymnasium" if gymnasium else "pybullet"))
     outcome.notes += notes

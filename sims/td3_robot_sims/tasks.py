@@ -13,8 +13,8 @@ from td3_robot.config.schema import DISCRETE, GYMNASIUM
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 from td3_robot.util.text import near
-from td3_robot_sims.environment import Environment, Outcome
-from td3_robot_sims.robots import MODELS, specification
+from td3_robot_sims.backends.bullet.robots import MODELS, specification
+from td3_robot_sims.backends.environment import Environment, Outcome
 
 __all__ = ["Environment", "Outcome", "make", "names", "refuse_import", "spec"]
 
@@ -53,15 +53,15 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     if randomization and (problem := randomization.problem(task.startswith((GYMNASIUM, DISCRETE)))):
         raise ConfigError(problem)
     if task.startswith(GYMNASIUM):
-        from td3_robot_sims.gymnasium_tasks import GymnasiumTask
+        from td3_robot_sims.backends.gymnasium.environment import GymnasiumTask
 
         return GymnasiumTask(task, seed, randomization)
     if task.startswith(DISCRETE):
-        from td3_robot_sims.discrete_tasks import DiscreteTask
+        from td3_robot_sims.backends.gymnasium.discrete import DiscreteTask
 
         return DiscreteTask(task, seed, randomization)
     _refuse_unknown(task)
-    from td3_robot_sims.locomotion import Locomotion
+    from td3_robot_sims.backends.bullet.locomotion import Locomotion
 
     return Locomotion(MODELS[task], seed, randomization=randomization)
 
@@ -79,7 +79,7 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     """
     if not task.startswith((GYMNASIUM, DISCRETE)):
         return
-    from td3_robot_sims.gymnasium_tasks import parts
+    from td3_robot_sims.backends.gymnasium.environment import parts
 
     _, module, _ = parts(task)
     if module and module not in sys.modules:

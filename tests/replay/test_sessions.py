@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.environment import Outcome
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.backends.environment import Outcome
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import RecordConfig
@@ -280,13 +280,13 @@ def differing(name: str, core: str) -> dict[str, int]:
 
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth, in one step of 1046: more than the tolerance of another machine, 1e-4 (1 + 16.3)."""
-    sound, made = Fleet._sound, itertools.count()
+    sound, made = VectorEnvironment._sound, itertools.count()
 
-    def changed(self: Fleet, robot: int, outcome: Outcome) -> Outcome:
+    def changed(self: VectorEnvironment, robot: int, outcome: Outcome) -> Outcome:
         result = sound(self, robot, outcome)
         return result._replace(reward=result.reward + 1e-2) if next(made) == 300 else result
 
-    monkeypatch.setattr(Fleet, "_sound", changed)
+    monkeypatch.setattr(VectorEnvironment, "_sound", changed)
     assert differing("pendulum", "simulator") == {"reward": 1}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.environment import Outcome
+from td3_robot_sims.backends.environment import Outcome
 
 from td3_robot.specs import Float32, RobotSpec
 
@@ -42,5 +42,5 @@ class Scripted:
 
 @pytest.fixture
 def scripted(spec: RobotSpec) -> Callable[..., Any]:
-    """Builds such environments for the toy robot from lists of (length, terminated, truncated)."""
+    """Builds such envs for the toy robot from lists of (length, terminated, truncated)."""
     return lambda script: Scripted(spec, script)

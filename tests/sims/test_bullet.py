@@ -14,11 +14,11 @@ import numpy as np
 import pybullet
 import pybullet_data
 import pytest
-from td3_robot_sims import bullet_api as b3
-from td3_robot_sims import physics
-from td3_robot_sims.bullet import BASE, Client
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims.backends.bullet import c_api as b3
+from td3_robot_sims.backends.bullet import world as physics
+from td3_robot_sims.backends.bullet.client import BASE, Client
+from td3_robot_sims.backends.bullet.robots import MODELS
+from td3_robot_sims.backends.bullet.world import World
 
 from td3_robot.errors import ConfigError
 
@@ -202,8 +202,8 @@ def run(code: str) -> str:
 def test_a_world_is_closed_by_the_handler_of_a_signal_while_it_steps() -> None:
     code = """
 import signal
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims.backends.bullet.world import World
+from td3_robot_sims.backends.bullet.robots import MODELS
 worlds = []
 def close(number, frame):
     for world in worlds:
@@ -228,8 +228,8 @@ for delay in range(1, 21):
 def test_the_interpreter_ends_while_threads_step() -> None:
     code = """
 import threading
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims.backends.bullet.world import World
+from td3_robot_sims.backends.bullet.robots import MODELS
 def step(world):
     while True:
         world.advance([0.0] * 3)
@@ -276,14 +276,14 @@ def test_what_lay_in_new_memory_before_decides_nothing() -> None:
     code = (
         "import hashlib, numpy as np\n"
         "from td3_robot_sims import tasks\n"
-        "from td3_robot_sims.fleet import Fleet\n"
+        "from td3_robot_sims.vector_env import VectorEnvironment\n"
         "from td3_robot.config.randomization import RandomizationConfig\n"
         "ranges = RandomizationConfig(mass=(0.8, 1.2))\n"
-        "fleet = Fleet(lambda seed: tasks.make('Humanoid', seed, ranges), 6, 8, 'sim-0', 0, threads=1)\n"
+        "envs = VectorEnvironment(lambda seed: tasks.make('Humanoid', seed, ranges), 6, 8, 'sim-0', 0, threads=1)\n"
         "random, digest = np.random.default_rng(8), hashlib.sha256()\n"
         "for _ in range(100):\n"
-        "    fleet.step(random.uniform(-1.5, 1.5, fleet.action.shape).astype(np.float32))\n"
-        "    digest.update(fleet.observation.tobytes())\n"
+        "    envs.step(random.uniform(-1.5, 1.5, envs.action.shape).astype(np.float32))\n"
+        "    digest.update(envs.observation.tobytes())\n"
         "print(digest.hexdigest())"
     )
     found = [

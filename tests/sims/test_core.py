@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.core_types import Output
 from td3_robot.driver.core import SourceCore
@@ -19,7 +19,7 @@ from td3_robot.topics import QUEUE_LENGTH
 def make_core(scripted: Callable[..., Any]) -> Callable[..., SourceCore]:
     def make(*, lockstep: bool = False) -> SourceCore:
         environment = scripted([(3, True, False)])
-        return SourceCore(Fleet(lambda _: environment, 1, 0, "sim-0", 2), "sim-0", 2, lockstep=lockstep)
+        return SourceCore(VectorEnvironment(lambda _: environment, 1, 0, "sim-0", 2), "sim-0", 2, lockstep=lockstep)
 
     return make
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.disturbance import Disturbance, groups
+from td3_robot_sims.backends.disturbance import Disturbance, groups
 
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec

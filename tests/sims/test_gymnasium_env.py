@@ -1,4 +1,4 @@
-"""The robots as Gymnasium environments, as other people's tools see them."""
+"""The robots as Gymnasium envs, as other people's tools see them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_pictures() -> None:
 
 _IN_A_WINDOW = """
 import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
-from td3_robot_sims import bullet_api as b3
+from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot.errors import ConfigError
 
 class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo, whose last three numbers are what it looks at

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.schema import PacingConfig
 from td3_robot.core_types import Output
@@ -25,8 +25,8 @@ PERIOD = 0.02  # s, of the toy robot
 @pytest.fixture
 def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SourceCore]:
     def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SourceCore:
-        fleet = Fleet(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
-        return SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
+        envs = VectorEnvironment(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
+        return SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
 
     return make
 
@@ -159,9 +159,9 @@ def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> N
 
 def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
     """Fed at 1.01, 50 ms: from the step at 1.08 on the safe action, also for Actions that come again."""
-    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
-    core = SourceCore(fleet, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
+    core = SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
     core.step([THROTTLE], 1.0)
     core.step([action(0, 1.5, 0)], 1.01)
     steps = [one(core.step([], 1.0 + number * PERIOD)) for number in range(1, 5)]
@@ -171,8 +171,8 @@ def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec
 
 
 def test_at_full_speed_a_stop_is_a_stop(scripted: Callable[..., Any]) -> None:
-    fleet = Fleet(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
-    core = SourceCore(fleet, "sim-0", 2, lockstep=False)
+    envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
+    core = SourceCore(envs, "sim-0", 2, lockstep=False)
     core.step([("learner", Throttle("sim-0", 2, 0, 100, 0, 0))], 1.0)
     one(core.step([action(0, 1.5, 0)], 1.1))
     core.step([("policy", Command(1, "", "estop", "", 0, "", b""))], 1.2)

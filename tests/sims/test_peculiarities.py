@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from td3_robot_sims.locomotion import Locomotion
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims.backends.bullet.locomotion import Locomotion
+from td3_robot_sims.backends.bullet.robots import MODELS
 
 from tests.sims.drivers import Random, Stand
 

@@ -10,10 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from td3_robot_sims import physics, tasks
-from td3_robot_sims.environment import Environment
-from td3_robot_sims.locomotion import Locomotion
-from td3_robot_sims.robots import CONTROL_PERIOD
+from td3_robot_sims import tasks
+from td3_robot_sims.backends.bullet import world as physics
+from td3_robot_sims.backends.bullet.locomotion import Locomotion
+from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD
+from td3_robot_sims.backends.environment import Environment
 
 from tests.sims.drivers import Driver, Random, Stand
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.bullet import BASE, Part
-from td3_robot_sims.fleet import Fleet
-from td3_robot_sims.locomotion import Locomotion
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import CONTROL_PERIOD, MODELS
+from td3_robot_sims.backends.bullet.client import BASE, Part
+from td3_robot_sims.backends.bullet.locomotion import Locomotion
+from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, MODELS
+from td3_robot_sims.backends.bullet.world import World
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
@@ -288,7 +288,7 @@ def test_a_state_of_a_world_randomized_otherwise_is_refused() -> None:
 
 def test_first_steps_say_what_world_it_is(seed: int) -> None:
     config = randomization(mass=[0.5, 2], action_latency=[0, 3])
-    robots = Fleet(lambda number: tasks.make("Hopper", number, config), 3, seed, "sim-0", 0)
+    robots = VectorEnvironment(lambda number: tasks.make("Hopper", number, config), 3, seed, "sim-0", 0)
     actions: Float32 = np.ones((3, 3), np.float32)
     seen = []
     for _ in range(80):

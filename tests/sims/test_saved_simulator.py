@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims import saved, tasks
+from td3_robot_sims import snapshot, tasks
+from td3_robot_sims.backends.environment import Environment
 from td3_robot_sims.core import SimulatorCore
-from td3_robot_sims.environment import Environment
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.core_types import Output
 from td3_robot.errors import BundleError
@@ -22,7 +22,9 @@ def make(task: str = "Hopper", incarnation: int = 0, robots: int = 2) -> Simulat
     def environment(seed: int) -> Environment:
         return tasks.make(task, seed)
 
-    return SimulatorCore(Fleet(environment, robots, 0, "sim-0", incarnation), "sim-0", incarnation, lockstep=True)
+    return SimulatorCore(
+        VectorEnvironment(environment, robots, 0, "sim-0", incarnation), "sim-0", incarnation, lockstep=True
+    )
 
 
 def of(outputs: list[Output], kind: type[Message]) -> list[Any]:
@@ -40,7 +42,7 @@ def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[byt
         outputs = core.step([("learner", throttle)], 0.0)
         states += of(outputs, SimulatorState)
         if number < count:
-            draws = np.random.default_rng(sequence).uniform(-1, 1, (len(core.fleet), core.fleet.spec.action_size))
+            draws = np.random.default_rng(sequence).uniform(-1, 1, (len(core.envs), core.envs.spec.action_size))
             action = Action("sim-0", core.incarnation, sequence - 1, 0, draws.astype(np.float32), 1, 1, 0)
             outputs += core.step([("policy", action)], 0.0)
         steps += [codec.encode(step) for to, step in outputs if to == "learner" and isinstance(step, Step)]
@@ -63,20 +65,20 @@ def test_goes_on_in_a_later_incarnation(count: int) -> None:
     )
     assert drive(other, 40)[0] == expected[:40]
     assert other.counters["episodes_not_restored"] == 0
-    core.fleet.close()
-    other.fleet.close()
+    core.envs.close()
+    other.envs.close()
 
 
 def test_who_is_there_already_only_says_so() -> None:
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
-    random = core.fleet.save_state()["0.random"]
+    random = core.envs.save_state()["0.random"]
     assert len(of(core.step([("learner", state)], 0.0), SimulatorState)) == 1
-    assert np.array_equal(core.fleet.save_state()["0.random"], random)
+    assert np.array_equal(core.envs.save_state()["0.random"], random)
     drive(core, 5)
     core.step([("learner", state)], 0.0)
     assert core.next_sequence == 5
-    core.fleet.close()
+    core.envs.close()
 
 
 def test_what_cannot_be_repeated_is_said_and_begun_anew(
@@ -86,24 +88,24 @@ def test_what_cannot_be_repeated_is_said_and_begun_anew(
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     other = make("gymnasium:Pendulum-v1", incarnation=1)
-    step = other.fleet._environments[1].step
+    step = other.envs._environments[1].step
     drift = iter(range(100))
 
     def elsewhere(action: Any) -> Any:
         outcome = step(action)
-        other.fleet._environments[1]._observation += next(drift)  # type: ignore[attr-defined]
+        other.envs._environments[1]._observation += next(drift)  # type: ignore[attr-defined]
         return outcome
 
-    monkeypatch.setattr(other.fleet._environments[1], "step", elsewhere)
+    monkeypatch.setattr(other.envs._environments[1], "step", elsewhere)
     with caplog.at_level(logging.WARNING):
         other.step([("learner", state)], 0.0)
     assert "1 robots begin a new episode; robot 1: saved state of gymnasium:Pendulum-v1" in caplog.text
     assert other.counters["episodes_not_restored"] == 1
     _, _ = drive(other, 1)
-    assert other.fleet.phase.tolist() == [Phase.MID, Phase.FIRST]
-    assert other.fleet.episode.tolist() == [0, 1]
-    core.fleet.close()
-    other.fleet.close()
+    assert other.envs.phase.tolist() == [Phase.MID, Phase.FIRST]
+    assert other.envs.episode.tolist() == [0, 1]
+    core.envs.close()
+    other.envs.close()
 
 
 def test_another_simulators_state_is_refused() -> None:
@@ -111,9 +113,9 @@ def test_another_simulators_state_is_refused() -> None:
     _, [state] = drive(core, 3, save=True)
     for other in (make("gymnasium:MountainCarContinuous-v0"), make("gymnasium:Pendulum-v1", robots=3)):
         with pytest.raises(BundleError, match="has format, task and robots"):
-            saved.restore(state.payload, other.fleet)
-        other.fleet.close()
+            snapshot.restore(state.payload, other.envs)
+        other.envs.close()
     for damaged in (b"", state.payload[:-1], b"x" * 100, state.payload[:200]):
         with pytest.raises(BundleError, match="saved simulator"):
-            saved.restore(damaged, core.fleet)
-    core.fleet.close()
+            snapshot.restore(damaged, core.envs)
+    core.envs.close()

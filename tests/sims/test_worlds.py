@@ -9,9 +9,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from td3_robot_sims import bullet_api, tasks
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims import tasks
+from td3_robot_sims.backends.bullet import c_api as bullet_api
+from td3_robot_sims.backends.bullet.robots import MODELS
+from td3_robot_sims.backends.bullet.world import World
 
 from td3_robot.errors import ConfigError
 from tests.sims.drivers import Random
@@ -98,8 +99,8 @@ def test_an_error_that_is_kept_does_not_keep_the_world(monkeypatch: pytest.Monke
 def test_closed_worlds_give_their_memory_back() -> None:
     """A Hopper takes more than 20 MB: ten that are made and closed leave less than one behind."""
     code = """
-from td3_robot_sims.physics import World
-from td3_robot_sims.robots import MODELS
+from td3_robot_sims.backends.bullet.world import World
+from td3_robot_sims.backends.bullet.robots import MODELS
 from td3_robot.util.machine import resident_bytes
 def some(count):
     for _ in range(count):

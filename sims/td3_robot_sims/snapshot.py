@@ -14,36 +14,36 @@ from td3_robot.bundle import read_metadata, sha256
 from td3_robot.errors import BundleError, ProtocolError
 from td3_robot.messages import MAX_PAYLOAD, Step
 from td3_robot.transport import codec
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.vector_env import VectorEnvironment
 
 FORMAT = 1
 _STEP = "step"
 
 
-def encode(fleet: Fleet, transitions: int, step: Step | None) -> bytes:
+def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
     """The state of a simulator that has published ``step`` (None: nothing yet) and not stepped since.
 
     Raises:
         BundleError: it does not fit into a message.
     """
-    arrays: dict[str, NDArray[Any]] = {f"fleet.{name}": array for name, array in fleet.save_state().items()}
+    arrays: dict[str, NDArray[Any]] = {f"fleet.{name}": array for name, array in envs.save_state().items()}
     if step:
         arrays[_STEP] = np.frombuffer(codec.encode(step), np.uint8)
-    header = {"format": FORMAT, "task": fleet.spec.name, "robots": len(fleet), "transitions": transitions}
+    header = {"format": FORMAT, "task": envs.spec.name, "robots": len(envs), "transitions": transitions}
     payload: bytes = safetensors.numpy.save(arrays, metadata={"td3_robot": json.dumps(header)})
     if len(payload) > MAX_PAYLOAD:
         raise BundleError(
-            f"the state of {len(fleet)} robots takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that a message "
+            f"the state of {len(envs)} robots takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that a message "
             "may hold; use fewer robots in each simulator"
         )
     return payload
 
 
-def restore(payload: bytes, fleet: Fleet) -> tuple[int, Step | None, list[str]]:
-    """Put the fleet where :func:`encode` found it.
+def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, list[str]]:
+    """Put the robots where :func:`encode` found them.
 
     Returns:
-        Its transitions, its newest Step, and why robots begin a new episode instead, see ``Fleet.restore_state``.
+        The transitions so far, the newest Step, and the reasons why robots begin a new episode instead.
 
     Raises:
         BundleError: it is damaged, or the state of another task or number of robots.
@@ -53,16 +53,20 @@ def restore(payload: bytes, fleet: Fleet) -> tuple[int, Step | None, list[str]]:
         header = read_metadata(payload, where)
         arrays: dict[str, NDArray[Any]] = safetensors.numpy.load(payload)
         found = header["format"], header["task"], header["robots"]
-        if found != (FORMAT, fleet.spec.name, len(fleet)):
-            raise BundleError(f"{where} has format, task and robots {found}, not {FORMAT, fleet.spec.name, len(fleet)}")
+        if found != (FORMAT, envs.spec.name, len(envs)):
+            raise BundleError(f"{where} has format, task and robots {found}, not {FORMAT, envs.spec.name, len(envs)}")
         step = None
         if _STEP in arrays:
-            sizes = {"N": len(fleet), "O": fleet.spec.observation_size, "A": fleet.spec.action_size}
+            sizes = {
+                "N": len(envs),
+                "O": envs.spec.observation_size,
+                "A": envs.spec.action_size,
+            }
             message = codec.decode(Step.NAME, arrays.pop(_STEP).tobytes(), sizes)
             assert isinstance(message, Step)
             step = message
         transitions = int(header["transitions"])
-        reasons = fleet.restore_state({name.removeprefix("fleet."): array for name, array in arrays.items()})
+        reasons = envs.restore_state({name.removeprefix("fleet."): array for name, array in arrays.items()})
     except (SafetensorError, ProtocolError, KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{where} is damaged: {type(error).__name__} {error}") from None
     return transitions, step, reasons

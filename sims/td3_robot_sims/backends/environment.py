@@ -35,7 +35,7 @@ class Environment(Protocol):
         time_limit: steps after which an episode is truncated; 0 where the task has no limit.
         concurrent: whether it may be stepped and reset while others of its kind are, in other threads, and gains by it.
         world: what was drawn for the running episode, name to number, see
-            :class:`~td3_robot_sims.disturbance.Disturbance`; empty where nothing is randomized.
+            :class:`~td3_robot_sims.backends.disturbance.Disturbance`; empty where nothing is randomized.
     """
 
     spec: RobotSpec

@@ -14,14 +14,14 @@ from gymnasium import spaces
 
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32
-from td3_robot_sims.gymnasium_tasks import GymnasiumTask
+from td3_robot_sims.backends.gymnasium.environment import GymnasiumTask
 
 SCORE_LIMIT = 10.0
 """Scores lie within this of zero. As logits that is no bound in practice: e^20 to one is as good as never."""
 
 
 class DiscreteTask(GymnasiumTask):
-    """A Gymnasium task with ``Discrete`` actions; see :class:`td3_robot_sims.environment.Environment`.
+    """A Gymnasium task with ``Discrete`` actions; see :class:`td3_robot_sims.backends.environment.Environment`.
 
     Its action is float32[A], one score within ±10 for each of the A discrete actions; of equal ones the first counts.
 

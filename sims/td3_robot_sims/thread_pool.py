@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 
-class Crew:
+class ThreadPool:
     """``threads`` threads, the caller's own among them, that wait for work.
 
     Who does which turn is left to chance: turns must not depend on one another. A ``ThreadPoolExecutor`` took 0.1 ms
@@ -17,9 +17,9 @@ class Crew:
 
     def __init__(self, threads: int) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The threads know the queue only, so that a crew nobody holds any more is collected, and they with it.
+        # The threads know the queue only, so that a pool nobody holds any more is collected, and they with it.
         self._helpers = [
-            threading.Thread(target=_help, args=(self._work,), name=f"crew-{number}", daemon=True)
+            threading.Thread(target=_help, args=(self._work,), name=f"pool-{number}", daemon=True)
             for number in range(1, threads)
         ]
         self._end = weakref.finalize(self, _dismiss, self._work, len(self._helpers))
@@ -54,7 +54,7 @@ class Crew:
 
         interrupt: BaseException | None = None
         try:
-            # Helpers are not there any more in a crew that was closed, or in a process that was forked.
+            # Helpers are not there any more in a pool that was closed, or in a process that was forked.
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
                 self._work.put(help_along)
             work()

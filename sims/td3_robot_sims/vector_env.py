@@ -17,14 +17,14 @@ from td3_robot.errors import BundleError
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util.machine import available_cores
-from td3_robot_sims.crew import Crew
-from td3_robot_sims.environment import Environment, Outcome
+from td3_robot_sims.backends.environment import Environment, Outcome
+from td3_robot_sims.thread_pool import ThreadPool
 
 _OVER = int(Phase.TERMINATED)  # numpy compares with a plain number four times as fast
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
-class Fleet:
+class VectorEnvironment:
     """Independent robots of one task. A robot whose episode has ended is reset by the next step instead of stepped.
 
     Args:
@@ -66,7 +66,7 @@ class Fleet:
         self._begun = 0
         together = all(environment.concurrent for environment in self._environments)
         self.threads = min(robots, threads or available_cores()) if together else 1
-        self._crew = Crew(self.threads)
+        self._pool = ThreadPool(self.threads)
 
     def __len__(self) -> int:
         return len(self._environments)
@@ -95,7 +95,7 @@ class Fleet:
             environment = self._environments[robot]
             results[robot] = environment.reset() if ended[robot] else environment.step(action[robot])
 
-        self._crew.run(turn, len(ended))
+        self._pool.run(turn, len(ended))
         self.world = {}
         for robot, result in enumerate(results):
             if ended[robot]:
@@ -148,13 +148,13 @@ class Fleet:
             Why, for each robot that does; empty if the state is the same to the last bit.
 
         Raises:
-            BundleError: the arrays are not those of a fleet like this one.
+            BundleError: the arrays are not those of vector environment like this one.
         """
         for name in _SAVED:
             own, saved = getattr(self, name), arrays.get(name)
             if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
                 found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
-                raise BundleError(f"saved fleet: {name} is {found}; this one needs {own.dtype}{list(own.shape)}")
+                raise BundleError(f"saved robots: {name} is {found}; this one needs {own.dtype}{list(own.shape)}")
         for name in _SAVED:
             getattr(self, name)[...] = arrays[name]
         self.world = {}
@@ -172,10 +172,10 @@ class Fleet:
                 reasons[robot] = f"robot {robot}: {error}"
                 self.phase[robot] = Phase.TRUNCATED
 
-        self._crew.run(turn, len(self))
+        self._pool.run(turn, len(self))
         return [reasons[robot] for robot in sorted(reasons)]
 
     def close(self) -> None:
-        self._crew.close()
+        self._pool.close()
         for environment in self._environments:
             environment.close()

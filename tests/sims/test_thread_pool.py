@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from td3_robot_sims.crew import Crew
+from td3_robot_sims.thread_pool import ThreadPool
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    crew = Crew(4)
-    yield crew
-    crew.close()
+def pool() -> Iterator[ThreadPool]:
+    pool = ThreadPool(4)
+    yield pool
+    pool.close()
 
 
 def alive(helpers: list[threading.Thread]) -> int:
@@ -28,30 +28,30 @@ def alive(helpers: list[threading.Thread]) -> int:
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 100])
 def test_each_turn_is_taken_once_and_all_before_it_returns(threads: int, count: int) -> None:
-    crew = Crew(threads)
+    pool = ThreadPool(threads)
     for _ in range(20):
         taken: list[int] = []
-        crew.run(taken.append, count)
+        pool.run(taken.append, count)
         assert sorted(taken) == list(range(count))
-    crew.close()
+    pool.close()
 
 
-def test_turns_run_at_once(crew: Crew) -> None:
+def test_turns_run_at_once(pool: ThreadPool) -> None:
     """Four that wait for one another would wait for ever in three threads; the barrier gives up after a minute."""
     barrier = threading.Barrier(4)
-    crew.run(lambda _: barrier.wait(60), 4)
+    pool.run(lambda _: barrier.wait(60), 4)
     assert not barrier.broken
 
 
 def test_one_thread_is_the_callers() -> None:
-    crew, seen = Crew(1), set()
-    crew.run(lambda _: seen.add(threading.current_thread()), 5)
+    pool, seen = ThreadPool(1), set()
+    pool.run(lambda _: seen.add(threading.current_thread()), 5)
     assert seen == {threading.current_thread()}
-    assert not crew._helpers
-    crew.close()
+    assert not pool._helpers
+    pool.close()
 
 
-def test_the_first_failure_is_raised_when_all_turns_are_done(crew: Crew) -> None:
+def test_the_first_failure_is_raised_when_all_turns_are_done(pool: ThreadPool) -> None:
     taken: list[int] = []
 
     def turn(number: int) -> None:
@@ -62,11 +62,11 @@ def test_the_first_failure_is_raised_when_all_turns_are_done(crew: Crew) -> None
     for _ in range(50):
         taken.clear()
         with pytest.raises(ValueError, match="turn 3"):
-            crew.run(turn, 8)
+            pool.run(turn, 8)
         assert sorted(taken) == list(range(8))
 
 
-def test_an_interrupt_waits_for_the_others(crew: Crew) -> None:
+def test_an_interrupt_waits_for_the_others(pool: ThreadPool) -> None:
     barrier, done = threading.Barrier(2), []
 
     def turn(number: int) -> None:
@@ -76,12 +76,12 @@ def test_an_interrupt_waits_for_the_others(crew: Crew) -> None:
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        crew.run(turn, 2)
+        pool.run(turn, 2)
     assert len(done) == 1
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
-def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew, raised: type[BaseException]) -> None:
+def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raised: type[BaseException]) -> None:
     main = threading.main_thread()
     helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
     early: list[bool] = []
@@ -96,7 +96,7 @@ def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew, raised: typ
             assert helped.wait(60)
             return
         helped.set()
-        while sys._current_frames()[main.ident or 0].f_code is not Crew.run.__code__:
+        while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
             pass  # until the caller has nothing to do but to wait
         os.kill(os.getpid(), signal.SIGINT)
         while not interrupted.wait(1):  # it came just before the caller fell asleep
@@ -106,42 +106,42 @@ def test_an_interrupt_while_waiting_waits_for_the_others(crew: Crew, raised: typ
     before = signal.signal(signal.SIGINT, press)
     try:
         with pytest.raises(raised):
-            crew.run(turn, 2)
+            pool.run(turn, 2)
         left.set()
     finally:
         signal.signal(signal.SIGINT, before)
     assert early == [False], "it was raised while a turn went on"
 
 
-def test_an_interrupt_is_raised_before_what_else_failed(crew: Crew) -> None:
+def test_an_interrupt_is_raised_before_what_else_failed(pool: ThreadPool) -> None:
     def turn(number: int) -> None:
         raise KeyboardInterrupt if number == 5 else ValueError(number)
 
     with pytest.raises(KeyboardInterrupt):
-        crew.run(turn, 8)
+        pool.run(turn, 8)
 
 
 def test_in_a_forked_process_the_caller_does_the_work() -> None:
     code = """
 import os, warnings
-from td3_robot_sims.crew import Crew
+from td3_robot_sims.thread_pool import ThreadPool
 warnings.simplefilter("ignore")
-crew, taken = Crew(3), []
+pool, taken = ThreadPool(3), []
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-crew.run(taken.append, 4)
+pool.run(taken.append, 4)
 os._exit(0 if taken == [0, 1, 2, 3] else 1)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=170).returncode == 0
 
 
 def test_closing_and_forgetting_send_the_threads_home() -> None:
-    crew, forgotten = Crew(3), Crew(3)
+    pool, forgotten = ThreadPool(3), ThreadPool(3)
     threads = forgotten._helpers
-    assert (alive(crew._helpers), alive(threads)) == (2, 2)
-    crew.close()
-    crew.close()
-    assert (alive(crew._helpers), alive(threads)) == (0, 2)
+    assert (alive(pool._helpers), alive(threads)) == (2, 2)
+    pool.close()
+    pool.close()
+    assert (alive(pool._helpers), alive(threads)) == (0, 2)
     del forgotten
     gc.collect()
     for thread in threads:
@@ -149,8 +149,8 @@ def test_closing_and_forgetting_send_the_threads_home() -> None:
     assert alive(threads) == 0
 
 
-def test_a_closed_crew_leaves_the_work_to_the_caller(crew: Crew) -> None:
-    crew.close()
+def test_a_closed_crew_leaves_the_work_to_the_caller(pool: ThreadPool) -> None:
+    pool.close()
     taken: list[int] = []
-    crew.run(taken.append, 3)
+    pool.run(taken.append, 3)
     assert taken == [0, 1, 2]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from td3_robot.config.randomization import RandomizationConfig, SensorsConfig
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot_sims.robots import TORSO_CHANNELS
+from td3_robot_sims.backends.bullet.robots import TORSO_CHANNELS
 
 _TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
 _JOINT_GROUPS = ("joint_position", "joint_velocity")

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot_sims.bullet import BASE, Client, Joint, Part
-from td3_robot_sims.bullet_api import pybullet
+from td3_robot_sims.backends.bullet.c_api import pybullet
+from td3_robot_sims.backends.bullet.client import BASE, Client, Joint, Part
+from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, RobotModel
 from td3_robot_sims.quiet import without_lines
-from td3_robot_sims.robots import CONTROL_PERIOD, RobotModel
 
 with without_lines(b"pybullet build time:"):
     import pybullet_data

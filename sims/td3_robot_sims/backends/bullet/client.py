@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import ConfigError
-from td3_robot_sims import bullet_api as b3
-from td3_robot_sims.bullet_api import pybullet
+from td3_robot_sims.backends.bullet import c_api as b3
+from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
 _MAX_VELOCITIES = 128  # of a body, in Bullet's commands

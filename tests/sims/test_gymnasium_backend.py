@@ -1,4 +1,4 @@
-"""Continuous tasks of Gymnasium, as environments of this project."""
+"""Continuous tasks of Gymnasium, as envs of this project."""
 
 from __future__ import annotations
 

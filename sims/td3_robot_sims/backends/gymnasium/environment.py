@@ -20,7 +20,7 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
-from td3_robot_sims.repeatable import Repeatable
+from td3_robot_sims.backends.repeatable import Repeatable
 
 PREFIX = "gymnasium:"
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that tell no rate
@@ -28,7 +28,7 @@ _SUPPORTED = "supported are a Box of float actions with finite limits and a Box 
 
 
 class GymnasiumTask(Repeatable):
-    """A Gymnasium task; see :class:`td3_robot_sims.environment.Environment`.
+    """A Gymnasium task; see :class:`td3_robot_sims.backends.environment.Environment`.
 
     Its time limit is the registered one. The random stream is its own generator; a task that draws from elsewhere
     cannot be restored, which :meth:`restore_state` notices.

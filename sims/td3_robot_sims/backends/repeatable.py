@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot_sims.disturbance import Disturbance
-from td3_robot_sims.environment import Outcome
+from td3_robot_sims.backends.disturbance import Disturbance
+from td3_robot_sims.backends.environment import Outcome
 
 _MASK = 2**64 - 1
 _LARGEST = float(np.finfo(np.float32).max)
@@ -31,7 +31,7 @@ class Repeatable(ABC):
     """The part that environments share: the random stream, the episode's actions, and saving by repeating them.
 
     Attributes:
-        spec, time_limit, concurrent: see :class:`td3_robot_sims.environment.Environment`.
+        spec, time_limit, concurrent: see :class:`td3_robot_sims.backends.environment.Environment`.
         random: the stream that resets, and some tasks' steps, draw from.
         length: steps of the episode so far.
         disturbance: what a randomized world does; None where nothing is randomized.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.environment import Environment, Outcome
-from td3_robot_sims.fleet import Fleet
+from td3_robot_sims.backends.environment import Environment, Outcome
+from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.randomization import PushConfig, RandomizationConfig
 from td3_robot.messages import Phase
@@ -18,17 +18,17 @@ from td3_robot.specs import Float32
 
 
 @pytest.fixture
-def fleet(scripted: Callable[..., Any]) -> Callable[..., Fleet]:
-    def make(*scripts: list[tuple[int, bool, bool]]) -> Fleet:
+def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
+    def make(*scripts: list[tuple[int, bool, bool]]) -> VectorEnvironment:
         made = [scripted(script) for script in scripts]
-        return Fleet(lambda _: made.pop(0), len(scripts), 0, "sim-0", 0)
+        return VectorEnvironment(lambda _: made.pop(0), len(scripts), 0, "sim-0", 0)
 
     return make
 
 
-def test_phases_by_hand(fleet: Callable[..., Fleet]) -> None:
+def test_phases_by_hand(envs: Callable[..., VectorEnvironment]) -> None:
     """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both: a termination."""
-    robots = fleet([(2, True, False)], [(3, False, True)], [(1, True, True)])
+    robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
     for number in range(6):
         stepped = robots.step(np.full((3, 2), number, np.float32))
@@ -44,8 +44,8 @@ def test_phases_by_hand(fleet: Callable[..., Fleet]) -> None:
     ]
 
 
-def test_a_reset_row_has_neither_reward_nor_action(fleet: Callable[..., Fleet]) -> None:
-    robots = fleet([(1, True, False)], [(5, True, False)])
+def test_a_reset_row_has_neither_reward_nor_action(envs: Callable[..., VectorEnvironment]) -> None:
+    robots = envs([(1, True, False)], [(5, True, False)])
     for number in range(3):
         robots.step(np.full((2, 2), number + 1, np.float32))
     assert robots.phase.tolist() == [Phase.FIRST, Phase.MID]
@@ -55,7 +55,7 @@ def test_a_reset_row_has_neither_reward_nor_action(fleet: Callable[..., Fleet]) 
 
 def test_robots_sources_and_restarts_start_differently_and_repeatably() -> None:
     def starts(source: str, incarnation: int, seed: int = 3) -> Float32:
-        robots = Fleet(lambda number: tasks.make("Walker2D", number), 2, seed, source, incarnation)
+        robots = VectorEnvironment(lambda number: tasks.make("Walker2D", number), 2, seed, source, incarnation)
         robots.step(robots.action)
         robots.close()
         return robots.observation.copy()
@@ -77,10 +77,10 @@ def test_environments_fit_the_protocol(task: str) -> None:
 
 
 def test_physics_that_comes_apart_ends_the_episode(
-    fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+    envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is published stays finite: the last sound observation, no reward, TRUNCATED; then a new episode."""
-    robots = fleet([(9, True, False)])
+    robots = envs([(9, True, False)])
     robots.step(robots.action)
     robots.step(robots.action)
     sound = robots.observation.copy()
@@ -102,7 +102,7 @@ def test_threads_change_nothing(task: str, seed: int) -> None:
     """Six robots with resets among their steps: one thread and five give the same, to the last bit."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
-        Fleet(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
+        VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
         for threads in (1, 5)
     )
     random = np.random.default_rng(seed)
@@ -122,29 +122,29 @@ def test_threads_change_nothing(task: str, seed: int) -> None:
 
 
 def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("td3_robot_sims.fleet.available_cores", lambda: 3)
+    monkeypatch.setattr("td3_robot_sims.vector_env.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:
         before = set(threading.enumerate())
-        fleet = Fleet(lambda number: tasks.make(task, number), robots, 0, "sim-0", 0)
+        envs = VectorEnvironment(lambda number: tasks.make(task, number), robots, 0, "sim-0", 0)
         names = {thread.name for thread in set(threading.enumerate()) - before}
-        fleet.close()
+        envs.close()
         assert set(threading.enumerate()) <= before
         return names
 
     assert threads("Hopper", 1) == set()
-    assert threads("Hopper", 2) == {"crew-1"}
-    assert threads("Hopper", 5) == {"crew-1", "crew-2"}
+    assert threads("Hopper", 2) == {"pool-1"}
+    assert threads("Hopper", 5) == {"pool-1", "pool-2"}
     assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks are not known to allow it"
 
 
 def test_what_fails_in_a_thread_surfaces() -> None:
     """The robot that fails is named by its error; the threads are there for what comes next."""
-    fleet = Fleet(lambda number: tasks.make("Hopper", number), 4, 0, "sim-0", 0, threads=3)
-    fleet.step(fleet.action)
+    envs = VectorEnvironment(lambda number: tasks.make("Hopper", number), 4, 0, "sim-0", 0, threads=3)
+    envs.step(envs.action)
     action = np.zeros((4, 3), np.float32)
     action[2, 1] = np.nan
     with pytest.raises(ValueError, match=r"Hopper: action \[0.0, nan, 0.0\] is not finite"):
-        fleet.step(action)
-    assert fleet.step(np.zeros((4, 3), np.float32)) == 4
-    fleet.close()
+        envs.step(action)
+    assert envs.step(np.zeros((4, 3), np.float32)) == 4
+    envs.close()

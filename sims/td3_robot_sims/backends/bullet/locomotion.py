@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import Float32
-from td3_robot_sims.physics import World
-from td3_robot_sims.repeatable import Repeatable
-from td3_robot_sims.robots import (
+from td3_robot_sims.backends.bullet.robots import (
     CONTROL_PERIOD,
     OBSERVATION_LIMIT,
     TIME_LIMIT,
@@ -33,6 +31,8 @@ from td3_robot_sims.robots import (
     RobotModel,
     specification,
 )
+from td3_robot_sims.backends.bullet.world import World
+from td3_robot_sims.backends.repeatable import Repeatable
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
@@ -42,7 +42,7 @@ NEAR_LIMIT_COST = -0.1
 
 
 class Locomotion(Repeatable):
-    """A walking robot; see :class:`td3_robot_sims.environment.Environment`.
+    """A walking robot; see :class:`td3_robot_sims.backends.environment.Environment`.
 
     Args:
         seed: of the reset noise; None draws one from the operating system.
