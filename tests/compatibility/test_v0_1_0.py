@@ -1,0 +1,268 @@
+"""Files that version 0.1.0 wrote: this version opens, resumes and replays them.
+
+``v0_1_0/README.md`` says how the files were made. Each test works on a copy in a temporary folder. The tests use the
+command line, so that they hold whatever becomes of the modules behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from td3_robot.bundle import Bundle
+from td3_robot.policy.actor import Actor
+from tests.conftest import Command
+from tests.process.test_faults import SAFE, Robot
+
+FROZEN = Path(__file__).parent / "v0_1_0"
+EXPECTED: dict[str, Any] = json.loads((FROZEN / "expected.json").read_text())
+RECORDINGS = {
+    "lockstep": "runs/lockstep/session.mcap",
+    "walkers": "runs/walkers/session.mcap",
+    "free": "runs/free/session.mcap",
+    "deployed": "deployed/deployed.mcap",
+}
+TRAINED = ("lockstep", "walkers", "free")
+Start = Callable[..., Command]
+
+
+@pytest.fixture(autouse=True)
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the frozen files in the test's own folder; the tracked files must stay as they are."""
+    before = digests()
+    copy = tmp_path / "v0_1_0"
+    shutil.copytree(FROZEN, copy)
+    for secret in copy.glob("keys/*/identity.secret"):
+        secret.chmod(0o600)  # git keeps no such mode
+    yield copy
+    assert digests() == before
+
+
+def digests() -> dict[Path, str]:
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in FROZEN.rglob("*") if path.is_file()}
+
+
+def finish(started: Command) -> str:
+    """Wait for the command to succeed.
+
+    Returns:
+        Its output.
+    """
+    code = started.finish()
+    assert code == 0, started.output()
+    return started.output()
+
+
+@cache
+def other_machine() -> str:
+    """What differs between this machine and the one that made the files; empty on the same kind of machine."""
+    replay = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--core", "learner"]
+    done = subprocess.run([*replay, str(FROZEN / RECORDINGS["lockstep"])], capture_output=True, text=True, check=False)
+    found = re.search("same kind of machine.*", done.stdout)
+    return found[0] if found else ""
+
+
+def same_policy(path: Path, expected: Path) -> bool:
+    ours, theirs = (safetensors.numpy.load_file(file) for file in (path, expected))
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end", "words"),
+    [
+        ("lockstep", 400, 600, ("--steps", "600")),
+        ("walkers", 302, 500, ("--steps", "500")),
+        ("free", 200, 300, ("--steps", "300")),
+        ("a2c", 191, 193, ("--set", "a2c.episodes=40")),
+    ],
+)
+def test_a_run_is_resumed(
+    name: str, begin: int, end: int, words: tuple[str, ...], frozen: Path, command: Start
+) -> None:
+    """A run continues from its checkpoint. Lock-step and A2C reach the policy of version 0.1.0, bit for bit."""
+    run = frozen / "runs" / name
+    before = json.loads((run / "final.json").read_text())["learner"]["figures"]
+    assert before["env_steps"] == begin
+    finish(command("train", "--resume", str(run), *words))
+    log = (run / "logs" / "learner.log").read_text()
+    assert f"goes on from checkpoint-{begin:012}.safetensors" in log
+    after = json.loads((run / "final.json").read_text())["learner"]["figures"]
+    assert after["env_steps"] >= end
+    assert after["updates"] > before["updates"]
+    assert (run / "metrics.jsonl").read_bytes().startswith((FROZEN / "runs" / name / "metrics.jsonl").read_bytes())
+    expected = FROZEN / "expected" / f"{name}.safetensors"
+    if expected.exists() and not other_machine():
+        assert same_policy(run / "policy.safetensors", expected)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recording_is_read(name: str, frozen: Path, command: Start) -> None:
+    """No message is damaged or unknown, and all of them become rows of tables."""
+    path = str(frozen / RECORDINGS[name])
+    finish(command("info", path, "--check"))
+    rows = json.loads(finish(command("export", path, "--out", "tables", "--json")))
+    assert rows == EXPECTED["rows"][name]
+
+
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        *((name, core) for name in TRAINED for core in ("policy", "simulator", "learner")),
+        *(("deployed", core) for core in ("policy", "driver")),
+    ],
+)
+def test_a_recording_is_replayed(name: str, core: str, frozen: Path, command: Start) -> None:
+    """The core does again what the recording says."""
+    output = finish(command("replay", str(frozen / RECORDINGS[name]), "--core", core))
+    if core != "learner" or not other_machine():
+        assert re.search(rf"{core}: \d+ \w+ messages the same", output), output
+
+
+def test_a_training_begins_with_a_recording(frozen: Path, command: Start) -> None:
+    sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=20", "learner.compile=false")
+    options = [word for item in (*sets, "evaluation.every=0") for word in ("--set", item)]
+    path = str(frozen / RECORDINGS["lockstep"])
+    words = ("--steps", "50", "--from", path, "--offline", "20", "--out", "run", *options)
+    finish(command("train", "pendulum", *words))
+    lines = (frozen.parent / "run" / "metrics.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["kind"] == "offline" for line in lines)
+
+
+def test_policies_act_as_at_the_freeze(frozen: Path) -> None:
+    for name, values in EXPECTED["actions"].items():
+        actor = Actor(Bundle.load(frozen / name))
+        actions = actor(np.array(values["observations"], np.float32))
+        np.testing.assert_allclose(actions, values["actions"], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_bundles_are_verified_and_evaluated(frozen: Path, command: Start) -> None:
+    for path in (*frozen.glob("runs/*/policy.safetensors"), *frozen.glob("deployed/*.safetensors")):
+        finish(command("bundle", "verify", str(path)))
+    output = finish(command("eval", str(frozen / "runs/lockstep/policy.safetensors"), "--episodes", "2", "--json"))
+    assert json.loads(output)["returns"] == pytest.approx(EXPECTED["returns"], rel=1e-3)
+
+
+@pytest.fixture
+def robot(frozen: Path, tmp_path: Path) -> Iterator[Robot]:
+    """The deployed robot: its policy, its configuration, and no state yet."""
+    folder = tmp_path / "robot"
+    folder.mkdir()
+    it = Robot(folder)
+    for source, target in (("policy.safetensors",) * 2, ("robot.yaml",) * 2, ("robot.yaml", "driver.yaml")):
+        shutil.copy(frozen / "deployed" / source, folder / target)
+    yield it
+    it.end()
+
+
+def keep(robot: Robot, frozen: Path, name: str) -> Path:
+    """Give the robot's policy server a frozen state file."""
+    target = robot.folder / "policy.safetensors.state"
+    shutil.copy(frozen / "deployed" / name, target)
+    return target
+
+
+def state(robot: Robot, *words: str) -> dict[str, Any]:
+    done = robot.operator("state", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def watch(robot: Robot) -> dict[str, str]:
+    """What the server says of the robot, once the robot has joined."""
+    found: dict[str, str] = robot.wait("the robot", lambda: state(robot)["sources"].get("leg"))
+    return found
+
+
+def test_a_policy_is_served(robot: Robot) -> None:
+    robot.serve()
+    found = state(robot)
+    assert (found["state"], found["version"], found["frozen"], found["robot"]) == ("active", 3, False, "Pendulum")
+    robot.drive()
+    assert watch(robot)["watch"] == "active"
+    robot.wait("an action of the policy", lambda: actions(robot) - {SAFE})
+
+
+def actions(robot: Robot) -> set[str]:
+    return {line for line in robot.record() if line.startswith("apply")}
+
+
+def test_a_stop_and_a_freeze_outlive_the_version(robot: Robot, frozen: Path) -> None:
+    """The emergency stop ends by reset and activate only. The freeze and the withdrawn policy stay in force."""
+    path = keep(robot, frozen, "stopped.safetensors.state")
+    before = json.loads(path.read_bytes())
+    server = robot.serve()
+    found = state(robot)
+    assert (found["state"], found["reason"]) == ("fault", "emergency stop: a leg is loose")
+    assert found["frozen"]
+    assert robot.operator("activate").returncode == 1
+    for verb, after in (("reset", "inactive"), ("activate", "active")):
+        assert robot.operator(verb).returncode == 0
+        assert state(robot)["state"] == after
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60) == 130
+    assert json.loads(path.read_bytes()) == {**before, "stop": ""}
+    robot.serve()
+    assert state(robot)["frozen"]
+
+
+def test_a_stop_of_one_robot_outlives_the_version(robot: Robot, frozen: Path) -> None:
+    """The robot stays stopped and the server inactive, until an operator ends both."""
+    keep(robot, frozen, "robot_stopped.safetensors.state")
+    robot.serve()
+    found = state(robot)
+    assert (found["state"], found["frozen"], found["stopped"]) == ("inactive", True, ["leg"])
+    robot.drive()
+    assert watch(robot)["watch"] == "fault"
+    assert robot.operator("activate").returncode == 1
+    for words in (("reset", "--target", "leg"), ("activate",)):
+        assert robot.operator(*words).returncode == 0
+    found = state(robot)
+    assert (found["state"], found["stopped"], found["sources"]["leg"]["watch"]) == ("active", [], "active")
+
+
+def test_a_fault_outlives_the_version(robot: Robot, frozen: Path) -> None:
+    """The server sends the safe action alone, until an operator activates the robot."""
+    keep(robot, frozen, "fault.safetensors.state")
+    robot.serve()
+    robot.drive()
+    assert watch(robot)["watch"] == "fault"
+    robot.wait("the safe action", lambda: actions(robot))
+    assert actions(robot) == {SAFE}
+    assert robot.operator("activate", "--target", "leg").returncode == 0
+    assert watch(robot)["watch"] == "active"
+    robot.wait("an action of the policy", lambda: actions(robot) - {SAFE})
+
+
+def test_keys_let_an_operator_in(robot: Robot, frozen: Path, command: Start) -> None:
+    """CURVE on loopback, with the keys and the lists of version 0.1.0. Who has no key gets no answer."""
+    listed = json.loads(finish(command("keys", "list", "--keys", str(frozen / "keys" / "robot-7"), "--json")))
+    assert {**listed, "folder": ""} == EXPECTED["keys"]
+    keys = f"endpoints.keys={frozen / 'keys' / 'robot-7'}"
+    robot.serve("--set", "endpoints.policy=tcp://127.0.0.1:*", "--set", keys)
+    served = r"link policy is served at (tcp://\S+)"
+    robot.wait("the endpoint", lambda: re.search(served, robot.log("server.log")))
+    endpoint = re.findall(served, robot.log("server.log"))[0]
+    operator = ("node", "state", "--endpoint", endpoint, "--json", "--timeout")
+    keys_of_operator = ("--keys", str(frozen / "keys" / "workstation"))
+    assert json.loads(finish(command(*operator, "60", *keys_of_operator)))["version"] == 3
+    stranger = command(*operator, "1")
+    assert stranger.finish() == 1
+    assert "no answer" in stranger.output()
+
+
+def test_the_fixtures_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FROZEN.rglob("*") if path.is_file()) < 1_500_000
