@@ -35,7 +35,8 @@ RECORDINGS = {
     "free": "runs/free/session.mcap",
     "deployed": "deployed/deployed.mcap",
 }
-TRAINED = ("lockstep", "walkers", "free")
+PATIENT = ("--set", "safety.observation_deadline_ms=60000")
+"""For a test about no deadline: on a busy machine a driver may be late by more than the second of robot.yaml."""
 Start = Callable[..., Command]
 
 
@@ -67,12 +68,18 @@ def finish(started: Command) -> str:
 
 
 @cache
-def other_machine() -> str:
-    """What differs between this machine and the one that made the files; empty on the same kind of machine."""
-    replay = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--core", "learner"]
-    done = subprocess.run([*replay, str(FROZEN / RECORDINGS["lockstep"])], capture_output=True, text=True, check=False)
-    found = re.search("same kind of machine.*", done.stdout)
-    return found[0] if found else ""
+def replayed(name: str) -> dict[str, Any]:
+    """What ``replay --json`` finds in a recording; it must find no difference."""
+    command = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--json", str(FROZEN / RECORDINGS[name])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cores: dict[str, Any] = json.loads(done.stdout)["sessions"][0]["cores"]
+    return cores
+
+
+def other_machine() -> bool:
+    """Whether this machine is of another kind than the one that made the files: learning then differs in last bits."""
+    return any("same kind of machine" in note for note in replayed("lockstep")["learner"]["not_checked"])
 
 
 def same_policy(path: Path, expected: Path) -> bool:
@@ -81,27 +88,27 @@ def same_policy(path: Path, expected: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "begin", "end", "words"),
+    ("name", "steps", "updates", "end", "words"),
     [
-        ("lockstep", 400, 600, ("--steps", "600")),
-        ("walkers", 302, 500, ("--steps", "500")),
-        ("free", 200, 300, ("--steps", "300")),
-        ("a2c", 191, 193, ("--set", "a2c.episodes=40")),
+        ("lockstep", 400, 300, 600, ("--steps", "600")),
+        ("walkers", 302, 242, 500, ("--steps", "500")),
+        ("free", 200, 140, 300, ("--steps", "300")),
+        ("killed", 170, 9, 190, ("--steps", "190")),
+        ("a2c", 191, 20, 193, ("--set", "a2c.episodes=40")),
     ],
 )
 def test_a_run_is_resumed(
-    name: str, begin: int, end: int, words: tuple[str, ...], frozen: Path, command: Start
+    name: str, steps: int, updates: int, end: int, words: tuple[str, ...], frozen: Path, command: Start
 ) -> None:
     """A run continues from its checkpoint. Lock-step and A2C reach the policy of version 0.1.0, bit for bit."""
     run = frozen / "runs" / name
-    before = json.loads((run / "final.json").read_text())["learner"]["figures"]
-    assert before["env_steps"] == begin
     finish(command("train", "--resume", str(run), *words))
-    log = (run / "logs" / "learner.log").read_text()
-    assert f"goes on from checkpoint-{begin:012}.safetensors" in log
-    after = json.loads((run / "final.json").read_text())["learner"]["figures"]
-    assert after["env_steps"] >= end
-    assert after["updates"] > before["updates"]
+    figures = json.loads((run / "final.json").read_text())["learner"]["figures"]
+    [checkpoint] = (FROZEN / "runs" / name / "checkpoint").iterdir()
+    assert checkpoint.name in (run / "logs" / "learner.log").read_text()
+    assert figures.get("began_at", steps) == steps  # A2C does not report it
+    assert figures["env_steps"] >= end
+    assert figures["updates"] > updates
     assert (run / "metrics.jsonl").read_bytes().startswith((FROZEN / "runs" / name / "metrics.jsonl").read_bytes())
     expected = FROZEN / "expected" / f"{name}.safetensors"
     if expected.exists() and not other_machine():
@@ -118,17 +125,14 @@ def test_a_recording_is_read(name: str, frozen: Path, command: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "core"),
-    [
-        *((name, core) for name in TRAINED for core in ("policy", "simulator", "learner")),
-        *(("deployed", core) for core in ("policy", "driver")),
-    ],
+    ("name", "core"), [(name, core) for name, cores in EXPECTED["compared"].items() for core in cores]
 )
-def test_a_recording_is_replayed(name: str, core: str, frozen: Path, command: Start) -> None:
-    """The core does again what the recording says."""
-    output = finish(command("replay", str(frozen / RECORDINGS[name]), "--core", core))
-    if core != "learner" or not other_machine():
-        assert re.search(rf"{core}: \d+ \w+ messages the same", output), output
+def test_a_recording_is_replayed(name: str, core: str) -> None:
+    """The core does again what the recording says: every message that version 0.1.0 compared is the same."""
+    if core == "learner" and other_machine():
+        pytest.skip("what a learner learns is the same on the same kind of machine only")
+    compared = {item["topic"]: item["compared"] for item in replayed(name)[core]["topics"]}
+    assert compared == EXPECTED["compared"][name][core]
 
 
 def test_a_training_begins_with_a_recording(frozen: Path, command: Start) -> None:
@@ -188,7 +192,7 @@ def watch(robot: Robot) -> dict[str, str]:
 
 
 def test_a_policy_is_served(robot: Robot) -> None:
-    robot.serve()
+    robot.serve(*PATIENT)
     found = state(robot)
     assert (found["state"], found["version"], found["frozen"], found["robot"]) == ("active", 3, False, "Pendulum")
     robot.drive()
@@ -222,7 +226,7 @@ def test_a_stop_and_a_freeze_outlive_the_version(robot: Robot, frozen: Path) -> 
 def test_a_stop_of_one_robot_outlives_the_version(robot: Robot, frozen: Path) -> None:
     """The robot stays stopped and the server inactive, until an operator ends both."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
-    robot.serve()
+    robot.serve(*PATIENT)
     found = state(robot)
     assert (found["state"], found["frozen"], found["stopped"]) == ("inactive", True, ["leg"])
     robot.drive()
@@ -237,7 +241,7 @@ def test_a_stop_of_one_robot_outlives_the_version(robot: Robot, frozen: Path) ->
 def test_a_fault_outlives_the_version(robot: Robot, frozen: Path) -> None:
     """The server sends the safe action alone, until an operator activates the robot."""
     keep(robot, frozen, "fault.safetensors.state")
-    robot.serve()
+    robot.serve(*PATIENT)
     robot.drive()
     assert watch(robot)["watch"] == "fault"
     robot.wait("the safe action", lambda: actions(robot))
@@ -253,15 +257,11 @@ def test_keys_let_an_operator_in(robot: Robot, frozen: Path, command: Start) -> 
     assert {**listed, "folder": ""} == EXPECTED["keys"]
     keys = f"endpoints.keys={frozen / 'keys' / 'robot-7'}"
     robot.serve("--set", "endpoints.policy=tcp://127.0.0.1:*", "--set", keys)
-    served = r"link policy is served at (tcp://\S+)"
-    robot.wait("the endpoint", lambda: re.search(served, robot.log("server.log")))
-    endpoint = re.findall(served, robot.log("server.log"))[0]
+    endpoint = robot.wait("the port", lambda: re.search(r"tcp://127\.0\.0\.1:\d+", robot.log("server.log")))[0]
     operator = ("node", "state", "--endpoint", endpoint, "--json", "--timeout")
     keys_of_operator = ("--keys", str(frozen / "keys" / "workstation"))
     assert json.loads(finish(command(*operator, "60", *keys_of_operator)))["version"] == 3
-    stranger = command(*operator, "1")
-    assert stranger.finish() == 1
-    assert "no answer" in stranger.output()
+    assert command(*operator, "1").finish() == 1
 
 
 def test_the_fixtures_stay_small() -> None:
