@@ -12,14 +12,15 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from td3_robot import noises
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.safety import limits as safety
 from td3_robot.safety.limits import SafetyConfig
@@ -35,51 +36,55 @@ _NO_SAFETY = SafetyConfig()
 _LONGEST = 1 << 28  # bytes of a file
 _MAX_HEADER = 1 << 22
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
-
-ExplorationKind = Literal["none", "gaussian", "uniform", "ornstein_uhlenbeck"]
+_LONGEST_KIND = 64  # characters of the name of a noise
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What the policy server adds: nothing; N(0, scale·half range) per dimension; U[low, high] instead; or an
-    Ornstein-Uhlenbeck process x(t) = (1 - theta) x(t - 1) + N(0, scale·half range).
+    """How the policy server explores.
 
-    A scale that is a range is spread over the robots of a source.
+    Attributes:
+        kind: a row of :data:`td3_robot.noises.NOISES`.
+        scale: standard deviation of the noise, as a fraction of half the range of each action; a range [low, high] is
+            spread over the robots of a source. The kinds ``none`` and ``uniform`` ignore it.
+        parameters: of the noise, by name; defaults take the place of missing ones.
 
     Raises:
-        ValueError: a value is out of its range.
+        ConfigError: there is no such noise or parameter, or a value is out of range.
     """
 
-    kind: ExplorationKind = "none"
+    kind: str = "none"
     scale: float | tuple[float, float] = 0.0
-    theta: float = 0.15  # of "ornstein_uhlenbeck" alone
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or len(self.kind) > _LONGEST_KIND:
+            allowed = f"text of at most {_LONGEST_KIND} characters"
+            raise ConfigError(f"exploration kind is {repr(self.kind)[:80]}; allowed: {allowed}")
         low, high = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
-        if self.kind not in get_args(ExplorationKind) or not 0 <= low <= high < float("inf"):
-            raise ValueError(f"{self} is not one of {', '.join(get_args(ExplorationKind))} with 0 <= scale")
-        if not 0.01 <= self.theta <= 1:
-            raise ValueError(f"exploration theta is {self.theta}; allowed: 0.01 to 1")
+        if not 0 <= low <= high < float("inf"):
+            raise ConfigError(f"exploration scale is {self.scale}; allowed: 0 or more, or [low, high]")
+        object.__setattr__(self, "parameters", noises.parameters(self.kind, self.parameters))
 
     def describe(self) -> dict[str, Any]:
-        """As it stands in a bundle's header."""
+        """The value of ``exploration`` in a bundle's header."""
         scale = list(self.scale) if isinstance(self.scale, tuple) else self.scale
-        theta = {"theta": self.theta} if self.kind == "ornstein_uhlenbeck" else {}
-        return {"kind": self.kind, "scale": scale, **theta}
+        return {"kind": self.kind, "scale": scale, **self.parameters}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Exploration:
         """The inverse of :meth:`describe`.
 
         Raises:
-            KeyError, TypeError, ValueError: a key is missing, or a value of another type or out of its range.
+            ConfigError, KeyError, TypeError, ValueError: a key is missing, or a value has another type or is out of
+                range.
         """
         kind, scale = description["kind"], description["scale"]
         if isinstance(scale, list):
             low, high = scale
             scale = float(low), float(high)
-        theta = {"theta": float(description["theta"])} if kind == "ornstein_uhlenbeck" else {}
-        return cls(kind, scale if isinstance(scale, tuple) else float(scale), **theta)
+        bare = cls(kind, scale if isinstance(scale, tuple) else float(scale))
+        return replace(bare, parameters={name: float(description[name]) for name in bare.parameters})
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,7 @@ class Bundle:
     spec: RobotSpec
     hidden: tuple[int, ...]
     tensors: Mapping[str, Float32]
-    exploration: Exploration = Exploration()
+    exploration: Exploration = field(default_factory=Exploration)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     safety: SafetyConfig = _NO_SAFETY
 
@@ -140,7 +145,9 @@ class Bundle:
             settings = safety.parse(header.get("safety", {}))
             safety.joined(SafetyConfig(), settings, spec)
             tensors = safetensors.numpy.load(payload)
-        except (KeyError, TypeError, ValueError, OverflowError, ConfigError, SafetensorError) as error:
+        except ConfigError as error:  # of the noise or the safety settings
+            raise BundleError(f"{source}: {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError, SafetensorError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
         if len(hidden) > _MAX_LAYERS or not all(1 <= width <= _MAX_WIDTH for width in hidden):
             raise BundleError(

@@ -39,13 +39,8 @@ class Phase(IntEnum):
 _PHASES = bytes(Phase)
 
 
-class NoiseKind(IntEnum):
-    """What was added to the actor's output."""
-
-    NONE = 0
-    GAUSSIAN = 1
-    UNIFORM = 2  # the actor is not asked at all: warm-up
-    ORNSTEIN_UHLENBECK = 3
+NO_NOISE = 0
+"""``noise_kind`` of an action without exploration noise. Other numbers: ``NUMBER`` in td3_robot/policy/noise.py."""
 
 
 class ActionOrigin(IntEnum):
@@ -58,7 +53,7 @@ class ActionOrigin(IntEnum):
     SAFE = 4  # the safe action: the policy server said so, or the source is not active
 
 
-_LAST_NOISE, _LAST_ORIGIN = int(max(NoiseKind)), int(max(ActionOrigin))
+_LAST_ORIGIN = int(max(ActionOrigin))
 
 
 @dataclass(frozen=True)
@@ -232,8 +227,6 @@ class Step(Message):
     def problem(self) -> str | None:
         if self.phase.tobytes().translate(None, _PHASES):
             return f"phase {self.phase.max()} is not one of 0 to 3"
-        if self.noise_kind > _LAST_NOISE:
-            return f"noise_kind {self.noise_kind} is not one of 0 to {_LAST_NOISE}"
         if self.origin > _LAST_ORIGIN:
             return f"origin {self.origin} is not one of 0 to {_LAST_ORIGIN}"
         return self._world_problem() if self.world else None
@@ -268,13 +261,12 @@ class Action(Message):
         "<f4", "NA", "what to apply, within the limits of the specification", "of channel", tolerance=1e-5
     )
     weights_version: int = _wire("u64", "weights that computed it; 0: none did, it is the safe action")
-    noise_kind: int = _wire("u32", "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck")
+    noise_kind: int = _wire(
+        "u32",
+        "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 1000 and above: noises of installed packages; accept "
+        "unknown numbers, the action counts",
+    )
     noise_seed: int = _wire("u64", "seed of the noise; 0 where none")
-
-    def problem(self) -> str | None:
-        if self.noise_kind > _LAST_NOISE:
-            return f"noise_kind {self.noise_kind} is not one of 0 to {_LAST_NOISE}"
-        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ class Registry:
         return rows
 
     def __contains__(self, name: object) -> bool:
-        return name in self.rows
+        return name in self._own or name in self.rows
 
     def names(self) -> list[str]:
         """The names of all rows, in order."""
@@ -65,7 +65,7 @@ class Registry:
         Raises:
             ConfigError: there is no such row; the message names the nearest one or lists all.
         """
-        if name not in self.rows:
+        if name not in self:
             raise ConfigError(f"{label or self.kind} is {name!r}; {meant(name, self.rows, 'allowed:')}")
 
     def load(self, name: str) -> Any:
@@ -76,10 +76,11 @@ class Registry:
             ModuleNotFoundError: a shipped row needs an extra that is not installed.
         """
         self.check(name)
-        module, _, attribute = self.rows[name].partition(":")
+        place = self._own.get(name) or self.rows[name]  # looking for installed packages takes 30 ms
+        module, _, attribute = place.partition(":")
         try:
             return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
         except (ImportError, AttributeError) as error:
             if name in self._own:
                 raise
-            raise ConfigError(f"{self.kind} {name!r} ({self.rows[name]}) cannot be loaded: {error}") from None
+            raise ConfigError(f"{self.kind} {name!r} ({place}) cannot be loaded: {error}") from None

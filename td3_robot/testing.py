@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from td3_robot.messages import Action, ActionOrigin, NoiseKind, Phase, Step
+from td3_robot.messages import NO_NOISE, Action, ActionOrigin, Phase, Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.transport.link import ClientLink, ServerLink, hello
@@ -86,7 +86,7 @@ class FakeRobot:
             origin=int(ActionOrigin.POLICY if applied else held),
             answered=applied.answers if applied else sequence,
             weights_version=applied.weights_version if applied else 0,
-            noise_kind=applied.noise_kind if applied else int(NoiseKind.NONE),
+            noise_kind=applied.noise_kind if applied else NO_NOISE,
             noise_seed=applied.noise_seed if applied else 0,
             needs_version=0,
             world={},

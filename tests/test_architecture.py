@@ -21,9 +21,10 @@ ALLOWED = {
     "td3_robot/errors.py": set(),
     "td3_robot/core_types.py": {"messages"},
     "td3_robot/registry.py": {"errors", "util"},
-    "td3_robot/bundle.py": {"errors", "safety", "specs", "util"},
+    "td3_robot/noises.py": {"errors", "registry", "util"},
+    "td3_robot/bundle.py": {"errors", "noises", "safety", "specs", "util"},
     "td3_robot/util": {"errors", "util"},
-    "td3_robot/config": {"config", "errors", "runtime", "safety", "util"},
+    "td3_robot/config": {"config", "errors", "noises", "runtime", "safety", "util"},
     "td3_robot/safety": {"config", "errors", "messages", "safety", "specs", "util"},
     "td3_robot/transport": {"core_types", "errors", "messages", "specs", "topics", "transport", "util"},
     "td3_robot/policy/core.py": {

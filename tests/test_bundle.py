@@ -368,7 +368,7 @@ def test_hash() -> None:
     "exploration",
     [
         Exploration("gaussian", (0.05, 0.4)),
-        Exploration("ornstein_uhlenbeck", 0.2, 0.3),
+        Exploration("ornstein_uhlenbeck", 0.2, {"theta": 0.3}),
         Exploration("ornstein_uhlenbeck", (0.1, 0.1)),
     ],
 )

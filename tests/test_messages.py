@@ -18,7 +18,8 @@ import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.errors import ProtocolError
-from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, ActionOrigin, Message, NoiseKind, Phase, Status, wire_fields
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, ActionOrigin, Message, Phase, Status, wire_fields
+from td3_robot.noises import NOISES
 from td3_robot.transport import codec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -183,11 +184,11 @@ def test_codes_are_fixed() -> None:
         ("TERMINATED", 2),
         ("TRUNCATED", 3),
     ]
-    assert [(item.name, item.value) for item in NoiseKind] == [
-        ("NONE", 0),
-        ("GAUSSIAN", 1),
-        ("UNIFORM", 2),
-        ("ORNSTEIN_UHLENBECK", 3),
+    assert [(name, NOISES.load(name).NUMBER) for name in NOISES.names()] == [
+        ("none", 0),
+        ("gaussian", 1),
+        ("uniform", 2),
+        ("ornstein_uhlenbeck", 3),
     ]
     assert [(item.name, item.value) for item in ActionOrigin] == [
         ("NONE", 0),

@@ -20,9 +20,9 @@ import zmq
 
 from td3_robot.bundle import Bundle
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.messages import MESSAGES, Hello, NoiseKind, Step, wire_fields
+from td3_robot.messages import MESSAGES, Hello, Step, wire_fields
 from td3_robot.policy.actor import Actor
-from td3_robot.policy.noise import Noise
+from td3_robot.policy.noise import Gaussian, OrnsteinUhlenbeck, Uniform
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 from tests.policy.unrecorded import PolicyCore
@@ -93,16 +93,16 @@ def code_blocks() -> dict[str, Any]:
 def test_the_documents_noise_is_the_policy_servers(seed: int, source: str, incarnation: int) -> None:
     robots, actions = 3, 2
     theirs = code_blocks()
-    noise = Noise(seed, source, incarnation, robots, actions)
+    identity = seed, source, incarnation, robots, actions
     keys = theirs["keys"](seed, source, incarnation, robots)
     episodes, steps = np.array([0, 5, 2**50], np.uint64), np.array([0, 64, 200], np.uint32)
-    uniform, normal = noise(NoiseKind.UNIFORM, episodes, steps).copy(), noise(NoiseKind.GAUSSIAN, episodes, steps)
+    uniform, normal = Uniform(*identity)(episodes, steps), Gaussian(*identity)(episodes, steps)
     for robot, (episode, step) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
         assert theirs["uniform"](keys[robot], actions, episode, step) == uniform[robot].tolist()
         drawn = theirs["normal"](seed, source, incarnation, robots, robot, actions, episode, step)
         assert drawn.tolist() == normal[robot].tolist()
         for theta in (0.15, 0.5, 1.0):
-            expected = noise(NoiseKind.ORNSTEIN_UHLENBECK, episodes, steps, theta)[robot]
+            expected = OrnsteinUhlenbeck(*identity, theta=theta)(episodes, steps)[robot]
             drawn = theirs["ornstein_uhlenbeck"](
                 seed, source, incarnation, robots, robot, actions, episode, step, theta
             )

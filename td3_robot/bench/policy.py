@@ -16,10 +16,10 @@ import numpy as np
 from td3_robot.bench import example
 from td3_robot.bench.peers import Robot, serving
 from td3_robot.errors import NodeError, UsageError
-from td3_robot.messages import NoiseKind, Step
+from td3_robot.messages import Step
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.noise import Noise
+from td3_robot.policy.noise import Gaussian
 from td3_robot.runtime.node import Parser
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import codec
@@ -114,7 +114,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 def _inside(robots: int, actions: int, served: _Served) -> dict[str, list[int]]:
     """The actor and the noise by themselves."""
     actor = Actor(example.bundle())
-    noise = Noise(0, example.SOURCE, 0, robots, example.ACTIONS)
+    noise = Gaussian(0, example.SOURCE, 0, robots, example.ACTIONS)
     rng = np.random.default_rng(1)
     steps = [example.step(sequence, robots, rng) for sequence in range(len(served.payloads))]
     clock = time.perf_counter_ns
@@ -124,7 +124,7 @@ def _inside(robots: int, actions: int, served: _Served) -> dict[str, list[int]]:
         begin = clock()
         actor(step.observation)
         inferred = clock()
-        noise(NoiseKind.GAUSSIAN, step.episode, step.episode_step)
+        noise(step.episode, step.episode_step)
         end = clock()
         times["infer"].append(inferred - begin)
         times["noise"].append(end - inferred)

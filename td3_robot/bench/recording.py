@@ -23,8 +23,9 @@ from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
 from td3_robot.config.schema import Config, RecordConfig
 from td3_robot.core_types import Input, Peer
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, Action, Message, NoiseKind, Phase, Record, Start, Step, Weights
+from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Record, Start, Step, Weights
 from td3_robot.policy import core as policy_core
+from td3_robot.policy.noise import Gaussian
 from td3_robot.recording.entries import facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
@@ -174,7 +175,7 @@ def _session(steps: int) -> Said:
             origin=1 if number else 0,
             answered=max(0, number - 1),
             weights_version=1 if number else 0,
-            noise_kind=int(NoiseKind.GAUSSIAN if number else NoiseKind.NONE),
+            noise_kind=Gaussian.NUMBER if number else NO_NOISE,
             noise_seed=0,
             needs_version=0,
             world={},

@@ -13,9 +13,11 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from td3_robot import noises
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.config.section import Count, Natural, NonNegative, Positive, Section
+from td3_robot.errors import ConfigError
 from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.safety.limits import SafetyConfig
 
@@ -44,14 +46,16 @@ class NetworkConfig(Section, frozen=True):
 class ExplorationConfig(Section, frozen=True):
     """Action noise, after the uniform actions of the first ``learner.learning_starts`` steps.
 
-    ``noise`` is its standard deviation in fractions of half the action range; a range ``[low, high]`` is spread over
-    the robots of a source, so that some explore more than others. ``kind: ornstein_uhlenbeck`` adds up:
-    x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), from 0 at each reset (Lillicrap et al. 2016 with 0.15 and 0.2).
+    ``kind`` is ``gaussian``, ``ornstein_uhlenbeck`` or the noise of an installed package. ``noise`` is its standard
+    deviation as a fraction of half the action range; a range ``[low, high]`` is spread over the robots of a source, so
+    that some explore more than others. ``ornstein_uhlenbeck`` is x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1),
+    from 0 at each reset; Lillicrap et al. 2016 use 0.15 and 0.2. ``parameters`` are those of an installed noise.
     """
 
-    kind: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    kind: str = "gaussian"
     noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 loses a limit beside a tuple, and crashes
     theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
+    parameters: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
 
     def __post_init__(self) -> None:
         low, high = self.noise if isinstance(self.noise, tuple) else (self.noise, self.noise)
@@ -60,6 +64,18 @@ class ExplorationConfig(Section, frozen=True):
             raise ValueError(
                 f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two, the lower one first"
             )
+        if self.kind in noises.CHOSEN_BY_THE_LEARNER or self.kind not in noises.NOISES:
+            allowed = [name for name in noises.NOISES.names() if name not in noises.CHOSEN_BY_THE_LEARNER]
+            raise ValueError(f"exploration.kind is {self.kind!r}; allowed: {', '.join(allowed)}")
+        try:
+            noises.parameters(self.kind, self.noise_parameters())
+        except ConfigError as error:
+            raise ValueError(f"exploration.parameters: {error}") from None
+
+    def noise_parameters(self) -> dict[str, float]:
+        """What is set for the parameters of the noise; ``theta`` is a key of its own."""
+        theta = {"theta": self.theta} if "theta" in noises.NOISES.load(self.kind).PARAMETERS else {}
+        return {**theta, **self.parameters}
 
 
 class EvaluationConfig(Section, frozen=True):

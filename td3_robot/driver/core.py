@@ -18,13 +18,13 @@ from td3_robot.core_types import Input, Output
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import (
+    NO_NOISE,
     Action,
     ActionOrigin,
     Command,
     Heard,
     Heartbeat,
     Message,
-    NoiseKind,
     Phase,
     Step,
     Throttle,
@@ -353,7 +353,7 @@ class SourceCore:
             origin=int(origin if stepped else ActionOrigin.NONE),
             answered=action.answers if action else sequence,
             weights_version=action.weights_version if action else 0,
-            noise_kind=action.noise_kind if action else int(NoiseKind.NONE),
+            noise_kind=action.noise_kind if action else NO_NOISE,
             noise_seed=action.noise_seed if action else 0,
             needs_version=self._version if self.lockstep else 0,
             world=dict(body.world),

@@ -162,7 +162,7 @@ class LearnerCore:
             self.spec,
             self.config.network.hidden,
             tensors,
-            Exploration(asked.kind, asked.noise, asked.theta) if explores else Exploration("uniform"),
+            Exploration(asked.kind, asked.noise, asked.noise_parameters()) if explores else Exploration("uniform"),
             {
                 **self.provenance,
                 "precision": self.training.config.precision,

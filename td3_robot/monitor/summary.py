@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from td3_robot import noises
 from td3_robot.messages import (
     Action,
     ActionOrigin,
@@ -15,7 +16,6 @@ from td3_robot.messages import (
     Hello,
     LifecycleChange,
     Message,
-    NoiseKind,
     Phase,
     Refused,
     Reply,
@@ -50,8 +50,11 @@ def _mean(values: Any) -> float | None:
 
 
 def _action(action: Action) -> Facts:
-    noise = NoiseKind(action.noise_kind).name.lower()
-    return {"source": action.source, "weights": action.weights_version, "noise": noise}
+    return {
+        "source": action.source,
+        "weights": action.weights_version,
+        "noise": noises.name_of(action.noise_kind),
+    }
 
 
 def _status(status: Status) -> Facts:

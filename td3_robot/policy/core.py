@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from td3_robot.bundle import Bundle, sha256
+from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, LifecycleError
 from td3_robot.messages import (
+    NO_NOISE,
     Action,
     Bye,
     Command,
@@ -21,14 +20,13 @@ from td3_robot.messages import (
     InForce,
     LifecycleChange,
     Message,
-    NoiseKind,
     Reply,
     Step,
     Weights,
 )
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.latches import Latches
-from td3_robot.policy.noise import Noise
+from td3_robot.policy.noise import Explorer
 from td3_robot.policy.store import Examine, Policy, PolicyStore, examine
 from td3_robot.policy.watch import Watch
 from td3_robot.safety.commands import watch_follows
@@ -51,6 +49,7 @@ _SOURCES = 256  # whose watch a Reply tells of: it has to be shorter than a mess
 _CONNECTED = 512  # the same of names alone; who asks each of them must not fill a queue
 _REASON = 200  # characters of the reason of each watch
 _LATCHED = 500  # the same in what is kept over a restart
+_NO_EXPLORATION = Exploration()
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
@@ -65,27 +64,6 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
         name=name,
         examine=examine,
     )
-
-
-class Explorer:
-    """The noise of one source's robots, and how large it is with the policy of the moment.
-
-    Attributes:
-        scale: float32[N, A], the standard deviation of each robot's noise, in the unit of the channel.
-    """
-
-    def __init__(self, seed: int, step: Step) -> None:
-        robots, actions = step.action.shape
-        self.incarnation = step.incarnation
-        self.noise = Noise(seed, step.source, step.incarnation, robots, actions)
-        self.scale: Float32 = np.zeros((robots, actions), np.float32)
-        self._policy: Policy | None = None
-
-    def follow(self, policy: Policy) -> None:
-        """Be as large as this policy asks for."""
-        if policy is not self._policy:
-            self._policy = policy
-            self.scale = self.noise.scales(policy.bundle.exploration.scale) * policy.actor.half
 
 
 class PolicyCore:
@@ -431,38 +409,25 @@ class PolicyCore:
         # A robot that nothing watches over is stopped by name at the desk alone.
         if problem or not self.lifecycle.active or self.desk.stopped(peer.name):
             return self._safe(step, policy)
-        kind = policy.noise_kind if self.exploring else NoiseKind.NONE
-        action = self._act(peer, step, policy, kind)
+        explorer = self._explorers.get(peer)
+        if explorer is None or explorer.incarnation != step.incarnation:
+            explorer = self._explorers[peer] = Explorer(self.seed, step)
+        exploration = policy.bundle.exploration if self.exploring else _NO_EXPLORATION
+        action = explorer.act(policy.actor, exploration, step)
         if not finite(action):  # finite weights can still overflow
             self.counters["not_finite"] += 1
             return self._safe(step, policy) if envelope.guarded else None
         if envelope.guarded:
             action = policy.safety(action, step.action)
-        return _action(step, action, policy.version, kind, self.seed if kind else 0)
+        seed = 0 if explorer.number == NO_NOISE else self.seed
+        return _action(step, action, policy.version, explorer.number, seed)
 
     def _safe(self, step: Step, policy: Policy) -> Action:
         self.counters["safe_actions"] += 1
-        return _action(step, policy.safety.envelope.safe_action(step.action), 0, NoiseKind.NONE, 0)
-
-    def _act(self, peer: Peer, step: Step, policy: Policy, kind: NoiseKind) -> Float32:
-        actor = policy.actor
-        if kind is NoiseKind.NONE:
-            return actor(step.observation)
-        explorer = self._explorers.get(peer)
-        if explorer is None or explorer.incarnation != step.incarnation:
-            explorer = self._explorers[peer] = Explorer(self.seed, step)
-        explorer.follow(policy)
-        drawn = explorer.noise(kind, step.episode, step.episode_step, policy.bundle.exploration.theta)
-        if kind is NoiseKind.UNIFORM:
-            action = actor.low + drawn * (actor.high - actor.low)
-        else:
-            action = actor.unclipped(step.observation)
-            drawn *= explorer.scale
-            action += drawn
-        return actor.clip(action)
+        return _action(step, policy.safety.envelope.safe_action(step.action), 0, NO_NOISE, 0)
 
 
-def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: int) -> Action:
+def _action(step: Step, action: Float32, version: int, noise: int, seed: int) -> Action:
     return Action.of(
         {
             "source": step.source,
@@ -471,7 +436,7 @@ def _action(step: Step, action: Float32, version: int, kind: NoiseKind, seed: in
             "stamp": step.stamp,
             "action": action,
             "weights_version": version,
-            "noise_kind": int(kind),
+            "noise_kind": noise,
             "noise_seed": seed,
         }
     )

@@ -1,134 +1,269 @@
-"""Exploration noise as a pure function of (seed, source, incarnation, robot, episode, step).
+"""Exploration noises: each a pure function of (seed, source, incarnation, robot, episode, step).
 
-Nothing is drawn in sequence, so any order and any batching of requests gives the same noise, and a recorded action can
-be computed again. The generator is Philox (Salmon et al. 2011), which is counter-based: key = who, counter = when.
+Nothing is drawn in sequence. Any order and any batching of requests gives the same numbers, and a recorded action can
+be computed again. The generator is Philox (Salmon et al. 2011), which is counter-based: the key says who, the counter
+says when.
+
+To add a noise, write a subclass of :class:`Noise` and its row in :data:`td3_robot.noises.NOISES`. An installed package
+adds the row with an entry point in the group ``td3_robot.noises``::
+
+    class Laplace(Noise):
+        NUMBER = 1000
+
+        def block(self, generator):
+            return generator.laplace(size=self.shape)
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.messages import NoiseKind, UInt32, UInt64
+from td3_robot.errors import ConfigError
+from td3_robot.messages import NO_NOISE, UInt32, UInt64
+from td3_robot.noises import NOISES, Parameter
 from td3_robot.specs import Float32
 
-DEFAULT_THETA = 0.15  # of Lillicrap et al.
-_BLOCK = 64  # steps drawn at once: a block costs 20 µs, a look-up of a drawn one almost nothing
-_WHICH, _WHERE = np.uint32(_BLOCK.bit_length() - 1), np.uint32(_BLOCK - 1)  # step >> _WHICH, step & _WHERE
+if TYPE_CHECKING:
+    from td3_robot.bundle import Exploration
+    from td3_robot.messages import Step
+    from td3_robot.policy.actor import Actor
+
+BLOCK = 64
+"""Steps that are drawn at once: drawing a block costs 20 µs, looking up a drawn step almost nothing."""
+FIRST_INSTALLED = 1000
+"""The lowest NUMBER that a noise of an installed package may have."""
+_WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)  # step >> _WHICH, step & _WHERE
+_NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
 class Noise:
-    """The noise of one source's robots.
+    """One kind of noise for the robots of one source.
+
+    A subclass draws independent numbers in :meth:`block`. It overrides :meth:`draw` if a number depends on those
+    before it, and :meth:`act` if the noise is not added to the actor's output.
 
     Args:
         seed: of the run; 0 to 2^64 - 1.
         source, incarnation: as in the Step messages.
         robots, actions: N and A.
+        parameters: a value for each of PARAMETERS.
+
+    Attributes:
+        NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
+            chooses one from 1000 to 2^32 - 1; lower ones are for the noises of this package.
+        PARAMETERS: what a configuration can set, by name.
+        shape: (BLOCK, A), the shape of a block.
     """
 
-    def __init__(self, seed: int, source: str, incarnation: int, robots: int, actions: int) -> None:
+    NUMBER: ClassVar[int]
+    PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__ and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
+            number = getattr(cls, "NUMBER", "missing")
+            raise ConfigError(f"{cls.__qualname__}.NUMBER is {number}; allowed: {FIRST_INSTALLED} to {(1 << 32) - 1}")
+
+    def __init__(
+        self, seed: int, source: str, incarnation: int, robots: int, actions: int, **parameters: float
+    ) -> None:
+        self.parameters = parameters
+        self.shape = BLOCK, actions
         entropy = [seed, zlib.crc32(source.encode()), incarnation]
         keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
         self._keys = keys.reshape(robots, 2)
-        self._rows = np.arange(robots)
-        self._starts = self._rows * _BLOCK
-        self._shape = _BLOCK, actions
-        self._drawn = {
-            kind: _Block(
-                np.full(robots, np.iinfo(np.uint64).max, np.uint64),
-                np.zeros(robots, np.uint32),
-                np.zeros((robots, _BLOCK, actions), np.float32),
-            )
-            for kind in (NoiseKind.GAUSSIAN, NoiseKind.UNIFORM, NoiseKind.ORNSTEIN_UHLENBECK)
-        }
-        self._theta = DEFAULT_THETA
-        self._place = zlib.crc32(source.encode()) / 2**32
+        self._starts = np.arange(robots) * BLOCK
+        # The block that is drawn of each robot: its episode, its number in the episode, its values.
+        self._episode = np.full(robots, _NOTHING_DRAWN, np.uint64)
+        self._number = np.zeros(robots, np.uint32)
+        self._values = np.zeros((robots, *self.shape), np.float32)
+        self._rows = self._values.reshape(-1, actions)
+        self._drawn = b""  # episodes and numbers once more
 
-    def scales(self, scale: float | tuple[float, float]) -> Float32:
-        """The standard deviation of each robot's noise, float32[N, 1], from one number or a range [low, high].
-
-        The range is cut into N equal parts, one for each robot in order; where in its part a robot stands depends on
-        the source, so that robots that are sources of their own differ too.
-        """
-        low, high = scale if isinstance(scale, tuple) else (scale, scale)
-        parts = (self._rows + self._place) / len(self._rows)
-        scales: Float32 = (low + (high - low) * parts).astype(np.float32)[:, None]
-        return scales
-
-    def __call__(self, kind: NoiseKind, episode: UInt64, step: UInt32, theta: float = DEFAULT_THETA) -> Float32:
-        """Numbers for the action after each robot's given step: standard normal ones; uniform ones in [0, 1); or an
-        Ornstein-Uhlenbeck process driven by standard normal ones.
+    def __call__(self, episode: UInt64, step: UInt32) -> Float32:
+        """The numbers for the action after each robot's given step.
 
         Args:
-            kind: GAUSSIAN, UNIFORM or ORNSTEIN_UHLENBECK: independent streams.
             episode: uint64[N].
-            step: uint32[N], episode_step of the Step to be answered.
-            theta: θ of ORNSTEIN_UHLENBECK, above 0 to 1: 1 / θ steps are what it remembers.
+            step: uint32[N], ``episode_step`` of the Step to be answered.
 
         Returns:
-            float32[N, A].
+            float32[N, A], a new array.
         """
-        block = self._drawn[kind]
-        if kind is NoiseKind.ORNSTEIN_UHLENBECK and theta != self._theta:
-            self._theta = theta
-            block.episode[:] = np.iinfo(np.uint64).max
-            block.drawn = b""
         number = step >> _WHICH
         wanted = episode.tobytes() + number.tobytes()
-        if wanted != block.drawn:  # as bytes: almost always they are the same, and this is how to see it fastest
-            robots = np.flatnonzero((block.episode != episode) | (block.number != number))
+        if wanted != self._drawn:  # almost always equal, and comparing bytes is the fastest way to see it
+            robots = np.flatnonzero((self._episode != episode) | (self._number != number))
             if len(robots):
-                block.values[robots] = self._draw(kind, robots, episode, number)
-                block.episode[robots], block.number[robots] = episode[robots], number[robots]
-            block.drawn = wanted
-        # One block after the other: to take rows is half the work of indexing with two arrays.
-        rows = block.values.reshape(-1, self._shape[1])
-        return rows.take(self._starts + (step & _WHERE), axis=0)
+                self._values[robots] = self.draw(robots, episode, number)
+                self._episode[robots], self._number[robots] = episode[robots], number[robots]
+            self._drawn = wanted
+        # Taking rows of one table costs half of indexing with two arrays.
+        return self._rows.take(self._starts + (step & _WHERE), axis=0)
 
-    def _draw(self, kind: NoiseKind, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """float32[robots, _BLOCK, A]: a block for each of these robots."""
-        if kind is not NoiseKind.ORNSTEIN_UHLENBECK:
-            return np.stack([self._independent(kind, i, int(episode[i]), int(number[i])) for i in robots])
-        keep = 1.0 - self._theta
-        lead = blocks_remembered(self._theta)
-        blocks = np.zeros((len(robots), lead + 1, *self._shape), np.float32)  # 0 before the episode
+    def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
+        """The robots' actions with this noise.
+
+        Args:
+            actor: the policy.
+            observation: float32[N, O].
+            episode, step: as in a call.
+            scale: float32[N, A], the standard deviation that the policy asks for, in the unit of the channel.
+
+        Returns:
+            float32[N, A], within the limits of the actions; a new array.
+        """
+        action = actor.unclipped(observation)
+        drawn = self(episode, step)
+        drawn *= scale
+        action += drawn
+        return actor.clip(action)
+
+    def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
+        """A block for each of these robots.
+
+        Args:
+            robots: indices of robots, R of them.
+            episode, number: uint64[N] and uint32[N], the episode and the block in it of every robot.
+
+        Returns:
+            float32[R, BLOCK, A].
+        """
+        return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
+
+    def independent(self, robot: int, episode: int, number: int) -> Float32:
+        """float32[BLOCK, A]: the block of this number in a robot's episode, each number independent."""
+        # The lowest counter word leaves 2^64 draws between blocks; NUMBER, block and episode take the others.
+        counter = np.array([0, self.NUMBER, number, episode], np.uint64)
+        return self.block(np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter)))
+
+    def block(self, generator: np.random.Generator) -> Float32:
+        """Independent numbers of an array of ``shape``: mean 0, standard deviation 1."""
+        raise NotImplementedError
+
+
+class NoNoise(Noise):
+    """The actor's output alone."""
+
+    NUMBER = NO_NOISE
+
+    def __init__(self, *identity: object, **parameters: float) -> None:  # it draws nothing
+        del identity, parameters
+
+    def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
+        del episode, step, scale
+        return actor(observation)
+
+
+class Gaussian(Noise):
+    """N(0, scale) in each dimension of the action."""
+
+    NUMBER = 1
+
+    def block(self, generator: np.random.Generator) -> Float32:
+        return generator.standard_normal(self.shape, np.float32)
+
+
+class Uniform(Noise):
+    """U[low, high] in place of the actor's output, whatever the scale: the warm-up."""
+
+    NUMBER = 2
+
+    def block(self, generator: np.random.Generator) -> Float32:
+        return generator.random(self.shape, np.float32)
+
+    def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
+        del observation, scale
+        return actor.clip(actor.low + self(episode, step) * (actor.high - actor.low))
+
+
+class OrnsteinUhlenbeck(Noise):
+    """x(t) = (1 - theta) x(t - 1) + N(0, scale), from 0 at each reset (Lillicrap et al. 2016).
+
+    It remembers about 1 / theta steps.
+    """
+
+    NUMBER = 3
+    PARAMETERS: ClassVar[Mapping[str, Parameter]] = {"theta": Parameter(0.15, 0.01, 1.0)}
+
+    def block(self, generator: np.random.Generator) -> Float32:
+        return generator.standard_normal(self.shape, np.float32)
+
+    def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
+        keep = 1.0 - self.parameters["theta"]
+        lead = blocks_remembered(self.parameters["theta"])
+        blocks = np.zeros((len(robots), lead + 1, *self.shape), np.float32)  # 0 before the episode
         for row, i in enumerate(robots):
             for back in range(min(lead, int(number[i])) + 1):
-                blocks[row, lead - back] = self._independent(kind, i, int(episode[i]), int(number[i]) - back)
-        normal = blocks.reshape(len(robots), -1, self._shape[1])
-        x = np.zeros((len(robots), self._shape[1]))
-        values = np.empty((len(robots), *self._shape), np.float32)
+                blocks[row, lead - back] = self.independent(int(i), int(episode[i]), int(number[i]) - back)
+        normal = blocks.reshape(len(robots), -1, self.shape[1])
+        x = np.zeros((len(robots), self.shape[1]))
+        values = np.empty((len(robots), *self.shape), np.float32)
         for t in range(normal.shape[1]):
-            x = keep * x + normal[:, t]  # in float64; one product and one sum, the same on every machine
-            if t >= lead * _BLOCK:
-                values[:, t - lead * _BLOCK] = x
+            x = keep * x + normal[:, t]  # in float64: one product and one sum give the same bits on every machine
+            if t >= lead * BLOCK:
+                values[:, t - lead * BLOCK] = x
         return values
-
-    def _independent(self, kind: NoiseKind, robot: int, episode: int, number: int) -> Float32:
-        """float32[_BLOCK, A]: a block of independent numbers."""
-        # 2^64 draws of room in the lowest counter word keep blocks apart; kind, block and episode take the others.
-        counter = np.array([0, int(kind), number, episode], np.uint64)
-        generator = np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter))
-        if kind is NoiseKind.UNIFORM:
-            return generator.random(self._shape, np.float32)
-        return generator.standard_normal(self._shape, np.float32)
 
 
 def blocks_remembered(theta: float) -> int:
     """After how many blocks the weight of a number in an Ornstein-Uhlenbeck process is at most 2^-24."""
     blocks = 0
-    while (1.0 - theta) ** (_BLOCK * blocks) > 2.0**-24:
+    while (1.0 - theta) ** (BLOCK * blocks) > 2.0**-24:
         blocks += 1
     return blocks
 
 
-class _Block:
-    """What is drawn so far: for each robot the episode and block number, and the values of its steps."""
+def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -> Float32:
+    """The standard deviation of each robot's noise, float32[N, 1].
 
-    __slots__ = ("drawn", "episode", "number", "values")
+    Args:
+        scale: of every robot; or a range [low, high], which is cut into N equal parts, one for each robot in order.
+        source: decides where in its part each robot stands, so that robots of different sources differ too.
+        robots: N.
+    """
+    low, high = scale if isinstance(scale, tuple) else (scale, scale)
+    parts = (np.arange(robots) + zlib.crc32(source.encode()) / 2**32) / robots
+    scales: Float32 = (low + (high - low) * parts).astype(np.float32)[:, None]
+    return scales
 
-    def __init__(self, episode: UInt64, number: UInt32, values: Float32) -> None:
-        self.episode, self.number, self.values = episode, number, values
-        self.drawn = b""  # episodes and numbers once more
+
+class Explorer:
+    """Lets the robots of one source act as the policy of the moment explores.
+
+    Args:
+        seed: of the exploration noise.
+        step: any Step of the source; its robots, actions and incarnation stay the same.
+
+    Attributes:
+        incarnation: of the source.
+        number: ``noise_kind`` of the newest actions.
+    """
+
+    def __init__(self, seed: int, step: Step) -> None:
+        self.incarnation = step.incarnation
+        self.number = NO_NOISE
+        self._identity = (seed, step.source, step.incarnation, *step.action.shape)
+        self._source = step.source
+        self._noise: Noise = NoNoise()
+        self._scale: Float32 = np.zeros(step.action.shape, np.float32)
+        self._actor: Actor | None = None
+        self._exploration: Exploration | None = None
+
+    def act(self, actor: Actor, exploration: Exploration, step: Step) -> Float32:
+        """The actions that answer a Step, float32[N, A], within the limits of the actions."""
+        if actor is not self._actor or exploration is not self._exploration:
+            self._follow(actor, exploration)
+        return self._noise.act(actor, step.observation, step.episode, step.episode_step, self._scale)
+
+    def _follow(self, actor: Actor, exploration: Exploration) -> None:
+        known = self._exploration
+        if known is None or (known.kind, known.parameters) != (exploration.kind, exploration.parameters):
+            self._noise = NOISES.load(exploration.kind)(*self._identity, **exploration.parameters)
+            self.number = self._noise.NUMBER
+        self._scale = robot_scales(exploration.scale, self._source, len(self._scale)) * actor.half
+        self._actor, self._exploration = actor, exploration

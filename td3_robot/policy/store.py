@@ -7,20 +7,12 @@ from dataclasses import dataclass
 
 from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError, ConfigError, LifecycleError
-from td3_robot.messages import NoiseKind
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import SafetyConfig, joined
 
 _SPARE = 1 << 20  # bytes of a policy beside its tensors
 _KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
-
-_KINDS = {
-    "none": NoiseKind.NONE,
-    "gaussian": NoiseKind.GAUSSIAN,
-    "uniform": NoiseKind.UNIFORM,
-    "ornstein_uhlenbeck": NoiseKind.ORNSTEIN_UHLENBECK,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +27,6 @@ class Policy:
     version: int
     bundle: Bundle
     actor: Actor
-    noise_kind: NoiseKind
     safety: SafetyFilter
     floor: SafetyConfig
 
@@ -108,8 +99,7 @@ class PolicyStore:
             envelope = joined(self._safety, bundle.safety, bundle.spec, floor=floor)
         except ConfigError as error:
             raise BundleError(f"weights version {version}, with this server's own safety settings: {error}") from None
-        kind = _KINDS[bundle.exploration.kind]
-        policy = Policy(version, bundle, actor or Actor(bundle), kind, SafetyFilter(envelope, bundle.spec), floor)
+        policy = Policy(version, bundle, actor or Actor(bundle), SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
             self.loaded = [*self.loaded[1 - _KEPT :], version]

@@ -12,7 +12,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
-from td3_robot.messages import Action, Command, InForce, LifecycleChange, NoiseKind, Reply, Start, Step, Weights
+from td3_robot.messages import NO_NOISE, Action, Command, InForce, LifecycleChange, Reply, Start, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
@@ -120,7 +120,7 @@ class SingleActions:
     def _act(self, entry: Entry, action: Action) -> None:
         core = self._core(action.weights_version)
         now = entry.published * 1e-9
-        core.exploring = action.noise_kind != NoiseKind.NONE
+        core.exploring = action.noise_kind != NO_NOISE
         step = self._steps[self._key(action)]
         source = step.source, step.incarnation
         if source not in self._peers:

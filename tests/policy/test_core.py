@@ -11,10 +11,10 @@ import pytest
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Bye, Command, LifecycleChange, NoiseKind, Step, Weights
+from td3_robot.messages import Action, Bye, Command, LifecycleChange, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.actor import Actor
-from td3_robot.policy.noise import Noise
+from td3_robot.policy.noise import OrnsteinUhlenbeck, robot_scales
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.link import hello
@@ -185,14 +185,14 @@ def test_each_robot_explores_by_its_own_scale_and_kind(
     """An actor of zeros acts in the middle, 1 and 0; half ranges are 2 and 0.5. Scales are small: no clipping."""
     zeros = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
     core = PolicyCore(seed=9)
-    exploration = Exploration("ornstein_uhlenbeck", (0.01, 0.03), 0.5)
+    exploration = Exploration("ornstein_uhlenbeck", (0.01, 0.03), {"theta": 0.5})
     core.step([weights(1, replace(make_bundle(), tensors=zeros, exploration=exploration))], 0.0)
     [(_, action)] = core.step([(peer, make_step(70, robots=3))], 0.0)
     assert isinstance(action, Action)
     assert (action.noise_kind, action.noise_seed) == (3, 9)
-    noise = Noise(9, "sim-0", 0, 3, 2)
-    drawn = noise(NoiseKind.ORNSTEIN_UHLENBECK, np.zeros(3, np.uint64), np.full(3, 70, np.uint32), 0.5)
-    expected = drawn * noise.scales((0.01, 0.03)) * [2, 0.5] + [1, 0]
+    noise = OrnsteinUhlenbeck(9, "sim-0", 0, 3, 2, theta=0.5)
+    drawn = noise(np.zeros(3, np.uint64), np.full(3, 70, np.uint32))
+    expected = drawn * robot_scales((0.01, 0.03), "sim-0", 3) * [2, 0.5] + [1, 0]
     np.testing.assert_allclose(action.action, expected, rtol=1e-5)
 
 

@@ -1,8 +1,12 @@
-"""Exploration noise: a function of who and when, and nothing else."""
+"""Exploration noises: each number depends on the identity and the moment, and on nothing else."""
 
 from __future__ import annotations
 
+import sys
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,64 +14,81 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td3_robot.messages import NoiseKind
-from td3_robot.policy.noise import Noise, blocks_remembered
+from td3_robot import noises
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.config import loading
+from td3_robot.core_types import Peer
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.messages import Action, Step, Weights
+from td3_robot.noises import NOISES
+from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.noise import Gaussian, Noise, OrnsteinUhlenbeck, Uniform, blocks_remembered, robot_scales
 
-GAUSSIAN, UNIFORM, OU = NoiseKind.GAUSSIAN, NoiseKind.UNIFORM, NoiseKind.ORNSTEIN_UHLENBECK
+IDENTITY: dict[str, Any] = {"seed": 1, "source": "sim-0", "incarnation": 0, "robots": 1, "actions": 10}
 
 
-def ask(noise: Noise, kind: NoiseKind, episode: list[int], step: list[int], theta: float = 0.15) -> np.ndarray:
-    return noise(kind, np.array(episode, np.uint64), np.array(step, np.uint32), theta).copy()
+def made(kind: type[Noise], seed: int, robots: int, actions: int, **parameters: float) -> Noise:
+    theta = {"theta": 0.15} if kind is OrnsteinUhlenbeck else {}
+    return kind(seed, "sim-0", 0, robots, actions, **{**theta, **parameters})
+
+
+def ask(noise: Noise, episode: list[int], step: list[int]) -> np.ndarray:
+    return noise(np.array(episode, np.uint64), np.array(step, np.uint32))
 
 
 @given(
-    kind=st.sampled_from([GAUSSIAN, OU]),
+    kind=st.sampled_from([Gaussian, Uniform, OrnsteinUhlenbeck]),
     seed=st.integers(0, 2**64 - 1),
     moments=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), min_size=1, max_size=20),
     order=st.randoms(use_true_random=False),
 )
 def test_order_of_requests_does_not_matter(
-    kind: NoiseKind, seed: int, moments: list[tuple[int, int]], order: object
+    kind: type[Noise], seed: int, moments: list[tuple[int, int]], order: object
 ) -> None:
-    forward = Noise(seed, "sim-0", 0, 1, 3)
-    first = {moment: ask(forward, kind, [moment[0]], [moment[1]]) for moment in moments}
+    forward = made(kind, seed, 1, 3)
+    first = {moment: ask(forward, [moment[0]], [moment[1]]) for moment in moments}
     shuffled = list(moments)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
-    again = Noise(seed, "sim-0", 0, 1, 3)
+    again = made(kind, seed, 1, 3)
     for episode, step in shuffled:
-        ask(again, UNIFORM, [episode], [step])  # what is asked in between does not matter either
-        ask(again, OU, [episode], [step], 0.5)
-        assert np.array_equal(ask(again, kind, [episode], [step]), first[episode, step])
+        assert np.array_equal(ask(again, [episode], [step]), first[episode, step])
 
 
-@pytest.mark.parametrize("kind", [GAUSSIAN, OU])
-def test_robots_step_at_their_own_pace(kind: NoiseKind, seed: int) -> None:
-    """A robot's noise is the same whatever the others do: robot 1 is asked for (2, 70) beside different company."""
-    noise = Noise(seed, "sim-0", 0, 3, 2)
-    together = ask(noise, kind, [0, 2, 9], [5, 70, 200])
-    apart = ask(Noise(seed, "sim-0", 0, 3, 2), kind, [4, 2, 1], [64, 70, 63])
+@pytest.mark.parametrize("kind", [Gaussian, OrnsteinUhlenbeck])
+def test_robots_step_at_their_own_pace(kind: type[Noise], seed: int) -> None:
+    """Robot 1 is asked for (2, 70) beside different steps of the other robots: its noise is the same."""
+    together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
+    apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
     assert np.array_equal(together[1], apart[1])
     assert not np.array_equal(together[0], apart[0])
 
 
-@pytest.mark.parametrize("kind", [GAUSSIAN, OU])
-def test_everything_in_the_identity_matters(kind: NoiseKind, seed: int) -> None:
-    base: dict[str, Any] = {"seed": seed, "source": "sim-0", "incarnation": 0, "robots": 2, "actions": 4}
-    reference = ask(Noise(**base), kind, [1, 1], [10, 10])
+@pytest.mark.parametrize(("kind", "parameters"), [(Gaussian, {}), (OrnsteinUhlenbeck, {"theta": 0.15})])
+def test_everything_in_the_identity_matters(kind: type[Noise], parameters: dict[str, float]) -> None:
+    base: dict[str, Any] = {**IDENTITY, "robots": 2, "actions": 4, **parameters}
+    reference = ask(kind(**base), [1, 1], [10, 10])
     assert not np.array_equal(reference[0], reference[1])  # robots differ
-    for change in ({"seed": seed ^ 1}, {"source": "sim-1"}, {"incarnation": 1}):
-        assert not np.array_equal(ask(Noise(**{**base, **change}), kind, [1, 1], [10, 10]), reference), change
-    noise = Noise(**base)
-    assert not np.array_equal(ask(noise, kind, [2, 2], [10, 10]), reference)
-    assert not np.array_equal(ask(noise, kind, [1, 1], [11, 11]), reference)
-    assert np.array_equal(ask(noise, kind, [1, 1], [10, 10]), reference)
+    for change in ({"seed": 2}, {"source": "sim-1"}, {"incarnation": 1}):
+        assert not np.array_equal(ask(kind(**{**base, **change}), [1, 1], [10, 10]), reference), change
+    noise = kind(**base)
+    assert not np.array_equal(ask(noise, [2, 2], [10, 10]), reference)
+    assert not np.array_equal(ask(noise, [1, 1], [11, 11]), reference)
+    assert np.array_equal(ask(noise, [1, 1], [10, 10]), reference)
+
+
+def test_kinds_are_independent() -> None:
+    normal, driving = (
+        ask(noise, [0], [0]) for noise in (Gaussian(**IDENTITY), OrnsteinUhlenbeck(**IDENTITY, theta=1.0))
+    )
+    assert not np.array_equal(normal, driving)
 
 
 def test_distributions() -> None:
     """10,000 draws (a fixed seed): means within four standard errors, 4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012."""
-    noise = Noise(1, "sim-0", 0, 1, 10)
-    normal = np.concatenate([ask(noise, GAUSSIAN, [0], [step]) for step in range(1000)])
-    uniform = np.concatenate([ask(noise, UNIFORM, [0], [step]) for step in range(1000)])
+    normal, uniform = (
+        np.concatenate([ask(noise, [0], [step]) for step in range(1000)])
+        for noise in (Gaussian(**IDENTITY), Uniform(**IDENTITY))
+    )
     assert abs(normal.mean()) < 0.04
     assert abs(normal.std() - 1) < 0.04
     assert abs(uniform.mean() - 0.5) < 0.012
@@ -78,7 +99,7 @@ def test_distributions() -> None:
 
 def test_pinned_values() -> None:
     """The stream is part of the protocol: a recorded action must be computable by a later version."""
-    drawn = ask(Noise(42, "sim-0", 0, 1, 2), GAUSSIAN, [3], [65])
+    drawn = ask(Gaussian(42, "sim-0", 0, 1, 2), [3], [65])
     generator = np.random.Generator(
         np.random.Philox(
             key=np.random.SeedSequence([42, zlib.crc32(b"sim-0"), 0]).generate_state(2, np.uint64),
@@ -88,23 +109,18 @@ def test_pinned_values() -> None:
     assert np.array_equal(drawn[0], generator.standard_normal((64, 2), np.float32)[1])  # 65 % 64 = 1
 
 
-def independent(noise: Noise, steps: int) -> np.ndarray:
-    """The numbers ε(0), ε(1), … that drive the Ornstein-Uhlenbeck process: with θ = 1 it remembers nothing."""
-    return np.concatenate([ask(noise, OU, [4], [step], 1.0) for step in range(steps)])
-
-
 @pytest.mark.parametrize("theta", [0.15, 0.5])
 def test_ornstein_uhlenbeck_by_its_sum(theta: float, seed: int) -> None:
-    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k; with θ = 1 x is ε. float32 resolves 6e-8 of it.
+    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k; with θ = 1, x is ε. float32 resolves 6e-8 of it.
 
-    What is left out weighs at most (1 - θ)^(64 · 2) = 9e-10 each for θ = 0.15.
+    Each number that the noise leaves out weighs at most (1 - θ)^(64 · 2) = 9e-10 for θ = 0.15.
     """
-    noise = Noise(seed, "sim-0", 0, 1, 3)
-    driving = independent(noise, 400).astype(np.float64)
+    noise, white = made(OrnsteinUhlenbeck, seed, 1, 3, theta=theta), made(OrnsteinUhlenbeck, seed, 1, 3, theta=1.0)
+    driving = np.concatenate([ask(white, [4], [step]) for step in range(400)]).astype(np.float64)
     assert abs(driving.std() - 1) < 0.15
     for step in (0, 1, 63, 64, 65, 191, 192, 399):
         expected = sum((1 - theta) ** k * driving[step - k] for k in range(step + 1))
-        np.testing.assert_allclose(ask(noise, OU, [4], [step], theta)[0], expected, rtol=2e-7, atol=1e-6)
+        np.testing.assert_allclose(ask(noise, [4], [step])[0], expected, rtol=2e-7, atol=1e-6)
 
 
 def test_ornstein_uhlenbeck_remembers_enough_and_not_too_much() -> None:
@@ -120,18 +136,104 @@ def test_ornstein_uhlenbeck_spreads_as_it_should() -> None:
 
     4,000 steps of 10 actions (a fixed seed) are worth about 4000 · 0.15 · 10 / 2 = 3000 independent ones: within 4 %.
     """
-    noise = Noise(1, "sim-0", 0, 1, 10)
-    x = np.concatenate([ask(noise, OU, [0], [step]) for step in range(4000)])[200:]
+    noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
+    x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]
     assert abs(x.std() / 1.898 - 1) < 0.04
     assert abs(np.mean(x[1:] * x[:-1]) / np.mean(x * x) - 0.85) < 0.01
 
 
 def test_scales_of_robots_by_hand() -> None:
     """crc32("a") = 0xE8B7BE43, 0.90905 of 2^32: robots 0 to 3 of 4 stand at (i + 0.90905) / 4 between 0.1 and 0.5."""
-    scales = Noise(0, "a", 0, 4, 2).scales((0.1, 0.5))
+    scales = robot_scales((0.1, 0.5), "a", 4)
     assert scales.shape == (4, 1)
     np.testing.assert_allclose(scales[:, 0], [0.190905, 0.290905, 0.390905, 0.490905], atol=1e-5)
-    assert Noise(0, "a", 0, 2, 2).scales(0.1).tolist() == [[np.float32(0.1)], [np.float32(0.1)]]
-    alone = [float(Noise(0, f"sim-{i}", 0, 1, 2).scales((0.0, 1.0))[0, 0]) for i in range(20)]
+    assert robot_scales(0.1, "a", 2).tolist() == [[np.float32(0.1)], [np.float32(0.1)]]
+    alone = [float(robot_scales((0.0, 1.0), f"sim-{i}", 1)[0, 0]) for i in range(20)]
     assert len(set(alone)) == 20
     assert max(alone) - min(alone) > 0.5
+
+
+SIGN_NOISE = '''
+import numpy as np
+from td3_robot.noises import Parameter
+from td3_robot.policy.noise import Noise
+
+class Sign(Noise):
+    """Plus or minus ``size``, each half of the time."""
+
+    NUMBER = {number}
+    PARAMETERS = {{"size": Parameter(1.0, 0.0, 4.0)}}
+
+    def block(self, generator):
+        return self.parameters["size"] * np.where(generator.random(self.shape) < 0.5, -1.0, 1.0)
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Installs a package that adds the noise ``sign``, until the end of the test."""
+
+    def installed(number: int) -> None:
+        (tmp_path / "sign_noise.py").write_text(SIGN_NOISE.format(number=number))
+        info = tmp_path / "sign_noise-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sign-noise\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[td3_robot.noises]\nsign = sign_noise:Sign\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        NOISES.__dict__.pop("rows", None)
+
+    yield installed
+    NOISES.__dict__.pop("rows", None)
+    sys.modules.pop("sign_noise", None)
+
+
+def test_an_installed_package_adds_a_noise(
+    install: Callable[[int], None],
+    make_bundle: Callable[..., Bundle],
+    make_step: Callable[..., Step],
+    peer: Peer,
+) -> None:
+    """An actor of zeros acts in the middle, 1 and 0. Half ranges are 2 and 0.5, so ±2 · 0.1 is ±0.4 and ±0.1."""
+    install(1000)
+    config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
+    exploration = Exploration(config.kind, config.noise, config.noise_parameters())
+    zeros = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
+    payload = replace(make_bundle(), tensors=zeros, exploration=exploration).encode()
+    core = PolicyCore(seed=9)
+    core.step([("learner", Weights(1, 0, 0, sha256(payload), payload))], 0.0)
+    [(_, action)] = core.step([(peer, make_step(70, robots=3))], 0.0)
+    assert isinstance(action, Action)
+    assert (action.noise_kind, action.noise_seed) == (1000, 9)
+    np.testing.assert_allclose(abs(action.action - [1, 0]), np.tile([0.4, 0.1], (3, 1)), rtol=1e-5)
+    assert len(np.unique(action.action[:, 0])) == 2  # robots draw apart
+    assert noises.name_of(1000) == "sign"
+    assert noises.name_of(1001) == "1001"
+
+
+def test_the_number_of_an_installed_noise_is_at_least_1000(install: Callable[[int], None]) -> None:
+    install(3)
+    with pytest.raises(ConfigError, match=r"Sign.NUMBER is 3; allowed: 1000 to 4294967295"):
+        NOISES.load("sign")
+
+
+def test_a_bundle_with_an_unknown_noise_is_refused(
+    install: Callable[[int], None], make_bundle: Callable[..., Bundle]
+) -> None:
+    install(1000)
+    payload = replace(make_bundle(), exploration=Exploration("sign", 0.1)).encode()
+    allowed = "allowed: none, gaussian, uniform, ornstein_uhlenbeck, sign"
+    with pytest.raises(BundleError, match=rf"^weights: exploration noise is 'xkcd'; {allowed}$"):
+        Bundle.decode(payload.replace(b"sign", b"xkcd"), "weights")
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"kind": "pink"}, "exploration.kind is 'pink'; allowed: gaussian, ornstein_uhlenbeck$"),
+        ({"kind": "uniform"}, "exploration.kind is 'uniform'; allowed: gaussian, ornstein_uhlenbeck$"),
+        ({"parameters": {"size": 1}}, "exploration.parameters: gaussian noise has no parameter 'size'; allowed:"),
+    ],
+)
+def test_a_configuration_names_a_noise_and_its_parameters(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        loading.parse({"exploration": section})

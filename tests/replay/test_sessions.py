@@ -25,7 +25,6 @@ from td3_robot.messages import (
     Command,
     LifecycleChange,
     Message,
-    NoiseKind,
     Phase,
     Record,
     Refused,
@@ -35,7 +34,7 @@ from td3_robot.messages import (
     Turn,
     Weights,
 )
-from td3_robot.policy.noise import Noise
+from td3_robot.policy.noise import Gaussian
 from td3_robot.recording.entries import CONFIG, Entry, Facts
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
@@ -292,13 +291,8 @@ def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaussian noise a thousandth too large; the uniform actions of the beginning are as they were."""
-    noise = Noise.__call__
-
-    def changed(self: Noise, kind: NoiseKind, *when: Any) -> Any:
-        drawn = noise(self, kind, *when)
-        return drawn * np.float32(1.001) if kind is NoiseKind.GAUSSIAN else drawn
-
-    monkeypatch.setattr(Noise, "__call__", changed)
+    block = Gaussian.block
+    monkeypatch.setattr(Gaussian, "block", lambda self, generator: block(self, generator) * np.float32(1.001))
     (count,) = differing("pendulum", "policy").values()
     assert 100 < count < 1046
 

@@ -45,13 +45,11 @@ trees = st.dictionaries(
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
     ("record", "topic"): st.sampled_from(sorted(set(MESSAGES) - {"record"})),
-    ("step", "noise_kind"): st.integers(0, 2),
     ("step", "origin"): st.integers(0, 3),
     ("step", "world"): st.dictionaries(
         st.just("0"),
         st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
     ),
-    ("action", "noise_kind"): st.integers(0, 2),
     ("turn", "inputs"): st.lists(
         st.tuples(st.text(max_size=8), st.sampled_from(sorted(MESSAGES)), trees).map(list), max_size=3
     ),
@@ -283,7 +281,6 @@ def action(**change: Any) -> bytes:
         ("shape", "action.action: 0 bytes is not <f4", "action", action(action=b"")),
         ("shape", "action.action: 24 bytes is not <f4 of N=2 × A=2", "action", action(action=bytes(24))),
         ("value", "action is not finite", "action", action(action=b"\x00\x00\xc0\x7f" * 4)),
-        ("value", "noise_kind 4 is not one of 0 to 3", "action", action(noise_kind=4)),
         ("value", "name '' is empty", "hello", hello(name="")),
         ("value", "name 'a\\nb' is empty or not printable", "hello", hello(name="a\nb")),
     ],
@@ -312,7 +309,6 @@ def test_limits_are_inclusive() -> None:
     ("field", "value", "text"),
     [
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
-        ("noise_kind", 4, "noise_kind 4 is not one of 0 to 3"),
         ("origin", 5, "origin 5 is not one of 0 to 4"),
         ("world", {"2": {}}, "world: '2' is not the index of a robot, 0 to 1"),
         ("world", {"²": {}}, "world: '²' is not the index of a robot, 0 to 1"),

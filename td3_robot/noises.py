@@ -1,0 +1,63 @@
+"""The table of exploration noises, and the parameters that each may have.
+
+The classes are in :mod:`td3_robot.policy.noise`, which also says how to write one. Configurations and policy bundles
+name a noise by its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from td3_robot.errors import ConfigError
+from td3_robot.registry import Registry
+from td3_robot.util.text import meant
+
+NOISES = Registry(
+    "exploration noise",
+    {
+        "none": "td3_robot.policy.noise:NoNoise",
+        "gaussian": "td3_robot.policy.noise:Gaussian",
+        "uniform": "td3_robot.policy.noise:Uniform",
+        "ornstein_uhlenbeck": "td3_robot.policy.noise:OrnsteinUhlenbeck",
+    },
+    "td3_robot.noises",
+)
+CHOSEN_BY_THE_LEARNER = ("none", "uniform")
+"""Noises that a configuration cannot name: no exploration, and the random actions of the warm-up."""
+
+
+class Parameter(NamedTuple):
+    """A number that a noise depends on: its default, and the lowest and highest value allowed."""
+
+    default: float
+    low: float
+    high: float
+
+
+def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
+    """All parameters of a noise: the given values, and defaults for the others.
+
+    Args:
+        kind: a row of NOISES.
+        given: values by name of parameter.
+
+    Raises:
+        ConfigError: there is no such noise or parameter, or a value is out of range.
+    """
+    known: Mapping[str, Parameter] = NOISES.load(kind).PARAMETERS
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(f"{kind} noise has no parameter {name!r}; {meant(name, known, 'allowed:')}")
+        _, low, high = known[name]
+        if not low <= value <= high:
+            raise ConfigError(f"{name} of {kind} noise is {value}; allowed: {low:g} to {high:g}")
+    return {name: given.get(name, parameter.default) for name, parameter in known.items()}
+
+
+def name_of(number: int) -> str:
+    """The name of the noise that has this number on the wire; the number as text where no installed noise has it."""
+    try:
+        return next((name for name in NOISES.names() if number == NOISES.load(name).NUMBER), str(number))
+    except ConfigError:  # a row of an installed package cannot be loaded
+        return str(number)
