@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from td3_robot.messages import Hello, Message
 
@@ -44,3 +45,10 @@ Origin = Peer | str
 """Where an input comes from or an output goes to: a client, or the server at the end of the link of that name."""
 Input = tuple[Origin, Message]
 Output = tuple[Origin, Message]
+
+
+class Core(Protocol):
+    """The pure part of a node: no sockets, files or clocks."""
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Take in what arrived; return what to send. ``now`` is in seconds."""

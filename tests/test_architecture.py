@@ -101,6 +101,15 @@ def test_cores_know_no_io() -> None:
         assert not roots & {"zmq", "socket", "time", "os", "pathlib", "subprocess", "threading"}, core
 
 
+def test_cores_send_nothing_to_a_recorder() -> None:
+    """Who drives a core records it; only nodes and the transport know a recorder."""
+    for place in ("policy", "driver", "learner", "safety"):
+        for module in (ROOT / "td3_robot" / place).glob("*.py"):
+            names = set(imported(module))
+            told = {f"td3_robot.messages.{name}" for name in ("Start", "Turn", "Heard", "Told", "InForce")}
+            assert module.name == "node.py" or not names & {"td3_robot.topics.RECORDER", *told}, module
+
+
 def test_packages_are_empty() -> None:
     """Importing one part never loads another."""
     for module in MODULES:

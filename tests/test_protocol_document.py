@@ -22,10 +22,10 @@ from td3_robot.bundle import Bundle
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import MESSAGES, Hello, Step, wire_fields
 from td3_robot.policy.actor import Actor
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Gaussian, OrnsteinUhlenbeck, Uniform
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
-from tests.policy.unrecorded import PolicyCore
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "protocol.md").read_text(encoding="utf-8")

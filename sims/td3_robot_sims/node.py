@@ -53,7 +53,7 @@ def _simulate(node: Node) -> None:
     core = sims_core.make(config, node.name, node.incarnation)
     envs, guard = core.envs, core.guard
     node.patient = config.pacing.mode == "fast"
-    node.begin({})
+    recorded = node.recorded(core, {})
     for link, accepts in sims_core.ACCEPTS.items():
         node.connect(link, accepts, spec=envs.spec, robots=config.robots)
 
@@ -66,7 +66,7 @@ def _simulate(node: Node) -> None:
         )
 
     try:
-        node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+        node.spin(recorded, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     finally:
         envs.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from td3_robot.messages import Command, LifecycleChange, Reply, SimulatorState, Step
+from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
@@ -24,11 +25,11 @@ def replay(session: Session) -> Outcome:
     found, notes = lives.whole(session, "simulator")
     made: list[SimulatorCore] = []
 
-    def make(life: Life, memory: Memory) -> SimulatorCore:
+    def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         tasks.refuse_import(life.config.task, "recording", "--import {module}")
         made.append(sims_core.make(life.config, life.name, life.incarnation))
-        return made[-1]
+        return RecordedCore(made[-1], life)
 
     try:
         for _ in lives.relive(session, found, SAID, make):

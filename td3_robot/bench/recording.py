@@ -21,11 +21,12 @@ import numpy as np
 from td3_robot.bench import recorded_training as bench_training
 from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
 from td3_robot.config.schema import Config, RecordConfig
-from td3_robot.core_types import Input, Peer
+from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Record, Start, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.noise import Gaussian
+from td3_robot.recording.boundary import PolicyObserver, RecordedCore
 from td3_robot.recording.entries import facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
@@ -35,7 +36,7 @@ from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec, turns
 from td3_robot.transport import link as handshake
 from td3_robot.transport.link import ClientLink
-from td3_robot.transport.tap import Once, Tap
+from td3_robot.transport.tap import Tap
 from td3_robot.util import machine
 
 RATE = 60.0
@@ -148,14 +149,13 @@ def _session(steps: int) -> Said:
     core, peer = policy_core.make(Config(), "policy", exploring=True), Peer("policy", b"robot", hello, {})
     start = Start("policy", Config().to_yaml(), {"exploring": True, "frozen": False, "offers": sorted(MESSAGES)})
     said: Said = [("robot", hello), ("learner", weights), ("policy", start)]
-    once = Once()
+    recorded = RecordedCore(core, _Records(said), PolicyObserver(core))
 
     def told(now: float, *inputs: Input) -> list[Message]:
-        """A turn of the server, and what it says then for the first time."""
-        said.append(("policy", turns.turn(now, inputs)))
-        answers = [message for _, message in core.step(inputs, now) if once.first(message)]
-        said.extend(("policy", message) for message in answers)
-        return answers
+        """Run and record a turn of the server; returns its outputs."""
+        outputs = [message for _, message in recorded.step(inputs, now)]
+        said.extend(("policy", message) for message in outputs)
+        return outputs
 
     told(0.0, (peer, hello), ("learner", weights))
     action = np.zeros((1, _ACTIONS), np.float32)
@@ -183,6 +183,21 @@ def _session(steps: int) -> Said:
         said.append(("robot", step))
         (action,) = (answer.action for answer in told(number / RATE, (peer, step)) if isinstance(answer, Action))
     return said
+
+
+class _Records:
+    """Collects what the policy server's boundary records."""
+
+    def __init__(self, said: Said) -> None:
+        self._said = said
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        self._said.append(("policy", turns.turn(now, inputs)))
+
+    def send(self, to: Origin, message: Message) -> bool:
+        del to
+        self._said.append(("policy", message))
+        return True
 
 
 def _offers(said: Said, *, welcome: bool, rounds: int) -> float:

@@ -22,13 +22,11 @@ from td3_robot.messages import (
     Action,
     ActionOrigin,
     Command,
-    Heard,
     Heartbeat,
     Message,
     Phase,
     Step,
     Throttle,
-    Told,
     UInt8,
     UInt32,
     UInt64,
@@ -36,7 +34,7 @@ from td3_robot.messages import (
 )
 from td3_robot.safety.commands import carry_out
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.topics import QUEUE_LENGTH, RECORDER
+from td3_robot.topics import QUEUE_LENGTH
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +42,6 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "l
 """What a source takes from the server of each link."""
 HOLD_OFF = 0.5
 """Seconds of silence of a policy server that has not welcomed us after which we tell the robots the safe action."""
-_LONGEST = 4096  # characters of what a robot says that are recorded
 _ASK_AGAIN = 1.0  # seconds without an Action after which a Step is sent to the policy server once more
 
 
@@ -100,7 +97,6 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
         learner=learner,
         waits=False,
         holds_off=True,
-        reports=True,
     )
 
 
@@ -118,7 +114,6 @@ class SourceCore:
         holds_off: leave the robots alone until the policy server has welcomed us, which it does not while another one
             of our name moves them. While it says nothing at all, somebody has to make them safe: then they are told
             the safe action, once every HOLD_OFF, and nothing else.
-        reports: tell a recorder what the one robot is told: motors do what they are told between Steps, too.
 
     Attributes:
         in_charge: whether the robots are ours to make safe.
@@ -136,7 +131,6 @@ class SourceCore:
         learner: bool = True,
         waits: bool = True,
         holds_off: bool = False,
-        reports: bool = False,
     ) -> None:
         self.body = body
         self.source = source
@@ -162,12 +156,8 @@ class SourceCore:
         self._is_safe = False
         self._told_safe = False  # in this turn
         self._silent = False  # the newest observation was refused: there is nothing to answer
-        self._heard = Heard(0, 0, "", "")  # from the robot, when it last was another thing than before
-        self._calls = 0  # of the robot
-        self._reports = reports
-        self._now = 0.0
-        self._reported: list[Output] = []
         self._own_stop: Command | None = None  # the robot's newest; one of an operator is the server's to repeat
+        self._stops: list[Command] = []  # of the robot in this turn, for the policy server
         self._kept: deque[Step] = deque()  # what the learner has not said it dealt with, and the one before that
 
     @property
@@ -185,7 +175,7 @@ class SourceCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and go one step further if that is possible; ``now`` in seconds."""
         outputs: list[Output] = []
-        self._told_safe, self._now = False, now
+        self._told_safe = False
         self.guard.look(now)
         for origin, message in inputs:
             if isinstance(message, Action):
@@ -214,8 +204,8 @@ class SourceCore:
             self._hold_off(now)
         else:
             outputs += self._go_on(now)
-        reported, self._reported = self._reported, []
-        outputs += reported
+        outputs += [("policy", stop) for stop in self._stops]
+        self._stops.clear()
         if self._greeted:
             outputs += [("policy", change) for change in self.guard.lifecycle.changes()]
         return outputs
@@ -266,11 +256,7 @@ class SourceCore:
 
     def _tell(self, action: Float32) -> None:
         """Have ``action``, float32[N, A], applied from now on."""
-        self._calls += 1
         self.body.command(action)
-        if self._reports:
-            told = Told(self.next_sequence, int(self._now * 1e9), action[0].copy())
-            self._reported.append((RECORDER, told))
 
     def _make_safe(self) -> None:
         """Apply the safe action at once when it has become due; from then on it is said once every period."""
@@ -321,11 +307,10 @@ class SourceCore:
         action = self._action if origin is ActionOrigin.POLICY else None
         if not self._told_safe and (body.phase >= Phase.TERMINATED).all():
             self.make_safe()  # a robot is not reset under the policy's last action
-        self._calls += 1
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
-        self._listen_to_body(now, refused=stepped is None)
+        self._listen_to_body(now)
         if self.guard.safe and not self._told_safe:
             self.make_safe()
         self._silent = stepped is None
@@ -370,17 +355,13 @@ class SourceCore:
             self._kept.popleft()
             self.counters["forgotten"] += 1
 
-    def _listen_to_body(self, now: float, *, refused: bool = False) -> None:
+    def _listen_to_body(self, now: float) -> None:
         """What the robots have to say for themselves: an emergency stop holds for everybody."""
-        news = Heard(self._calls, int(refused), self.body.problem[:_LONGEST], self.body.stop[:_LONGEST])
-        if (news.refused, news.trouble, news.stop) != (self._heard.refused, self._heard.trouble, self._heard.stop):
-            self._heard = news
-            self._reported.append((RECORDER, news))
         if self.body.stop:
             reason, self.body.stop = self.body.stop, ""
             self.guard.lifecycle.stop(reason, now)
             self._own_stop = Command(0, "", "estop", f"{self.source}: {reason}"[:2048], 0, "", b"")
-            self._reported.append(("policy", self._own_stop))
+            self._stops.append(self._own_stop)
         if self.body.problem:
             self.guard.trouble(self.body.problem, now)
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
+from td3_robot.recording.boundary import RecordedBody
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.safety.limits import SafetyConfig, joined
@@ -73,10 +75,11 @@ def _drive_alone(node: Node, robot: Robot) -> None:
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     learner = bool(node.folder or config.endpoints.learner)
-    core = make(body, config, node.name, node.incarnation, learner=learner)
+    observed: Any = RecordedBody(body)
+    core = make(observed, config, node.name, node.incarnation, learner=learner)
     guard = core.guard
     node.patient = False
-    node.begin({"learner": learner, "spec": robot.spec.describe()})
+    recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
@@ -86,7 +89,7 @@ def _drive_alone(node: Node, robot: Robot) -> None:
         return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
 
     try:
-        node.spin(core, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+        node.spin(recorded, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     except HandshakeError:
         # Whoever has our name moves the robot now, even if it was ours before.
         if policy.refusal:

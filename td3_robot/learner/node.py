@@ -49,7 +49,7 @@ def _learn(node: Node) -> None:
     compute.use_threads(node.config.learner.threads, node.config.learner.threads_in)
     provenance, new = _provenance(node.config), is_new(node.run)
     core = start(node, provenance)
-    node.begin({"provenance": provenance, "new": new})
+    recorded = node.recorded(core, {"provenance": provenance, "new": new})
     node.serve(
         "learner",
         {**dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState)), "policy": (), "evaluator": (Evaluation,)},
@@ -83,7 +83,7 @@ def _learn(node: Node) -> None:
                 figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates) | {"began_at": began_at}
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
-        node.spin(core, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)
+        node.spin(recorded, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)
         if core.spec:
             saver.finish()
             core.final_bundle().save(node.run.policy_file)

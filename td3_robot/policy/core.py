@@ -17,7 +17,6 @@ from td3_robot.messages import (
     Bye,
     Command,
     Hello,
-    InForce,
     LifecycleChange,
     Message,
     Reply,
@@ -33,7 +32,6 @@ from td3_robot.safety.commands import watch_follows
 from td3_robot.safety.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.topics import RECORDER
 from td3_robot.util.arrays import finite
 
 log = logging.getLogger(__name__)
@@ -84,6 +82,7 @@ class PolicyCore:
 
     Attributes:
         latches: what is in force; another object when it may have changed.
+        changes: the changes of state in the newest turn, of robots too.
     """
 
     def __init__(
@@ -104,7 +103,8 @@ class PolicyCore:
         self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep, examine=examine)
         self.lifecycle = Lifecycle(name)
         self.counters: Counter[str] = Counter()
-        self.latches = self._recorded = Latches()
+        self.latches = Latches()
+        self.changes: list[LifecycleChange] = []
         self._withdrawn: tuple[str, ...] = ()
         self._left: tuple[str, bool] | None = None  # the server's own latches as a shutdown found them; it ends none
         self._autostart = autostart
@@ -236,10 +236,7 @@ class PolicyCore:
         if changes or commanded:
             self._forget_the_longest_away()
             self.latches = self._in_force()
-        if self.latches is not self._recorded:
-            if self.latches != self._recorded:
-                outputs.append((RECORDER, InForce(self.latches.plain())))
-            self._recorded = self.latches
+        self.changes = changes
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from td3_robot.core_types import ROBOT_ROLES, Output, Peer
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
 from td3_robot.safety.lifecycle import Lifecycle
-from td3_robot.topics import RECORDER
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +119,8 @@ class Desk:
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
 
     def announce(self, changes: list[LifecycleChange]) -> list[Output]:
-        """Every operator that is there hears of every change of state, and a recorder even where there is none."""
-        to: list[Peer | str] = [RECORDER, *self._operators]
-        return [(each, change) for change in changes for each in to]
+        """Tell every connected operator of every change of state."""
+        return [(operator, change) for change in changes for operator in self._operators]
 
     def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
         robot = self.robots.get(command.target)

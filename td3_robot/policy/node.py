@@ -19,6 +19,7 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.latch_file import LatchFile
 from td3_robot.policy.store import examine
+from td3_robot.recording.boundary import PolicyObserver
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.safety.lifecycle import FINALIZED
@@ -100,7 +101,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         settings |= {"resumed": now, "latches": latches.kept.plain()}
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
-    node.begin(settings)
+    recorded_core = node.recorded(core, settings, PolicyObserver(core))
     learner: ClientLink | None = None
     if learns:
         learner = node.connect("learner", (Weights,), essential=node.folder is not None)
@@ -137,7 +138,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
     after()  # so that the first Hello says what is held
     try:
-        node.spin(core, busy=lambda: False, report=report, after=after, deadline=deadline, sift=sift)
+        node.spin(recorded_core, busy=lambda: False, report=report, after=after, deadline=deadline, sift=sift)
     finally:
         if examiner:
             examiner.close()

@@ -1,4 +1,4 @@
-"""A driver's core and its guard, driven by what its node was told and its robot observed: the same Steps and states?"""
+"""Replays the driver's core and its guard: the recorded turns and robot must give the recorded Steps and states."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot.core_types import Output
 from td3_robot.driver import core as driver_core
-from td3_robot.driver.core import SourceCore
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told, UInt8, UInt32, UInt64
+from td3_robot.recording.boundary import RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
@@ -19,17 +20,18 @@ from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 SAID = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
-"""What a driver's core says, to its robot too."""
+"""The topics of a driver that are compared."""
 _PACKAGES = ("numpy",)
 
-Said = Sequence[tuple[Entry, Message, int]]
 
-
-class RecordedBody:
-    """A robot that observes what it observed, and fails as it failed, whatever it is told.
+class ReplayedBody:
+    """A robot that observes and fails as recorded, whatever it is told.
 
     Args:
-        said: what was recorded of its driver, by topic; grows while the recording is read.
+        said: the recorded messages of its driver, by topic; grows while the recording is read.
+
+    Attributes:
+        reported: the recorded ``Heard`` that took effect in this turn.
     """
 
     def __init__(self, spec: RobotSpec, said: dict[str, list[tuple[Entry, Message, int]]]) -> None:
@@ -42,10 +44,11 @@ class RecordedBody:
         self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
         self.stop = ""
+        self.reported: list[Heard] = []
         self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
         self._steps = said.setdefault(Step.NAME, [])
         self._reports = said.setdefault(Heard.NAME, [])
-        self._calls = self._taken = self._reported = 0
+        self._calls = self._taken = self._next_report = 0
         self._heard = Heard(0, 0, "", "")
 
     @property
@@ -57,14 +60,14 @@ class RecordedBody:
         return self._commanded
 
     def command(self, action: Float32) -> None:
-        self._listen()
+        self._report()
         self._commanded = action.copy()
 
     def step(self, action: Float32) -> int | None:
-        self._listen()
+        self._report()
         if self._heard.refused:
             return None
-        if self._taken == len(self._steps):  # it was never asked for this one: that this is so will be found
+        if self._taken == len(self._steps):  # an extra call: the comparison of Steps reports it
             self.phase[:] = Phase.MID
             return 1
         step = self._steps[self._taken][1]
@@ -76,23 +79,37 @@ class RecordedBody:
         self.action[0] = self._commanded[0] if first else action[0]
         return 0 if first else 1
 
-    def _listen(self) -> None:
+    def _report(self) -> None:
+        """Report what the robot reported at this call."""
         self._calls += 1
-        while self._reported < len(self._reports):
-            heard = self._reports[self._reported][1]
+        while self._next_report < len(self._reports):
+            heard = self._reports[self._next_report][1]
             assert isinstance(heard, Heard)
             if heard.call > self._calls:
                 break
             self._heard = heard
-            self._reported += 1
+            self._next_report += 1
+            self.reported.append(heard)
         self.stop = self._heard.stop
 
 
+class _Observer(RecordedBody):
+    """Records a replayed robot: its reports are inputs, and stand as they were recorded."""
+
+    def __init__(self, body: ReplayedBody) -> None:
+        super().__init__(body)
+        self._replayed = body
+
+    def after(self, outputs: Sequence[Output]) -> list[Message]:
+        reported, self._replayed.reported = self._replayed.reported, []
+        return [*reported, *(fact for fact in super().after(outputs) if not isinstance(fact, Heard))]
+
+
 def replay(session: Session) -> Outcome:
-    """Replay every driver whose beginning is recorded.
+    """Replay every driver that is recorded from its start.
 
     Raises:
-        SessionError: the recording is damaged, or holds what no driver said.
+        SessionError: the recording is damaged, or no driver can have written it.
     """
     found, notes = lives.whole(session, "driver")
     for _ in lives.relive(session, found, SAID, _make):
@@ -102,12 +119,13 @@ def replay(session: Session) -> Outcome:
     return outcome
 
 
-def _make(life: Life, memory: Memory) -> SourceCore:
+def _make(life: Life, memory: Memory) -> RecordedCore:
     del memory
     try:
         spec = RobotSpec.from_description(life.setting("spec", dict))
     except ConfigError as error:
         raise SessionError(f"start of {life}: {error}") from None
-    body: Any = RecordedBody(spec, life.said)
-    learner = life.setting("learner", bool)
-    return driver_core.make(body, life.config, life.name, life.incarnation, learner=learner)
+    observer = _Observer(ReplayedBody(spec, life.said))
+    body: Any = observer
+    core = driver_core.make(body, life.config, life.name, life.incarnation, learner=life.setting("learner", bool))
+    return RecordedCore(core, life, observer)

@@ -26,6 +26,7 @@ from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Status, Step, Throttle, Weights
+from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import METRICS, Attachment, Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives, machines
@@ -220,13 +221,13 @@ def _relive(
             learning[key] = life
     told: dict[Key, _Told] = {}
 
-    def make(life: Life, memory: Memory) -> _Told:
+    def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         config, key = life.config, (life.name, life.incarnation)
         compute.use_threads(config.learner.threads, config.learner.threads_in)
         core = LearnerCore(config, provenance=life.setting("provenance", dict)) if key in learning else None
         told[key] = _Told(life, sum(len(step.phase) for _, step in recording.steps), core)
-        return told[key]
+        return RecordedCore(told[key], life)
 
     said = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
     for _ in lives.relive(session, found, said, make):

@@ -10,19 +10,20 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Input, Output, Peer
+from td3_robot.core_types import Core, Input, Origin, Peer
 from td3_robot.errors import ConfigError, ProtocolError, SessionError, Td3RobotError
 from td3_robot.messages import Hello, Message, Start, Step, Turn
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay.outcome import Outcome, Replayed
+from td3_robot.topics import RECORDER
 from td3_robot.transport import codec, turns
 from td3_robot.transport.tap import Once
 
@@ -34,12 +35,6 @@ _LATER = ("told", "latches")
 
 
 Said = TypeVar("Said", bound=Message)
-
-
-class Core(Protocol):
-    """What is driven."""
-
-    def step(self, inputs: Sequence[Input], now: float) -> list[Output]: ...
 
 
 class Memory:
@@ -223,13 +218,24 @@ class Life:
     def _tell(self, core: Core, turn: Turn, memory: Memory) -> None:
         inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
         self._now = _place(turn) or self._now
-        outputs = [message for _, message in core.step(inputs, turn.now)]
-        for message in (*turns.only_here(inputs), *outputs):
-            if self._once.first(message):
-                if isinstance(message, Step):
-                    self._now = f"Step {message.sequence}"
-                self.where[id(message)] = self._now
-                self.got.setdefault(message.NAME, []).append((message, self.told))
+        for to, message in core.step(inputs, turn.now):
+            self.send(to, message)
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Collect the inputs that the core's recorder records, as a :class:`~td3_robot.recording.boundary.Sink`."""
+        del now
+        for message in turns.only_here(inputs):
+            self.send(RECORDER, message)
+
+    def send(self, to: Origin, message: Message) -> bool:
+        """Collect what crosses the core's boundary now."""
+        del to
+        if self._once.first(message):
+            if isinstance(message, Step):
+                self._now = f"Step {message.sequence}"
+            self.where[id(message)] = self._now
+            self.got.setdefault(message.NAME, []).append((message, self.told))
+        return True
 
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
         try:

@@ -16,6 +16,7 @@ from td3_robot.messages import NO_NOISE, Action, Command, InForce, LifecycleChan
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
+from td3_robot.recording.boundary import PolicyObserver, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
@@ -175,7 +176,7 @@ def _one_by_one(session: Session, after: Mapping[tuple[str, int], int]) -> Outco
     return outcome
 
 
-def _make(life: Life, memory: Memory) -> PolicyCore | None:
+def _make(life: Life, memory: Memory) -> RecordedCore | None:
     exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
     weights = None
     if "version" in life.start.settings:
@@ -190,7 +191,7 @@ def _make(life: Life, memory: Memory) -> PolicyCore | None:
         core.load(weights.version, Bundle.verified(weights.payload, weights.sha256, label))
     if "latches" in life.start.settings:
         core.resume(_latches(life), life.setting("resumed", float))
-    return core
+    return RecordedCore(core, life, PolicyObserver(core))
 
 
 def _latches(life: Life) -> Latches:

@@ -18,11 +18,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Input, Origin, Output, Peer
+from td3_robot.core_types import Core, Input, Origin, Output, Peer
 from td3_robot.errors import (
     EXIT_GOOD,
     EXIT_USAGE,
@@ -32,6 +32,7 @@ from td3_robot.errors import (
     UsageError,
 )
 from td3_robot.messages import Hello, Message, Start, Status, Step, Welcome
+from td3_robot.recording.boundary import Observer, RecordedCore
 from td3_robot.runtime import logs, realtime
 from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.runtime.run_folder import RunFolder
@@ -67,12 +68,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-class Core(Protocol):
-    """The pure part of a node."""
-
-    def step(self, inputs: Sequence[Input], now: float) -> list[Output]: ...
-
-
 @dataclass(frozen=True)
 class Figures:
     """What a node reports about itself."""
@@ -99,7 +94,6 @@ class Node:
     _client: int = field(default_factory=lambda: secrets.randbits(63))
     _pending: deque[Output] = field(default_factory=deque)
     _supervised: bool = False
-    _begun: bool = False
     _next_status: float = float("-inf")
     _next_look: float = float("-inf")
 
@@ -176,15 +170,16 @@ class Node:
             agreement=self.agreement(),
         )
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
-        """Tell the recorder what decides what our core does, and from now on each of its turns: replay makes it again.
+    def recorded(self, core: Core, settings: Mapping[str, Any], observer: Observer | None = None) -> RecordedCore:
+        """Record how our core was made; returns the core with its boundary recorded, for :meth:`spin`.
 
         Args:
-            settings: what was said on the command line beyond the configuration, as plain JSON values.
+            settings: construction arguments beyond the configuration, as plain JSON values.
+            observer: finds the facts of a turn that ``core.step`` does not return.
         """
-        offers = sorted(kind.NAME for kind in RECORDED)  # a later version may say more, and is not to be blamed for it
+        offers = sorted(kind.NAME for kind in RECORDED)  # replay does not expect topics that this version lacks
         self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))
-        self._begun = True
+        return RecordedCore(core, self.bus, observer)
 
     def spin(
         self,
@@ -212,10 +207,7 @@ class Node:
             notifier.turn(time.monotonic())
             inputs = sift(self._receive(0.0 if busy() else _IDLE, deadline()))
             self._forget_steps([origin for origin, message in inputs if isinstance(message, Welcome)])
-            now = time.monotonic()
-            if self._begun:
-                self.bus.took(now, inputs)
-            self._pending.extend(core.step(inputs, now))
+            self._pending.extend(core.step(inputs, time.monotonic()))
             self._flush()
             finished = after() or self._abandoned()
             self.status(report())

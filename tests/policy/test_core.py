@@ -11,14 +11,12 @@ import pytest
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Bye, Command, LifecycleChange, Step, Weights
-from td3_robot.policy import core as policy_core
+from td3_robot.messages import Action, Bye, Command, Step, Weights
 from td3_robot.policy.actor import Actor
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import OrnsteinUhlenbeck, robot_scales
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import RECORDER
 from td3_robot.transport.link import hello
-from tests.policy.unrecorded import PolicyCore
 
 
 def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]:
@@ -194,10 +192,3 @@ def test_each_robot_explores_by_its_own_scale_and_kind(
     drawn = noise(np.zeros(3, np.uint64), np.full(3, 70, np.uint32))
     expected = drawn * robot_scales((0.01, 0.03), "sim-0", 3) * [2, 0.5] + [1, 0]
     np.testing.assert_allclose(action.action, expected, rtol=1e-5)
-
-
-def test_changes_of_state_are_recorded_where_no_operator_hears_of_them() -> None:
-    core = policy_core.PolicyCore(seed=9)
-    told = [(to, message.state) for to, message in core.step([], 1.0) if isinstance(message, LifecycleChange)]
-    assert told == [(RECORDER, "inactive"), (RECORDER, "active")]
-    assert core.step([], 2.0) == []

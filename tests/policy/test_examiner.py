@@ -18,11 +18,11 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Command, Step, Weights
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.store import Examined, examine
 from td3_robot.transport.link import hello
 from tests.conftest import poll_until
-from tests.policy.unrecorded import PolicyCore
 
 _PATIENCE = 30.0  # seconds
 

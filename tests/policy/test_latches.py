@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.core_types import Input, Output, Peer
+from td3_robot.core_types import Output, Peer
 from td3_robot.errors import ConfigError, UsageError
-from td3_robot.messages import Action, Command, InForce, Step
-from td3_robot.policy import core as policy_core
+from td3_robot.messages import Action, Command, Step
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latch_file import LatchFile
 from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
-from td3_robot.topics import RECORDER
 from td3_robot.transport.link import hello
 from tests.conftest import poll_until
-from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(observation_deadline_ms=100)
 Made = Callable[..., Bundle]
@@ -65,24 +63,6 @@ def test_nothing_in_force_changes_nothing(peer: Peer, make_bundle: Made, make_st
     anew.load(1, make_bundle(1))
     assert anew.resume(core.latches, 0.0) == []
     assert versions(anew.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
-
-
-def test_what_is_in_force_is_recorded_when_it_changes(
-    peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
-) -> None:
-    core = policy_core.PolicyCore(9, safety=SAFE)
-    core.load(1, make_bundle(1))
-    core.resume(Latches(stopped=("arm",)), 0.0)
-
-    def told(*inputs: Input) -> list[dict[str, Any]]:
-        return [it.latches for to, it in core.step(inputs, 0.0) if isinstance(it, InForce) and to == RECORDER]
-
-    arm = {**Latches().plain(), "stopped": ["arm"]}
-    assert told((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # as it was found
-    assert told((operator, command("state"))) == []
-    assert told((operator, command("freeze"))) == [{**arm, "frozen": True}]
-    assert told((operator, command("freeze"))) == []
-    assert told((operator, command("unfreeze"))) == [arm]
 
 
 def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:

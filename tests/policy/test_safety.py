@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 from td3_robot.bundle import Bundle
 from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Step
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.transport.link import hello
-from tests.policy.unrecorded import PolicyCore
 
 SPEC = RobotSpec(
     "Toy", (Channel("o", "m", -5.0, 5.0),), (Channel("left", "N", -1.0, 3.0), Channel("right", "N", -0.5, 0.5)), 0.02

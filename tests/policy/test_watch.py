@@ -14,12 +14,12 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, LifecycleChange, Reply, Step, Weights
+from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.link import hello
-from tests.policy.unrecorded import PolicyCore
 
 SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)
 Cores = Callable[..., PolicyCore]

@@ -18,7 +18,7 @@ from td3_robot_sims.in_process import InProcess
 
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Origin
+from td3_robot.core_types import Core, Origin
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Phase, Record, Reply, Start, Status, Weights
@@ -26,6 +26,7 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
+from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry, facts_of_this_machine
 from td3_robot.recording.writer import SessionWriter
 from td3_robot.specs import Channel, Float32, RobotSpec
@@ -116,6 +117,19 @@ class Tape:
         return True
 
 
+class TapSink:
+    """Hands what a core's boundary records to a tap."""
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+        self.took = tap.took
+
+    def send(self, to: Origin, message: Message) -> bool:
+        assert to == RECORDER
+        self._tap.offer(RECORDER, message, codec.encode(message))
+        return True
+
+
 class Stage:
     """A recorded run in one process, whose clock (5 ms a turn) and links are in our hands."""
 
@@ -133,6 +147,11 @@ class Stage:
         ):
             start = Start(role, config.to_yaml(), {**settings, **OFFERS})
             self._taps[name].offer(RECORDER, start, codec.encode(start))
+        observers = {"policy": PolicyObserver(self.policy)}
+        self._cores = [
+            RecordedCore(core, TapSink(tap), observers.get(name))
+            for (core, _), (name, tap) in zip(self._run.nodes, self._taps.items(), strict=True)
+        ]
 
     @property
     def now(self) -> float:
@@ -150,11 +169,9 @@ class Stage:
 
     def play(self, paused: Collection[object]) -> None:
         """Let all cores but these have their turn."""
-        for (core, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
+        for (core, bus), recorded in zip(self._run.nodes, self._cores, strict=True):
             if core not in paused:
-                inputs = bus.receive(self.now)
-                tap.took(self.now, inputs)
-                for to, message in core.step(inputs, self.now):
+                for to, message in recorded.step(bus.receive(self.now), self.now):
                     bus.send(to, message, self.now)
 
     def close(self) -> None:
@@ -235,7 +252,8 @@ class Deployed:
         self._began = self.tape.now
         self._config, self._of_driver, self._script = config, of_driver, script
         self._starts: Counter[str] = Counter()
-        self._nodes: dict[str, tuple[Any, MemoryBus, Tap]] = {}
+        self._nodes: dict[str, tuple[Core | None, MemoryBus]] = {}
+        self._policy: PolicyCore | None = None
         self._pupil: Origin | None = None
         self.server, self._learner, self._operator = MemoryBus(), MemoryBus(), MemoryBus()
         self._learner.serve(ServerLink("learner", "learner", {"policy": ()}, {}, 1))
@@ -248,14 +266,13 @@ class Deployed:
     @property
     def policy(self) -> PolicyCore:
         """The server's core."""
-        core = self._nodes["policy"][0]
-        assert isinstance(core, PolicyCore)
-        return core
+        assert self._policy
+        return self._policy
 
     def serve(self, bundle: Bundle | None, *, latches: Latches | None = None, learner: bool = False) -> None:
         """Start the policy server, with its learner or without: what waits in its queue is there at once."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
-        core = policy_core.make(self._config, "policy", exploring=learner)
+        core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
         self.server.serve(ServerLink("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
         introduction = hello("operator", "operator", client=9)
@@ -272,18 +289,20 @@ class Deployed:
         if latches:
             core.resume(latches, now)
             settings |= {"resumed": now, "latches": latches.plain()}
-        self._begin("policy", "policy", self._config, settings, (core, self.server, tap))
+        recorded = RecordedCore(core, TapSink(tap), PolicyObserver(core))
+        self._begin("policy", "policy", self._config, settings, (recorded, self.server))
 
     def drive(self) -> None:
         """Start the leg's driver."""
-        body = RobotBody(ScriptedLeg(self._script, lambda: self.ms))
+        body: Any = RecordedBody(RobotBody(ScriptedLeg(self._script, lambda: self.ms)))
         core = driver_core.make(body, self._of_driver, "leg", self._starts["leg"], learner=False)
         bus, tap = self._client("leg", 3 + 100 * self._starts["leg"])
-        self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (core, bus, tap))
+        recorded = RecordedCore(core, TapSink(tap), body)
+        self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
         """A driver that is none of ours comes, of another leg: it says what it is made to."""
-        self._nodes[name] = None, *self._client(name, 7)
+        self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
         bus = MemoryBus()
@@ -294,7 +313,7 @@ class Deployed:
 
     def end(self, name: str, *, bye: bool = True) -> None:
         """A node ends: in order, or killed, without a word."""
-        _, bus, _ = self._nodes.pop(name)
+        _, bus = self._nodes.pop(name)
         if bye:
             bus.send("policy", Bye("stopped"), self.tape.now * 1e-9)
 
@@ -309,7 +328,7 @@ class Deployed:
         return tap
 
     def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:
-        _, bus, _ = self._nodes[name] = node
+        _, bus = self._nodes[name] = node
         self._starts[name] += 1
         bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}), 0.0)
 
@@ -320,13 +339,10 @@ class Deployed:
         self._operator.receive(now)
         for peer, message in self._learner.receive(now):
             self._pupil = peer if isinstance(message, Hello) else self._pupil
-        for name, (core, bus, tap) in list(self._nodes.items()):
+        for name, (core, bus) in list(self._nodes.items()):
             if name not in paused:
                 inputs = bus.receive(now)
-                if core is None:
-                    continue
-                tap.took(now, inputs)
-                for to, message in core.step(inputs, now):
+                for to, message in core.step(inputs, now) if core else []:
                     bus.send(to, message, now)
 
     def say(self, message: Message, name: str = "") -> None:

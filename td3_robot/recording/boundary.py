@@ -1,0 +1,170 @@
+"""Records what crosses the boundary of a core; the core itself sends nothing for a recorder's sake.
+
+A core is a function of its construction arguments, of its turns and, for a driver, of what its robot reports. These
+facts replay it bit for bit:
+
+=============== =====================================================================================================
+Start           construction arguments, and state restored from disk; the node records it once
+Turn            the inputs and the time of one call of ``step``
+Heard           what the robot reports beyond its Steps: an input of a driver's core
+Told            what the robot's motors are told: an output of a driver's core
+InForce         ``latches`` of a policy server's core: the result of a turn that its state file keeps
+=============== =====================================================================================================
+
+All other outputs are messages on links. The transport records them with the bytes that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from td3_robot.core_types import Core, Input, Origin, Output
+from td3_robot.messages import Heard, InForce, LifecycleChange, Message, Told
+from td3_robot.policy.latches import Latches
+from td3_robot.specs import Float32
+from td3_robot.topics import RECORDER
+
+_LONGEST = 4096  # characters of what a robot reports that are recorded
+
+
+class Sink(Protocol):
+    """Where records go: a transport's bus, or a list in replay and tests."""
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        """Record the inputs of the turn at ``now`` (s)."""
+
+    def send(self, to: Origin, message: Message) -> bool:
+        """Record a message; ``to`` is ``RECORDER``."""
+
+
+class Observer(Protocol):
+    """Finds the facts of a turn that are neither inputs nor outputs of ``step``."""
+
+    def before(self, now: float) -> None:
+        """The turn at ``now`` (s) begins."""
+
+    def after(self, outputs: Sequence[Output]) -> Iterable[Message]:
+        """The turn has ended with these outputs; returns its other facts."""
+
+
+class RecordedCore:
+    """A core that records each of its turns.
+
+    Args:
+        core: the core to drive.
+        sink: takes the records.
+        observer: finds the facts that ``step`` does not return; None if there are none.
+    """
+
+    def __init__(self, core: Core, sink: Sink, observer: Observer | None = None) -> None:
+        self._core = core
+        self._sink = sink
+        self._observer = observer
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        """Record the inputs, run the core's turn at ``now`` (s), record what it does not return."""
+        self._sink.took(now, inputs)
+        if self._observer is None:
+            return self._core.step(inputs, now)
+        self._observer.before(now)
+        outputs = self._core.step(inputs, now)
+        for message in self._observer.after(outputs):
+            self._sink.send(RECORDER, message)
+        return outputs
+
+
+class PolicyState(Protocol):
+    """What a policy server's core shows after a turn.
+
+    Attributes:
+        latches: what is in force; a new object when it may have changed.
+        changes: the changes of state in the newest turn.
+    """
+
+    latches: Latches
+    changes: list[LifecycleChange]
+
+
+class PolicyObserver:
+    """Records a policy server's latches when they change, and changes of state that no operator was told."""
+
+    def __init__(self, core: PolicyState) -> None:
+        self._core = core
+        self._latches = Latches()
+
+    def before(self, now: float) -> None:
+        """Nothing is known yet."""
+
+    def after(self, outputs: Sequence[Output]) -> list[Message]:
+        facts: list[Message] = []
+        if self._core.changes:
+            sent = {id(message) for _, message in outputs}
+            facts += [change for change in self._core.changes if id(change) not in sent]
+        latches = self._core.latches
+        if latches is not self._latches:
+            if latches != self._latches:
+                facts.append(InForce(latches.plain()))
+            self._latches = latches
+        return facts
+
+
+class RecordedBody:
+    """A driver's robot whose calls are recorded: both the robot of the core, and its observer.
+
+    Args:
+        body: the robot, as ``td3_robot.driver.core.Body``; all its attributes are available here.
+    """
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+        self._facts: list[Message] = []
+        self._heard = Heard(0, 0, "", "")
+        self._calls = 0
+        self._next_step = 0
+        self._stepped = False
+        self._now = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._body, name)
+
+    @property
+    def stop(self) -> str:
+        """Why everything has to stop; the core clears it."""
+        return str(self._body.stop)
+
+    @stop.setter
+    def stop(self, reason: str) -> None:
+        self._body.stop = reason
+
+    def command(self, action: Float32) -> None:
+        """Pass on and record an action, float32[1, A]."""
+        self._body.command(action)
+        self._facts.append(Told(self._next_step, int(self._now * 1e9), action[0].copy()))
+        self._listen(self._heard.refused)
+
+    def step(self, action: Float32) -> int | None:
+        """End a control period; the next Step follows unless the result is None."""
+        made: int | None = self._body.step(action)
+        self._stepped = made is not None
+        self._listen(int(made is None))
+        return made
+
+    def before(self, now: float) -> None:
+        self._now = now
+
+    def after(self, outputs: Sequence[Output]) -> list[Message]:
+        del outputs
+        self._next_step += self._stepped
+        self._stepped = False
+        facts, self._facts = self._facts, []
+        return facts
+
+    def _listen(self, refused: int) -> None:
+        """Record what the robot reports after a call, if it is something new."""
+        self._calls += 1
+        heard = Heard(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
+        before = self._heard
+        if (heard.refused, heard.trouble, heard.stop) != (before.refused, before.trouble, before.stop):
+            self._heard = heard
+            self._facts.append(heard)

@@ -1,0 +1,172 @@
+"""Records at the boundary of a core: what its turns take in and what it does not return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.bundle import Bundle
+from td3_robot.core_types import Input, Origin, Peer
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import RealTime
+from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
+from td3_robot.messages import Action, Command, Heard, InForce, LifecycleChange, Message, Step, Told, Turn, Welcome
+from td3_robot.policy.core import PolicyCore
+from td3_robot.policy.latches import Latches
+from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
+from td3_robot.safety.limits import SafetyConfig
+from td3_robot.specs import Float32, RobotSpec
+from td3_robot.topics import RECORDER
+from td3_robot.transport import turns
+from td3_robot.transport.link import hello
+
+SAFE = SafetyConfig(observation_deadline_ms=100)
+
+
+class Records:
+    """A sink that keeps what it takes."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:
+        self.messages.append(turns.turn(now, inputs))
+
+    def send(self, to: Origin, message: Message) -> bool:
+        assert to == RECORDER
+        self.messages.append(message)
+        return True
+
+    def take(self, *kinds: type[Message]) -> list[Any]:
+        taken, self.messages = self.messages, []
+        return [message for message in taken if isinstance(message, kinds)]
+
+
+@pytest.fixture
+def peer(spec: RobotSpec) -> Peer:
+    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
+
+
+@pytest.fixture
+def operator() -> Peer:
+    return Peer("policy", b"2", hello("operator", "op", client=2), {})
+
+
+def command(verb: str) -> Command:
+    return Command(1, "", verb, "because", 0, "", b"")
+
+
+def recorded_policy(core: PolicyCore) -> tuple[RecordedCore, Records]:
+    records = Records()
+    return RecordedCore(core, records, PolicyObserver(core)), records
+
+
+def test_changes_of_state_are_recorded_when_no_operator_is_connected() -> None:
+    core, records = recorded_policy(PolicyCore(seed=9))
+    assert core.step([], 1.0) == []
+    assert [change.state for change in records.take(LifecycleChange)] == ["inactive", "active"]
+    core.step([], 2.0)
+    assert records.take(LifecycleChange) == []
+
+
+def test_a_change_of_state_that_an_operator_is_told_is_left_to_the_link(operator: Peer) -> None:
+    core, records = recorded_policy(PolicyCore(seed=9))
+    core.step([(operator, operator.hello)], 1.0)
+    records.take()
+    outputs = core.step([(operator, command("estop"))], 2.0)
+    assert [to for to, message in outputs if isinstance(message, LifecycleChange)] == [operator]
+    assert records.take(LifecycleChange) == []
+
+
+def test_latches_are_recorded_when_they_change(
+    peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle], make_step: Callable[..., Step]
+) -> None:
+    policy = PolicyCore(9, safety=SAFE)
+    policy.load(1, make_bundle(1))
+    policy.resume(Latches(stopped=("arm",)), 0.0)
+    core, records = recorded_policy(policy)
+
+    def latches(*inputs: Input) -> list[dict[str, Any]]:
+        core.step(inputs, 0.0)
+        return [message.latches for message in records.take(InForce)]
+
+    arm = {**Latches().plain(), "stopped": ["arm"]}
+    assert latches((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # as restored
+    assert latches((operator, command("state"))) == []
+    assert latches((operator, command("freeze"))) == [{**arm, "frozen": True}]
+    assert latches((operator, command("freeze"))) == []
+    assert latches((operator, command("unfreeze"))) == [arm]
+
+
+def test_a_turn_is_recorded_before_the_core_runs() -> None:
+    class Crashing:
+        def step(self, inputs: Sequence[Input], now: float) -> Any:
+            del inputs, now
+            raise ValueError("a mistake")
+
+    records = Records()
+    with pytest.raises(ValueError, match="a mistake"):
+        RecordedCore(Crashing(), records).step([("learner", Welcome(1, "learner", 5))], 1.5)
+    [turn] = records.messages
+    assert isinstance(turn, Turn)
+    assert (turn.now, [item[1] for item in turn.inputs]) == (1.5, ["welcome"])
+
+
+class Leg(Robot):
+    """A robot that reports what the test sets."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.error: Exception | None = None
+
+    def observe(self) -> Float32:
+        if self.error:
+            raise self.error
+        return np.array([1, 2, 3], np.float32)
+
+    def apply(self, action: Float32) -> None:
+        del action
+
+
+Driver = tuple[RecordedCore, Records, Leg]
+
+
+@pytest.fixture
+def driver(spec: RobotSpec) -> Driver:
+    """A driver that was welcomed at 0.0, when it published Step 0."""
+    robot, records = Leg(spec), Records()
+    body: Any = RecordedBody(RobotBody(robot))
+    guard = Guard(spec, "leg", SafetyConfig(safe_action={"left": 0.25}), autostart=True)
+    pacing = RealTime(spec, "hold")
+    core = SourceCore(body, "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=False, waits=False)
+    recorded = RecordedCore(core, records, body)
+    recorded.step([("policy", Welcome(1, "policy", 5))], 0.0)
+    return recorded, records, robot
+
+
+def test_what_motors_are_told_is_recorded_with_the_next_step_and_the_time(driver: Driver) -> None:
+    core, records, _ = driver
+    records.take()
+    action = Action("leg", 2, 0, 0, np.array([[1.5, -0.25]], np.float32), 7, 0, 0)
+    assert core.step([("policy", action)], 0.003) == []
+    [told] = records.take(Told)
+    assert (told.step, told.stamp, told.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
+
+
+def test_what_a_robot_reports_is_recorded_when_it_changes(driver: Driver) -> None:
+    """Calls 1 and 2 are apply and observe at 0.0; 3 observes and fails; 4 applies the safe action."""
+    core, records, robot = driver
+    assert records.take(Heard) == []
+    robot.error = EmergencyStop("the red button")
+    core.step([], 0.02)
+    heard = [(it.call, it.refused, it.trouble, it.stop) for it in records.take(Heard)]
+    assert heard == [(3, 0, "", "the red button"), (4, 0, "", "")]
+    robot.error = OSError("no answer")
+    for number in range(2, 5):
+        core.step([], number * 0.02)
+    [trouble] = records.take(Heard)
+    assert (trouble.refused, trouble.trouble, trouble.stop) == (1, "observe: OSError: no answer", "")
