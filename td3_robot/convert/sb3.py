@@ -1,27 +1,31 @@
-"""Policies of Stable-Baselines3's TD3 (and DDPG, which saves the same) as bundles.
+"""Policies of Stable-Baselines3's TD3 and DDPG as bundles. Needs the extra ``learner``, for torch.
 
-SB3's zip holds ``policy.pth``, a ``torch.save`` file with the networks, and ``data``, JSON whose values are in part
-base64 of pickles. Of ``data`` only the plain text is looked at, of ``policy.pth`` only what :mod:`.torch_zip`
-reads. The actor there is ``actor.mu``: linear layers with an activation between them and tanh at the end, its output
-in [-1, 1] scaled to the limits of the action space: what a bundle describes, if the activation is ReLU.
+SB3's zip holds ``policy.pth``, a file of ``torch.save`` with the networks, and ``data``, JSON whose values are partly
+base64 of pickles. This module reads the plain text of ``data``, and ``policy.pth`` with torch's safe loader, which
+makes tensors and calls nothing else. The actor is ``actor.mu``: linear layers with an activation between them and tanh
+at the end. Its output in [-1, 1] is scaled to the limits of the action space. A bundle describes the same if the
+activation is ReLU.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.convert.torch_zip import open_zip, read_member, read_state_dict
 from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes; with both optimisers it is some ten times the policy
+_LONGEST = 1 << 30  # bytes of the zip; with both optimisers it is some ten times the policy
+_LONGEST_MEMBER = 1 << 28  # bytes of one member of a zip, unpacked
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
 
@@ -30,33 +34,71 @@ def read(path: Path, spec: RobotSpec) -> Bundle:
     """The policy in an SB3 zip, for the robot that it was trained on.
 
     Raises:
-        BundleError: the file cannot be read, is not a TD3 model, uses what a bundle cannot describe, or does not fit
-            the robot: sizes, or limits of actions.
+        BundleError: the file cannot be read, is not a TD3 or DDPG model, holds what a bundle cannot describe, or does
+            not fit the robot's sizes or action limits.
     """
     source = f"Stable-Baselines3 model {str(path)!r}"
     try:
         content = files.read(path, _LONGEST)
     except OSError as error:
         raise BundleError(f"{source} cannot be read: {error.strerror}") from None
-    archive = open_zip(content, source)
-    data = _data(read_member(archive, "data", source), source)
-    tensors = _actor(read_state_dict(read_member(archive, "policy.pth", source), source, "actor."), source)
+    archive = _zip(content, source)
+    data = _data(_member(archive, "data", source), source)
+    tensors = _layers(_actor(_member(archive, "policy.pth", source), source), source)
     _check_limits(data, spec, source)
     hidden = tuple(len(tensors[f"actor.{layer}.bias"]) for layer in range(len(tensors) // 2 - 1))
     version = "unknown"
     if "_stable_baselines3_version" in archive.namelist():
-        version = read_member(archive, "_stable_baselines3_version", source, 64).decode("ascii", "replace")
+        version = _member(archive, "_stable_baselines3_version", source)[:64].decode("ascii", "replace")
     provenance = {
         "version": 1,
         "imported_from": "stable-baselines3",
         "stable_baselines3": version,
         "file": path.name,
         "sha256": sha256(content),
-        "env_steps": _whole(data.get("num_timesteps")),
-        "updates": _whole(data.get("_n_updates")),
+        "env_steps": _count(data.get("num_timesteps")),
+        "updates": _count(data.get("_n_updates")),
     }
     bundle = Bundle(spec, hidden, tensors, provenance=provenance)
-    return Bundle.decode(bundle.encode(), source)  # whose checks of shapes and values hold for every bundle
+    return Bundle.decode(bundle.encode(), source)  # checks shapes and values, as for every bundle
+
+
+def _zip(content: bytes, source: str) -> zipfile.ZipFile:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+        raise BundleError(f"{source}: not a zip file ({error})") from None
+    if sum(member.file_size for member in archive.infolist()) > _LONGEST:
+        raise BundleError(f"{source}: its members have more than {_LONGEST:,} bytes")
+    return archive
+
+
+def _member(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
+    try:
+        with archive.open(name) as file:
+            content = file.read(_LONGEST_MEMBER + 1)
+    except KeyError:
+        raise BundleError(f"{source}: it has no member {name!r}") from None
+    except Exception as error:  # zipfile raises a dozen unrelated types for damaged members
+        raise BundleError(f"{source}: member {name!r} is damaged ({type(error).__name__}: {error})") from None
+    if len(content) > _LONGEST_MEMBER:
+        raise BundleError(f"{source}: member {name!r} has more than {_LONGEST_MEMBER:,} bytes")
+    return content
+
+
+def _actor(content: bytes, source: str) -> dict[str, Float32]:
+    """The actor's float32 tensors in a file of ``torch.save``."""
+    _zip(content, f"{source}: policy.pth")  # torch's older formats are no zip, and have no limit of size
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        tensors = {name: tensor for name, tensor in state.items() if name.startswith("actor.")}
+    except Exception as error:  # torch raises a dozen unrelated types for damaged files
+        reason = " ".join(str(error).split())[:200]
+        raise BundleError(f"{source}: policy.pth is not a plain dictionary of tensors ({reason})") from None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32:
+            raise BundleError(f"{source}: {name[:60]!r} is not a float32 tensor")
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _data(content: bytes, source: str) -> dict[str, Any]:
@@ -66,25 +108,23 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
         settings = data.get("policy_kwargs") or {}
         activation = str(settings.get("activation_fn", "torch.nn.modules.activation.ReLU"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleError(f"{source}: its data are not those of a model ({type(error).__name__})") from None
+        raise BundleError(f"{source}: its data do not describe a model ({type(error).__name__})") from None
     if kind != "stable_baselines3.td3.policies":
-        raise BundleError(f"{source}: its policy is of {kind[:60]}; needed is one of TD3 or DDPG")
+        raise BundleError(f"{source}: its policy is of {kind[:60]}; allowed: TD3 and DDPG")
     if not activation.removesuffix("'>").endswith("activation.ReLU"):
-        raise BundleError(f"{source}: its activation is {activation[:60]}; a bundle has ReLU between its layers")
+        raise BundleError(f"{source}: its activation is {activation[:60]}; allowed: ReLU")
     return dict(data)
 
 
-def _actor(state: dict[str, Float32], source: str) -> dict[str, Float32]:
+def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
     """The layers of ``actor.mu``, whose indices count activations too, in a bundle's names."""
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
     if not found or len(found) != len(state):
         strange = next((name for name in state if name not in found), "no actor.mu")
-        raise BundleError(f"{source}: its actor has {strange[:60]!r}; needed are linear layers alone (MlpPolicy)")
+        raise BundleError(f"{source}: its actor has {strange[:60]!r}; allowed: linear layers alone (MlpPolicy)")
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
-        raise BundleError(
-            f"{source}: its actor has layers {indices[:8]}; needed is an activation after each linear one"
-        )
+        raise BundleError(f"{source}: its actor has layers {indices[:8]}; every second one must be an activation")
     order = {index: layer for layer, index in enumerate(indices)}
     return {f"actor.{order[int(match[1])]}.{match[2]}": state[name] for name, match in found.items()}
 
@@ -96,14 +136,14 @@ def _check_limits(data: dict[str, Any], spec: RobotSpec, source: str) -> None:
     for key, mine in (("low", spec.action_low), ("high", spec.action_high)):
         text = str(space.get(key, ""))
         theirs = [float(number) for number in _NUMBER.findall(text)]
-        if "..." in text or len(theirs) != len(mine):  # numpy shortens long arrays; sizes are checked with the tensors
+        if "..." in text or len(theirs) != len(mine):  # numpy shortens long arrays; the tensors decide about sizes
             continue
-        if not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # it prints some digits only
+        if not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
             raise BundleError(
-                f"{source}: its actions' {key} is {theirs[:8]}, that of {spec.name} is {mine.tolist()[:8]}: "
+                f"{source}: the {key} of its actions is {theirs[:8]}, that of {spec.name} is {mine.tolist()[:8]}: "
                 "it was trained on another robot"
             )
 
 
-def _whole(value: Any) -> int:
+def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 2**63 else 0

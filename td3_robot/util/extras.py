@@ -26,6 +26,7 @@ NEEDED = {
     "export --format parquet": ("mcap", "pyarrow"),
     "export --format minari": ("mcap", "minari"),
     "bundle export --onnx": ("onnx",),
+    "bundle import": ("torch",),
 }
 """Commands, and the modules that they need beyond the base install."""
 
