@@ -8,7 +8,7 @@ from td3_robot.messages import NO_NOISE, Action, ActionOrigin, Phase, Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.transport.link import ClientLink, ServerLink, hello
-from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.memory import MemoryBus, Network
 
 
 class ManualClock:
@@ -44,15 +44,16 @@ class FakeRobot:
 
     def __init__(self, policy: PolicyCore, spec: RobotSpec, clock: ManualClock, source: str = "fake-robot") -> None:
         self.policy, self.spec, self.clock, self.source = policy, spec, clock, source
-        self.bus, self.server = MemoryBus(), MemoryBus()
+        network = Network()
+        self.bus, self.server = MemoryBus(network, clock), MemoryBus(network, clock)
         self.steps: list[Step] = []
         self.last: Action | None = None
         self._episode = 0
         self._episode_step = 0
-        self.server.serve(ServerLink("policy", "policy", {"driver": (Step,)}, {}, 1))
+        self.server.serve("policy", ServerLink("policy", "policy", {"driver": (Step,)}, {}, 1))
         sizes = {"N": 1, "O": spec.observation_size, "A": spec.action_size}
-        session = ClientLink("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
-        self.bus.connect(session, self.server)
+        client = ClientLink("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
+        self.bus.connect("policy", client)
         self._exchange()
 
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
@@ -92,14 +93,15 @@ class FakeRobot:
             world={},
         )
         self.steps.append(step)
-        self.bus.send("policy", step, self.clock.now)
+        if not self.bus.send("policy", step):  # after a long silence the server has to welcome us again
+            self._exchange()
+            self.bus.send("policy", step)
         self.last = self._exchange()
         return self.last
 
     def _exchange(self) -> Action | None:
-        now = self.clock.now
-        self.bus.receive(now)
-        for to, message in self.policy.step(self.server.receive(now), now):
-            self.server.send(to, message, now)
-        answers = [message for _, message in self.bus.receive(now) if isinstance(message, Action)]
+        self.bus.receive(0.0)
+        for to, message in self.policy.step(self.server.receive(0.0), self.clock.now):
+            self.server.send(to, message)
+        answers = [message for _, message in self.bus.receive(0.0) if isinstance(message, Action)]
         return answers[-1] if answers else None

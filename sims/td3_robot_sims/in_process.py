@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
@@ -12,30 +12,37 @@ from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.link import ClientLink, ServerLink, hello
-from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.memory import MemoryBus, Network
 from td3_robot_sims import core as sims_core
 from td3_robot_sims.core import SimulatorCore
 
 
 class InProcess:
-    """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing."""
+    """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: of the run.
+        clock: gives the time in seconds; None lets 1 ms pass with each turn.
+    """
+
+    def __init__(self, config: Config, clock: Callable[[], float] | None = None) -> None:
         compute.use_threads(config.learner.threads, config.learner.threads_in)
         self.config = config
-        self._time = itertools.count()
+        self._time = -1  # ms
+        self.clock = clock or (lambda: self._time * 1e-3)
+        self.network = Network()
         agreement = config.agreement()
         learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = LearnerCore(config)
         prefill.begin(self.learner)
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
-        learner_bus = MemoryBus()
-        learner_bus.serve(ServerLink("learner", "learner", accepts, agreement, 1))
-        policy_bus = MemoryBus()
-        policy_bus.serve(ServerLink("policy", "policy", policy_core.ACCEPTS, agreement, 2))
+        learner_bus = MemoryBus(self.network, self.clock)
+        learner_bus.serve("learner", ServerLink("learner", "learner", accepts, agreement, 1))
+        policy_bus = MemoryBus(self.network, self.clock)
+        policy_bus.serve("policy", ServerLink("policy", "policy", policy_core.ACCEPTS, agreement, 2))
         introduction = hello("policy", "policy", client=0, agreement=agreement)
-        policy_bus.connect(ClientLink("learner", introduction, (Weights,)), learner_bus)
+        policy_bus.connect("learner", ClientLink("learner", introduction, (Weights,)))
         self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
             (self.learner, learner_bus),
             (self.policy, policy_bus),
@@ -43,12 +50,12 @@ class InProcess:
         self.simulators: list[SimulatorCore] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
-            core, bus = sims_core.make(config, name, 0), MemoryBus()
+            core, bus = sims_core.make(config, name, 0), MemoryBus(self.network, self.clock)
             spec = core.envs.spec
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
             sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
-            for link, server in (("policy", policy_bus), ("learner", learner_bus)):
-                bus.connect(ClientLink(link, introduction, sims_core.ACCEPTS[link], sizes), server)
+            for link in ("policy", "learner"):
+                bus.connect(link, ClientLink(link, introduction, sims_core.ACCEPTS[link], sizes))
             self.simulators.append(core)
             self.nodes.append((core, bus))
 
@@ -61,10 +68,10 @@ class InProcess:
 
     def turn(self) -> None:
         """One turn of every core; time advances by 1 ms, so that nothing times out."""
-        now = next(self._time) * 1e-3
+        self._time += 1
         for core, bus in self.nodes:
-            for to, message in core.step(bus.receive(now), now):
-                bus.send(to, message, now)
+            for to, message in core.step(bus.receive(0.0), self.clock()):
+                bus.send(to, message)
 
     def close(self) -> None:
         for simulator in self.simulators:

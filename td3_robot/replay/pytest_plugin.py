@@ -10,6 +10,7 @@ Loaded by pytest of itself; imports the rest of td3-robot only when a test needs
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -109,11 +110,11 @@ def recorded_session() -> Callable[..., Session]:
 
 
 @pytest.fixture
-def memory_bus() -> Callable[[], MemoryBus]:
-    """Makes buses in memory, see :class:`td3_robot.transport.memory.MemoryBus`."""
-    from td3_robot.transport.memory import MemoryBus
+def memory_bus(manual_clock: ManualClock) -> Callable[[], MemoryBus]:
+    """Makes buses in memory that can connect to each other, see :class:`td3_robot.transport.memory.MemoryBus`."""
+    from td3_robot.transport.memory import MemoryBus, Network
 
-    return MemoryBus
+    return functools.partial(MemoryBus, Network(), manual_clock)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.interface import Transport
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink, ServerLink
 from td3_robot.transport.tap import RECORDED
@@ -87,7 +88,7 @@ class Node:
     incarnation: int
     folder: RunFolder | None  # None: deployed, with its configuration alone
     config: Config
-    bus: Bus
+    bus: Transport
     patient: bool = True  # False for a robot in real time, which waits for nobody's queue
     stop_signal: int = 0
     counters: Counter[str] = field(default_factory=Counter)

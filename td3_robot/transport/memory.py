@@ -1,90 +1,176 @@
-"""Links within one process: the same sessions and bytes as over ZeroMQ, in queues, on a clock that is passed in."""
+"""Links within one process: the same handshake and bytes as over ZeroMQ, in queues in memory."""
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from td3_robot.core_types import Input, Origin, Peer
-from td3_robot.messages import Message
-from td3_robot.topics import RECORDER
+from td3_robot.core_types import Input, Origin
+from td3_robot.errors import EndpointError
+from td3_robot.messages import Bye, Message
+from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec
+from td3_robot.transport.interface import ClientGoneError, Transport
 from td3_robot.transport.link import ClientLink, Frames, ServerLink
 
 
-class MemoryBus:
-    """The links of one node in memory. ``deliver`` can be replaced by a test to lose, change or reorder frames.
+@dataclass(eq=False)
+class Connection:
+    """One client's connection to an endpoint.
 
     Attributes:
-        tap: told the link, the message and the payload of whatever is sent; None for nobody.
+        key: what the server tells its clients apart by.
+        client: the client's bus.
+        link: the link's name at the client.
+        waiting: frames for an endpoint that nobody serves yet.
+        closed: whether the client has left.
     """
 
+    endpoint: str
+    key: bytes
+    client: MemoryBus
+    link: str
+    waiting: deque[Frames] = field(default_factory=deque)
+    closed: bool = False
+
+
+class Network:
+    """Where the buses of one process find each other: an endpoint is any text."""
+
     def __init__(self) -> None:
+        self.servers: dict[str, MemoryBus] = {}
+        self.connections: dict[bytes, Connection] = {}
+        self._keys = itertools.count()
+
+    def connect(self, endpoint: str, client: MemoryBus, link: str) -> Connection:
+        """A new connection of a client's bus."""
+        key = b"%d" % next(self._keys)
+        connection = self.connections[key] = Connection(endpoint, key, client, link)
+        return connection
+
+    def to_server(self, connection: Connection, frames: Frames) -> bool:
+        """Queue frames for the server of a connection, which may start later; False if the queue is full."""
+        server = self.servers.get(connection.endpoint)
+        if server:
+            return server.offered(connection, frames)
+        if len(connection.waiting) < QUEUE_LENGTH:
+            connection.waiting.append(frames)
+            return True
+        return False
+
+
+class MemoryBus(Transport):
+    """The links of one node in memory. A test can replace ``deliver`` to lose, change or reorder frames.
+
+    Args:
+        network: shared by the buses that connect to each other.
+        clock: in seconds; shared too.
+
+    Attributes:
+        tap: gets link, message and payload of everything this bus sends; None for nobody.
+    """
+
+    def __init__(self, network: Network, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
         self.tap: Callable[[str, Message, bytes], None] | None = None
-        self._server: ServerLink | None = None
-        self._clients: dict[str, tuple[ClientLink, MemoryBus, bytes]] = {}
-        self._back: dict[bytes, tuple[MemoryBus, str]] = {}
-        self._inbox: deque[tuple[bytes | str, Frames]] = deque()
+        self._network = network
+        self._endpoints: dict[str, str] = {}  # of the links served, to their names
+        self._connections: dict[str, Connection] = {}  # as a client, by link
+        self._inbox: deque[tuple[Connection, Frames]] = deque()
+        self._queued: Counter[Connection] = Counter()  # frames in the inbox
 
-    def serve(self, session: ServerLink) -> None:
-        """Let other buses connect to this one."""
-        self._server = session
+    def serve(self, endpoint: str, server: ServerLink) -> str:
+        """Serve an endpoint. To serve it again on the same bus stands for a restart of the server.
 
-    def connect(self, session: ClientLink, server: MemoryBus) -> None:
-        """Link this bus to the server of another."""
-        key = b"%d" % len(server._back)
-        self._clients[session.link] = (session, server, key)
-        server._back[key] = (self, session.link)
+        Raises:
+            EndpointError: another bus serves it.
+        """
+        if self._network.servers.setdefault(endpoint, self) is not self:
+            raise EndpointError(f"endpoint {endpoint!r} is busy: another bus serves it")
+        self.servers[server.link] = server
+        self._endpoints[endpoint] = server.link
+        for connection in self._network.connections.values():
+            while connection.endpoint == endpoint and connection.waiting:
+                self.offered(connection, connection.waiting.popleft())
+        return endpoint
 
-    def receive(self, now: float) -> list[Input]:
-        """Everything that has arrived; never waits."""
-        inputs: list[Input] = []
+    def connect(self, endpoint: str, client: ClientLink) -> None:
+        """Connect a client. Its Hello goes out with the next call of ``receive`` or ``send``."""
+        self.clients[client.link] = client
+        self._connections[client.link] = self._network.connect(endpoint, self, client.link)
+
+    def send(self, to: Origin, message: Message) -> bool:
+        """Hand a message to a link, after a Hello that is due; see :meth:`Transport.send`."""
+        client = self.clients.get(to) if isinstance(to, str) else None
+        if client and client.state == "connecting":
+            self._introduce(client, self._clock())
+        return super().send(to, message)
+
+    def receive(self, timeout: float) -> list[Input]:
+        """Everything that has arrived. It never waits: nothing else could happen meanwhile.
+
+        Raises:
+            HandshakeError: a server refused this process.
+        """
+        del timeout
+        now = self._clock()
+        inputs, self._waiting = self._waiting, []
         while self._inbox:
-            origin, frames = self._inbox.popleft()
-            if isinstance(origin, str):
-                inputs += self._clients[origin][0].receive(frames, now)
-            elif self._server:
-                received, replies = self._server.receive(origin, frames, now)
-                inputs += received
-                for key, message in replies:
-                    self._return(key, message)
-        for session, server, key in self._clients.values():
-            session.check()
-            for message in session.due(now):
-                server.deliver(key, self._frames(session.link, message))
-        if self._server:
-            inputs += self._server.expire(now)
+            connection, frames = self._inbox.popleft()
+            self._queued[connection] -= 1
+            if connection.client is self:
+                inputs += self._from_server(self.clients[connection.link], frames, now)
+            else:
+                server = self.servers[self._endpoints[connection.endpoint]]
+                inputs += self._from_client(server, connection.key, frames, now)
+        for client in self.clients.values():
+            client.check()
+            self._introduce(client, now)
+        for link, key in sorted(self._unreachable):
+            inputs += self.servers[link].forget(key, "connection closed")
+        self._unreachable.clear()
+        for server in self.servers.values():
+            inputs += server.expire(now)
         return inputs
 
-    def send(self, to: Origin, message: Message, now: float) -> bool:
-        """Queue a message; a queue in memory is never full. False if the peer is gone."""
-        if isinstance(to, Peer):
-            if not self._server or to.key not in self._server.peers:
-                return False
-            self._return(to.key, message)
-            return True
-        if to == RECORDER:
-            if self.tap:
-                self.tap(to, message, codec.encode(message))
-            return True
-        session, server, key = self._clients[to]
-        if session.wake(now):
-            for greeting in session.due(now):
-                server.deliver(key, self._frames(to, greeting))
-        session.sent(now)
-        server.deliver(key, self._frames(to, message))
+    def close(self, reason: str = "", *, in_order: bool = True) -> None:
+        """Leave every link. What this bus has not taken yet is lost."""
+        for link, connection in self._connections.items():
+            if self.welcome(link) and in_order:
+                self._post(link, Bye(reason))
+            connection.closed = True
+        for endpoint in self._endpoints:
+            del self._network.servers[endpoint]
+        self._endpoints.clear()
+
+    def offered(self, connection: Connection, frames: Frames) -> bool:
+        """Whether there was room in this bus's queue for frames from the other end of a connection."""
+        if self._queued[connection] >= QUEUE_LENGTH:
+            return False
+        self.deliver(connection, frames)
         return True
 
-    def deliver(self, origin: bytes | str, frames: Frames) -> None:
-        """Put frames from another bus into this one's inbox."""
-        self._inbox.append((origin, frames))
+    def deliver(self, connection: Connection, frames: Frames) -> None:
+        """Put frames from the other end of a connection into this bus's inbox."""
+        self._inbox.append((connection, frames))
+        self._queued[connection] += 1
 
-    def _return(self, key: bytes, message: Message) -> None:
-        bus, link = self._back[key]
-        bus.deliver(link, self._frames(link, message))
-
-    def _frames(self, link: str, message: Message) -> Frames:
+    def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
         payload = codec.encode(message)
-        if self.tap:
+        frames = [message.NAME.encode(), payload]
+        if key is None:
+            sent = self._network.to_server(self._connections[link], frames)
+        else:
+            connection = self._network.connections[key]
+            if connection.closed:
+                raise ClientGoneError
+            sent = connection.client.offered(connection, frames)
+        if sent and self.tap:
             self.tap(link, message, payload)
-        return [message.NAME.encode(), payload]
+        return sent
+
+    def _offer(self, message: Message) -> None:
+        if self.tap:
+            self.tap(RECORDER, message, codec.encode(message))

@@ -28,7 +28,6 @@ from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport.link import ClientLink, hello
-from td3_robot.transport.memory import MemoryBus
 from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper
 
 FOLDER = Path(__file__).parent / "sessions"
@@ -86,17 +85,17 @@ def faulted(target: Path) -> None:
     )
     settings = [*PENDULUM, *overrides, *safety, "safety.limits=[-1.5, 1.5]"]
     stage = Stage(target, configuration.load("walker2d", settings))
-    operator = MemoryBus()
+    operator = stage.another_bus()
     introduction = hello("operator", "operator", client=9)
-    operator.connect(ClientLink("policy", introduction, (Reply, LifecycleChange)), stage.bus(stage.policy))
+    operator.connect("policy", ClientLink("policy", introduction, (Reply, LifecycleChange)))
     said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
     silent_until = 0  # ns
     for step in stage.turns():
-        operator.receive(stage.now)
+        operator.receive(0.0)
         if step == 70 and not silent_until:
             silent_until = stage.tape.now + 270_000_000
         if verb := said.pop(step, None):
-            operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""), stage.now)
+            operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""))
         paused = [stage.policy] if 50 <= step < 58 else [stage.robot] if stage.tape.now < silent_until else []
         stage.play(paused)
     stage.close()

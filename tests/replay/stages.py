@@ -33,7 +33,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
 from td3_robot.transport.link import ClientLink, Frames, ServerLink, hello
-from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.memory import Connection, MemoryBus, Network
 from td3_robot.transport.tap import RECORDED, Tap
 
 _TIMEOUT = 120.0
@@ -135,7 +135,7 @@ class Stage:
 
     def __init__(self, target: Path, config: Config) -> None:
         self.tape = Tape(target, config)
-        self._run = InProcess(config)
+        self._run = InProcess(config, lambda: self.now)
         self.learner, self.policy, (self.robot,) = self._run.learner, self._run.policy, self._run.simulators
         self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
         for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
@@ -161,6 +161,10 @@ class Stage:
         """That of one of the cores."""
         return next(bus for other, bus in self._run.nodes if other is core)
 
+    def another_bus(self) -> MemoryBus:
+        """A bus that can connect to those of the cores."""
+        return MemoryBus(self._run.network, self._run.clock)
+
     def turns(self) -> Iterator[int]:
         """A turn of the clock after the other until the learner is done: the Steps that the robot has published."""
         while not self.learner.done:
@@ -171,8 +175,8 @@ class Stage:
         """Let all cores but these have their turn."""
         for (core, bus), recorded in zip(self._run.nodes, self._cores, strict=True):
             if core not in paused:
-                for to, message in recorded.step(bus.receive(self.now), self.now):
-                    bus.send(to, message, self.now)
+                for to, message in recorded.step(bus.receive(0.0), self.now):
+                    bus.send(to, message)
 
     def close(self) -> None:
         """The learner's last words, and the end of the recording."""
@@ -255,9 +259,13 @@ class Deployed:
         self._nodes: dict[str, tuple[Core | None, MemoryBus]] = {}
         self._policy: PolicyCore | None = None
         self._pupil: Origin | None = None
-        self.server, self._learner, self._operator = MemoryBus(), MemoryBus(), MemoryBus()
-        self._learner.serve(ServerLink("learner", "learner", {"policy": ()}, {}, 1))
+        self._network = Network()
+        self.server, self._learner, self._operator = self._bus(), self._bus(), self._bus()
+        self._learner.serve("learner", ServerLink("learner", "learner", {"policy": ()}, {}, 1))
         self._learner.tap = self.tape.of("learner").offer
+
+    def _bus(self) -> MemoryBus:
+        return MemoryBus(self._network, lambda: self.tape.now * 1e-9)
 
     @property
     def ms(self) -> int:
@@ -274,18 +282,18 @@ class Deployed:
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
-        self.server.serve(ServerLink("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
+        self.server.serve("policy", ServerLink("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
         introduction = hello("operator", "operator", client=9)
-        self._operator.connect(ClientLink("policy", introduction, (Reply, LifecycleChange)), self.server)
+        self._operator.connect("policy", ClientLink("policy", introduction, (Reply, LifecycleChange)))
         if learner:
             introduction = hello("policy", "policy", client=100 + start, incarnation=start)
-            self.server.connect(ClientLink("learner", introduction, (Weights,)), self._learner)
+            self.server.connect("learner", ClientLink("learner", introduction, (Weights,)))
         tap = self._tap("policy", self.server)
         if bundle:
             loaded = weights(bundle.version, bundle)
             core.load(loaded.version, bundle)
             settings |= {"version": loaded.version, "sha256": loaded.sha256}
-            self.server.send(RECORDER, loaded, now)
+            self.server.send(RECORDER, loaded)
         if latches:
             core.resume(latches, now)
             settings |= {"resumed": now, "latches": latches.plain()}
@@ -305,22 +313,22 @@ class Deployed:
         self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
-        bus = MemoryBus()
+        bus = self._bus()
         introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
         sizes = {"N": 1, "O": 2, "A": 1}
-        bus.connect(ClientLink("policy", introduction, driver_core.ACCEPTS["policy"], sizes), self.server)
+        bus.connect("policy", ClientLink("policy", introduction, driver_core.ACCEPTS["policy"], sizes))
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:
         """A node ends: in order, or killed, without a word."""
         _, bus = self._nodes.pop(name)
         if bye:
-            bus.send("policy", Bye("stopped"), self.tape.now * 1e-9)
+            bus.send("policy", Bye("stopped"))
 
     def learn(self, learnt: Weights) -> None:
         """The learner sends weights to the policy server."""
         assert self._pupil
-        self._learner.send(self._pupil, learnt, self.tape.now * 1e-9)
+        self._learner.send(self._pupil, learnt)
 
     def _tap(self, name: str, bus: MemoryBus) -> Tap:
         tap = self.tape.of(name, self._starts[name])
@@ -330,25 +338,25 @@ class Deployed:
     def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:
         _, bus = self._nodes[name] = node
         self._starts[name] += 1
-        bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}), 0.0)
+        bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}))
 
     def turn(self, paused: Collection[str] = ()) -> None:
         """Let 5 ms pass, and all but these have their turn."""
         self.tape.now += 5_000_000
         now = self.tape.now * 1e-9
-        self._operator.receive(now)
-        for peer, message in self._learner.receive(now):
+        self._operator.receive(0.0)
+        for peer, message in self._learner.receive(0.0):
             self._pupil = peer if isinstance(message, Hello) else self._pupil
         for name, (core, bus) in list(self._nodes.items()):
             if name not in paused:
-                inputs = bus.receive(now)
+                inputs = bus.receive(0.0)
                 for to, message in core.step(inputs, now) if core else []:
-                    bus.send(to, message, now)
+                    bus.send(to, message)
 
     def say(self, message: Message, name: str = "") -> None:
         """The operator, or a driver of this name, says something to the policy server."""
         bus = self._nodes[name][1] if name else self._operator
-        bus.send("policy", message, self.tape.now * 1e-9)
+        bus.send("policy", message)
 
     def close(self) -> None:
         """The end of the recording."""
@@ -360,11 +368,11 @@ def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
     deliver = server.deliver
     held: list[Frames] = []
 
-    def changed(origin: bytes | str, frames: Frames) -> None:
+    def changed(connection: Connection, frames: Frames) -> None:
         if bytes(frames[0]) == b"step" and not until():
             held.append(frames)
             frames = held[0]
-        deliver(origin, frames)
+        deliver(connection, frames)
 
     server.deliver = changed  # type: ignore[method-assign]
 
@@ -375,15 +383,15 @@ def tamper(*servers: MemoryBus, lost: int, late: int) -> None:
         _tamper(server, server.deliver, lost, late)
 
 
-def _tamper(server: MemoryBus, deliver: Callable[[bytes | str, Frames], None], lost: int, late: int) -> None:
-    held: list[tuple[bytes | str, Frames]] = []
+def _tamper(server: MemoryBus, deliver: Callable[[Connection, Frames], None], lost: int, late: int) -> None:
+    held: list[tuple[Connection, Frames]] = []
 
-    def changed(origin: bytes | str, frames: Frames) -> None:
+    def changed(connection: Connection, frames: Frames) -> None:
         sequence = msgpack.unpackb(frames[1])["sequence"] if bytes(frames[0]) == b"step" else None
         if sequence == late:
-            held.append((origin, frames))
+            held.append((connection, frames))
         elif sequence != lost:
-            deliver(origin, frames)
+            deliver(connection, frames)
         if sequence == late + 1:
             deliver(*held.pop())
 

@@ -18,7 +18,7 @@ import zmq
 
 from td3_robot.bundle import sha256
 from td3_robot.core_types import Peer
-from td3_robot.errors import EndpointError, HandshakeError
+from td3_robot.errors import EndpointError
 from td3_robot.messages import (
     Action,
     Bye,
@@ -30,11 +30,9 @@ from td3_robot.messages import (
     Weights,
     Welcome,
 )
-from td3_robot.specs import RobotSpec
-from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
-from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ServerLink
+from td3_robot.transport.link import PEER_TIMEOUT, ServerLink
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -148,30 +146,6 @@ def test_handshake_and_messages_both_ways(
     assert not server.dropped() + client.dropped()
 
 
-def test_client_may_come_before_its_server(
-    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
-) -> None:
-    server, client = make_bus(), make_bus()
-    client.connect(endpoint, make_client())
-    for _ in range(5):
-        assert client.receive(0.0) == []
-    server.serve(endpoint, make_server())
-    at_server, at_client = pump(lambda got: bool(got[0] and got[1]), server, client)
-    assert (kinds(at_server), kinds(at_client)) == ([Hello], [Welcome])
-
-
-def test_what_is_sent_at_once_comes_after_the_hello(
-    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
-) -> None:
-    server, client = make_bus(), make_bus()
-    server.serve(endpoint, make_server(5))
-    client.connect(endpoint, make_client())
-    assert client.send("policy", make_step(0))
-    (at_server,) = pump(lambda got: bool(of(got[0], Step)), server)
-    assert kinds(at_server) == [Hello, Step]
-    assert not server.dropped()
-
-
 def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> None:
     server = make_bus()
     server.serve(endpoint, make_server())
@@ -196,63 +170,6 @@ def test_one_bus_serves_and_connects(
     simulator.connect(f"ipc://{tmp_path}/policy", make_client())
     got = pump(lambda got: len(got[0]) == 2 and all(got), middle, learner, simulator)
     assert {origin if isinstance(origin, str) else origin.link for origin, _ in got[0]} == {"learner", "policy"}
-
-
-def test_server_restart_brings_a_new_welcome(
-    linked: tuple[Bus, Bus, Peer],
-    endpoint: str,
-    make_bus: Make,
-    make_server: Make,
-    make_step: Make,
-    pump: Make,
-    of: Make,
-) -> None:
-    server, client, _ = linked
-    server.close()
-    again = make_bus()
-    again.serve(endpoint, make_server(2))
-    at_server, at_client = pump(lambda got: bool(of(got[1], Welcome)), again, client)
-    assert [welcome.session for welcome in of(at_client, Welcome)] == [2]
-    assert len(of(at_server, Hello)) == 1
-    assert client.send("policy", make_step(7))
-    (got,) = pump(lambda got: bool(of(got[0], Step)), again)
-    assert of(got, Step)[0].sequence == 7
-
-
-def test_messages_for_a_server_that_is_away_are_not_mistaken_for_a_hello(
-    linked: tuple[Bus, Bus, Peer],
-    endpoint: str,
-    make_bus: Make,
-    make_server: Make,
-    make_step: Make,
-    pump: Make,
-    of: Make,
-) -> None:
-    """What was under way to the old server reaches the new one first; it asks for a Hello, and the client is told."""
-    server, client, _ = linked
-    server.close()
-    for sequence in range(50):
-        assert client.send("policy", make_step(sequence))
-    again = make_bus()
-    again.serve(endpoint, make_server(2))
-    at_server, at_client = pump(lambda got: bool(of(got[1], Welcome)), again, client)
-    assert kinds(at_client) == [Welcome]
-    assert not of(at_server, Step)
-    assert client.send("policy", make_step(50))
-    (got,) = pump(lambda got: bool(of(got[0], Step)), again)
-    assert [step.sequence for step in of(got, Step)] == [50]
-
-
-@pytest.mark.usefixtures("time_to_leave")
-def test_client_that_leaves_says_bye(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
-    server, client, peer = linked
-    client.close("done for today")
-    (got,) = pump(lambda got: bool(got[0]), server)
-    ((origin, bye),) = got
-    assert origin is peer
-    assert isinstance(bye, Bye)
-    assert bye.reason == "done for today"
-    assert not server.send(peer, action(0))
 
 
 def test_vanished_client_is_noticed_when_it_is_sent_to(
@@ -337,35 +254,6 @@ def test_a_server_that_ends_leaves_its_successor_its_socket(
     pump(lambda _: client.welcome("policy"), client, second)
 
 
-def test_who_was_silent_for_long_says_first_who_it_is(
-    endpoint: str,
-    make_bus: Make,
-    make_server: Make,
-    make_client: Make,
-    make_step: Make,
-    pump: Make,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A Step waits for the Welcome: its core may have to tell of others first. Anything else follows the Hello."""
-    monkeypatch.setattr("td3_robot.transport.link.LONG_SILENCE", LONG_SILENCE)  # as it was before nobody_expires
-    now = 0.0
-    server, client = make_bus(), make_bus()
-    client._clock = lambda: now
-    server.serve(endpoint, make_server())
-    client.connect(endpoint, make_client())
-    pump(lambda got: bool(got[0] and got[1]), server, client)
-    for first in (make_step(0), Heartbeat(1, 2)):
-        now += LONG_SILENCE
-        server._servers["policy"][1].forget(next(iter(server._servers["policy"][1].peers)), "silent")
-        assert client.send("policy", first) == (not isinstance(first, Step))
-        assert not client.welcome("policy")
-        got, welcomes = pump(lambda got: bool(got[0] and got[1]), server, client)
-        assert (kinds(got), kinds(welcomes)) == ([Hello], [Welcome])
-    assert client.send("policy", make_step(0))
-    pump(lambda got: kinds(got[0]) == [Step], server)
-    assert not server.dropped()
-
-
 def test_silent_client_expires(watched: Watched) -> None:
     assert watched.after(0.0) == []
     assert watched.after(PEER_TIMEOUT + 1) == []  # it stood still: something may be on its way
@@ -378,74 +266,7 @@ def test_silent_client_expires(watched: Watched) -> None:
     assert client.recv_multipart()[0] == b"refused"
 
 
-def test_heartbeats_keep_an_idle_link(linked: tuple[Bus, Bus, Peer], pump: Make) -> None:
-    server, client, peer = linked
-    session = client._clients["policy"][1]
-    begin = session.heard
-    got = pump(lambda _: session.heard > begin, server, client)
-    assert got == [[], []]  # the core hears nothing of it
-    assert server.send(peer, action(0))
-
-
-def test_refused_client_raises(
-    endpoint: str,
-    make_bus: Make,
-    make_server: Make,
-    make_client: Make,
-    spec: RobotSpec,
-    pump: Make,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("td3_robot.transport.link.HELLO_PERIOD", 1e9)  # s: one Hello, however long it takes
-    server, client = make_bus(), make_bus()
-    server.serve(endpoint, make_server(spec=spec))
-    client.connect(endpoint, make_client(agreement={"task": "Other"}))
-    with pytest.raises(HandshakeError, match="configuration differs: task is Toy here, Other there"):
-        pump(lambda _: False, server, client)
-    assert server.dropped() == {"refused": 1}
-
-
-def test_adopt_evicts_another_robot(linked: tuple[Bus, Bus, Peer], spec: RobotSpec, pump: Make) -> None:
-    server, client, peer = linked
-    other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
-    server.adopt("policy", other)
-    with pytest.raises(HandshakeError, match="robot is 'Other' here, 'Toy' there"):
-        pump(lambda _: False, client)
-    (got,) = pump(lambda got: bool(got[0]), server)
-    assert got[0][0] is peer
-    assert isinstance(got[0][1], Bye)
-
-
 # -- full queues -----------------------------------------------------------------------------------------------------
-
-
-def test_full_queue_to_the_server(linked: tuple[Bus, Bus, Peer], make_step: Make, pump: Make, of: Make) -> None:
-    server, client, _ = linked
-    wide = make_step()
-    sent = 0
-    while client.send("policy", make_step(sent, observation=wide.observation)):
-        sent += 1
-        assert sent < 1_000_000, "a queue without an end"
-    assert sent > 0.9 * QUEUE_LENGTH  # ZeroMQ keeps its high-water mark to within a few messages
-    sent += client.send("policy", make_step(sent))  # libzmq's thread may have made room meanwhile
-    (got,) = pump(lambda got: len(of(got[0], Step)) == sent, server)
-    assert [step.sequence for step in of(got, Step)] == list(range(sent))
-    (got,) = pump(lambda _: bool(client.send("policy", make_step(sent))), client)
-    (got,) = pump(lambda got: bool(of(got[0], Step)), server)
-    assert of(got, Step)[0].sequence == sent
-
-
-def test_full_queue_to_a_client(linked: tuple[Bus, Bus, Peer], pump: Make, of: Make) -> None:
-    server, client, peer = linked
-    sent = 0
-    while server.send(peer, action(sent)):
-        sent += 1
-        assert sent < 1_000_000, "a queue without an end"
-    assert sent > 0.9 * QUEUE_LENGTH
-    assert server.receive(0.0) == []  # full is not gone
-    (got,) = pump(lambda got: len(of(got[0], Action)) == sent, client)
-    assert [item.answers for item in of(got, Action)] == list(range(sent))
-    assert server.send(peer, action(sent))
 
 
 def test_large_messages_arrive_whole(linked: tuple[Bus, Bus, Peer], pump: Make, of: Make) -> None:
@@ -484,7 +305,7 @@ def test_malformed_messages_are_only_counted(
     assert got == []
     first = "stranger" if kind in ("malformed", "fields") else kind  # nothing of a stranger's step is unpacked
     assert server.dropped() == {first: 1}
-    client._clients["policy"][0].send_multipart(parts)  # the same from a client that is welcome
+    client._sockets["policy"].send_multipart(parts)  # the same from a client that is welcome
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert [origin for origin, _ in got] == [peer]
@@ -502,7 +323,7 @@ def test_a_flood_is_taken_in_small_helpings(
 ) -> None:
     """Between two looks at who else has something a few messages of others are dealt with, however many wait."""
     server, client, peer = linked
-    session = server._servers["policy"][1]
+    session = server.servers["policy"]
     receive, taken = session.receive, list[bytes]()
     monkeypatch.setattr(session, "receive", lambda key, *more: taken.append(key) or receive(key, *more))
     drain, helpings = server._drain, list[int]()
@@ -534,14 +355,14 @@ def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(
 ) -> None:
     server, client, _ = linked
     kept: list[int] = []
-    session = server._servers["policy"][1]
+    session = server.servers["policy"]
     receive = session.receive
     monkeypatch.setattr(
         session, "receive", lambda key, frames, *more: kept.append(len(frames)) or receive(key, frames, *more)
     )
     clock = iter(range(10**9))  # a turn of 1 ms is over at every look
     monkeypatch.setattr(server._receiver, "_clock", lambda: next(clock))
-    client._clients["policy"][0].send_multipart([b""] * 5000)
+    client._sockets["policy"].send_multipart([b""] * 5000)
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert server.dropped() == {"frames": 1}
@@ -635,22 +456,6 @@ def test_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     server.close()
     assert list(path.parent.iterdir()) == []
-
-
-def test_busy_endpoint_is_refused_and_goes_on_serving(
-    linked: tuple[Bus, Bus, Peer],
-    endpoint: str,
-    make_bus: Make,
-    make_server: Make,
-    make_step: Make,
-    pump: Make,
-    of: Make,
-) -> None:
-    server, client, _ = linked
-    with pytest.raises(EndpointError, match="is busy: another process serves it"):
-        make_bus().serve(endpoint, make_server())
-    assert client.send("policy", make_step(1))
-    pump(lambda got: bool(of(got[0], Step)), server)
 
 
 def test_busy_port_is_refused(make_bus: Make, make_server: Make) -> None:

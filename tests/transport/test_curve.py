@@ -301,7 +301,7 @@ def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make
     """Messages under an identity that belongs to another key are nobody's."""
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
-    session = server._servers["policy"][1]
+    session = server.servers["policy"]
     frames = [b"step", codec.encode(make_step(2))]
     assert session.receive(peer.key, frames, 0.0, "another") == ([], [])
     inputs, _ = session.receive(peer.key, frames, 0.0, peer.owner)

@@ -14,7 +14,7 @@ from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, LifecycleChange, Record, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
-from td3_robot.transport.memory import MemoryBus
+from td3_robot.transport.memory import MemoryBus, Network
 from td3_robot.transport.tap import GATHERED_S, Tap
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -391,14 +391,15 @@ def test_the_last_words_are_recorded(
 
 
 def test_the_bus_in_memory_has_a_tap_too(make_server: Make, make_client: Make, make_step: Make) -> None:
-    server, client = MemoryBus(), MemoryBus()
+    network = Network()
+    server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     told: list[tuple[str, str]] = []
     server.tap = client.tap = lambda link, message, _: told.append((link, message.NAME))
-    server.serve(make_server())
-    client.connect(make_client(), server)
+    server.serve("policy", make_server())
+    client.connect("policy", make_client())
     client.receive(0.0)
     ((peer, _),) = server.receive(0.0)
     client.receive(0.0)
-    client.send("policy", make_step(0), 0.0)
-    server.send(peer, Action("sim-0", 0, 0, 0, np.zeros((1, 2), np.float32), 1, 0, 0), 0.0)
+    client.send("policy", make_step(0))
+    server.send(peer, Action("sim-0", 0, 0, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
     assert told == [("policy", name) for name in ("hello", "welcome", "step", "action")]

@@ -38,19 +38,20 @@ def test_every_action_answers_a_step(recorded_session):
     assert {message.answers for message in said if isinstance(message, Action)} <= steps
 
 
-def test_an_emergency_stop_is_answered_with_fault(memory_bus):
+def test_an_emergency_stop_is_answered_with_fault(memory_bus, manual_clock):
     server, operator, core = memory_bus(), memory_bus(), PolicyCore(seed=0)
-    server.serve(ServerLink("policy", "policy", {"operator": (Command,)}, {}, 1))
+    server.serve("policy", ServerLink("policy", "policy", {"operator": (Command,)}, {}, 1))
     me = hello("operator", "me", client=1)
-    operator.connect(ClientLink("policy", me, (Reply, LifecycleChange)), server)
+    operator.connect("policy", ClientLink("policy", me, (Reply, LifecycleChange)))
 
-    def heard(now):
-        operator.receive(now)  # says Hello
-        for to, message in core.step(server.receive(now), now):
-            server.send(to, message, now)
-        return [message for _, message in operator.receive(now)]
+    def heard():
+        operator.receive(0.0)  # sends Hello
+        for to, message in core.step(server.receive(0.0), manual_clock()):
+            server.send(to, message)
+        return [message for _, message in operator.receive(0.0)]
 
-    heard(0.0)
+    heard()
     stop = Command(id=1, target="", verb="estop", reason="it fell", version=0, sha256="", payload=b"")
-    assert operator.send("policy", stop, 1.0)
-    assert [(message.id, message.state) for message in heard(1.0) if isinstance(message, Reply)] == [(1, "fault")]
+    manual_clock.advance(1.0)
+    assert operator.send("policy", stop)
+    assert [(message.id, message.state) for message in heard() if isinstance(message, Reply)] == [(1, "fault")]

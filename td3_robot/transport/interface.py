@@ -1,0 +1,187 @@
+"""What a transport offers to a node: the links of one process, whatever carries their frames.
+
+Handshake, heartbeat, decoding and counting are in :mod:`td3_robot.transport.link`. A transport adds only the moving of
+frames. Every implementation passes the suite in ``tests/contract/transport.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from td3_robot.core_types import Input, Origin, Peer
+from td3_robot.messages import Message, Step
+from td3_robot.specs import RobotSpec
+from td3_robot.topics import RECORDER
+from td3_robot.transport.link import ClientLink, Frames, ServerLink
+
+
+class Transport(ABC):
+    """All links of one process, used from one thread.
+
+    Each link keeps the order of its messages and holds at most QUEUE_LENGTH of them in each direction. A full queue
+    refuses a message at the sender; a transport drops no message that it took while the connection lasts.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+
+    Attributes:
+        servers: the links that this process serves, by name.
+        clients: the links on which this process is a client, by name.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.servers: dict[str, ServerLink] = {}
+        self.clients: dict[str, ClientLink] = {}
+        self._clock = clock
+        self._waiting: list[Input] = []  # for the next receive
+        self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
+
+    @abstractmethod
+    def serve(self, endpoint: str, server: ServerLink) -> str:
+        """Bind a server.
+
+        Returns:
+            The endpoint that clients connect to.
+
+        Raises:
+            EndpointError: the endpoint is busy, malformed or not allowed.
+        """
+
+    @abstractmethod
+    def connect(self, endpoint: str, client: ClientLink) -> None:
+        """Connect a client. The server may start later; Hello goes out before any other message.
+
+        Raises:
+            EndpointError: the endpoint is malformed or not allowed.
+        """
+
+    @abstractmethod
+    def receive(self, timeout: float) -> list[Input]:
+        """Take what has arrived, in order for each link.
+
+        Args:
+            timeout: the longest wait for a first input, in seconds. A transport that needs no waiting returns at once.
+
+        Raises:
+            HandshakeError: a server refused this process.
+        """
+
+    @abstractmethod
+    def close(self, reason: str = "", *, in_order: bool = True) -> None:
+        """Leave every link and free its endpoints.
+
+        Args:
+            reason: goes into the Byes.
+            in_order: say Bye to the servers that know this process. After a crash only recorders and monitors get one:
+                a core must not take a crash for a decision.
+        """
+
+    @abstractmethod
+    def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
+        """Queue a message for the server of a link, or for its client ``key``; False if the queue is full.
+
+        Raises:
+            ClientGoneError: the client has closed its connection.
+        """
+
+    def send(self, to: Origin, message: Message) -> bool:
+        """Hand a message to a link.
+
+        Returns:
+            False if the queue is full or the client is gone; also for a Step after LONG_SILENCE. Before that Step the
+            core may have to repeat others to a server that forgot this process.
+        """
+        if isinstance(to, Peer):
+            return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
+        if to == RECORDER:
+            self._offer(message)
+            return True
+        client, now = self.clients[to], self._clock()
+        if client.wake(now):
+            self._introduce(client, now)
+            if isinstance(message, Step):
+                return False
+        if self._post(to, message):
+            client.sent(now)
+            return True
+        return False
+
+    def adopt(self, link: str, spec: RobotSpec) -> None:
+        """Serve this robot on a link from now on; clients with another robot are refused."""
+        inputs, replies = self.servers[link].adopt(spec)
+        self._waiting += inputs
+        for key, message in replies:
+            self._reply(link, key, message)
+
+    def welcome(self, link: str) -> bool:
+        """Whether the server of a link has welcomed this process."""
+        return self.clients[link].state == "welcome"
+
+    def heard(self, link: str) -> float:
+        """Time of the last message from the server of a link, in seconds; minus infinity if there is none."""
+        return self.clients[link].heard
+
+    def links(self) -> list[str]:
+        """The links on which this process is a client."""
+        return list(self.clients)
+
+    def peers(self, link: str) -> list[Peer]:
+        """The clients of a link that this process serves."""
+        return list(self.servers[link].peers.values())
+
+    def dropped(self) -> Counter[str]:
+        """Malformed, refused and unexpected input of all links, counted by kind."""
+        total: Counter[str] = Counter()
+        for server in self.servers.values():
+            total += server.tally.counts
+        for client in self.clients.values():
+            total += client.tally.counts
+        return total
+
+    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
+        """Offer every message that this process sends to a recorder or monitor; a transport may lack this."""
+        raise NotImplementedError(f"{type(self).__name__} records nothing")
+
+    def took(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
+        """Tell the recorder what a core takes in at ``now`` (s)."""
+
+    def flush(self) -> None:  # noqa: B027
+        """Send at once what waits for recorders."""
+
+    def _offer(self, message: Message) -> None:  # noqa: B027
+        """Hand a message to the recorder alone."""
+
+    def _introduce(self, client: ClientLink, now: float) -> None:
+        """Send what the handshake has to send at this time."""
+        for message in client.due(now):
+            self._post(client.link, message)
+
+    def _reply(self, link: str, key: bytes, message: Message) -> bool:
+        """Send a message to a client; a client that has closed is forgotten once its last messages are read."""
+        try:
+            sent = self._post(link, message, key)
+        except ClientGoneError:
+            self._unreachable.add((link, key))
+            return False
+        self._unreachable.discard((link, key))  # a later process may have chosen the same identity
+        return sent
+
+    def _from_server(self, client: ClientLink, frames: Frames, now: float) -> list[Input]:
+        """Take one message from a server; answer it where the handshake asks for that."""
+        inputs = client.receive(frames, now)
+        if client.state != "welcome":
+            self._introduce(client, now)
+        return inputs
+
+    def _from_client(self, server: ServerLink, key: bytes, frames: Frames, now: float, owner: str = "") -> list[Input]:
+        """Take one message from a client; send the direct replies."""
+        inputs, replies = server.receive(key, frames, now, owner)
+        for to, message in replies:
+            self._reply(server.link, to, message)
+        return inputs
+
+
+class ClientGoneError(Exception):
+    """The client of a connection has closed it."""
