@@ -32,7 +32,7 @@ from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot_sims import a2c_config, tasks
-from td3_robot_sims.backends.gymnasium.discrete import SCORE_LIMIT
+from td3_robot_sims.backends.gymnasium.environment import SCORE_LIMIT
 from td3_robot_sims.evaluator import SEED_OFFSET
 from td3_robot_sims.rollout import episodes
 

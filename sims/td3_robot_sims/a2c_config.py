@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from td3_robot.config import resume as changes
-from td3_robot.config.schema import DISCRETE, Config
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 
+_DISCRETE = "discrete:"  # begins the names of tasks with discrete actions
 _USED = {
     "task",
     "launch",
@@ -35,8 +36,8 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: the task has no discrete actions, or a key is set that says nothing to A2C.
     """
-    if not config.task.startswith(DISCRETE):
-        raise ConfigError(f"task is {config.task!r}; the A2C baseline learns discrete actions: {DISCRETE}ID")
+    if not config.task.startswith(_DISCRETE):
+        raise ConfigError(f"task is {config.task!r}; the A2C baseline learns discrete actions: {_DISCRETE}ID")
     for key, (default, value) in changes.differences(Config(), config).items():
         if not any(key == used or key.startswith(f"{used}.") for used in _USED):
             raise ConfigError(f"{key} is {value}; it means nothing to the A2C baseline, and must be {default}")

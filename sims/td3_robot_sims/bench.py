@@ -24,7 +24,7 @@ from td3_robot.runtime.node import Parser
 from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 

@@ -15,7 +15,7 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime, make_pacing
 from td3_robot.messages import Message, SimulatorState, Throttle
 from td3_robot_sims import snapshot, tasks
-from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.vector_env import VectorEnvironment
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.rollout import Episode, episodes
 
 log = logging.getLogger(__name__)

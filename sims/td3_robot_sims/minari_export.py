@@ -23,16 +23,16 @@ from gymnasium.envs.registration import spec as registered
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
-from td3_robot.errors import SessionError, UsageError
+from td3_robot.errors import ConfigError, SessionError, UsageError
 from td3_robot.messages import Hello, Phase
 from td3_robot.recording import experience
 from td3_robot.recording.episodes import Episode, Episodes
 from td3_robot.recording.reader import Session
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot_sims import tasks
 
 _BATCH = 100  # episodes that are handed over at once
 _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
-_GYMNASIUM = "gymnasium:"
 
 
 def name_of(path: Path) -> str:
@@ -175,10 +175,8 @@ def _environment(session: Session) -> EnvSpec | None:
     if "driver" in roles or "simulator" not in roles:
         return None
     try:
-        if task.startswith(_GYMNASIUM):
-            return registered(task.rpartition(":")[2])  # none where the module that registers it has not been imported
-        from td3_robot_sims.gymnasium_env import NAMESPACE  # registers the walking robots; needs pybullet
-
-        return registered(f"{NAMESPACE}/{task}-v0")
-    except (error.Error, ImportError):  # a simulator of the user's own, or not installed here
+        backend, name = tasks.find(task)
+        identity = backend.gymnasium_id(name)
+        return registered(identity) if identity else None
+    except (error.Error, ConfigError, ImportError):  # not registered or not installed here
         return None

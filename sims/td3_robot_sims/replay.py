@@ -37,7 +37,7 @@ def replay(session: Session) -> Outcome:
     finally:
         for core in made:
             core.envs.close()
-    gymnasium = any(life.config.task.startswith("gymnasium:") for life in found.values())
-    outcome = lives.outcome(found.values(), SAID, ("numpy", "gymnasium" if gymnasium else "pybullet"))
+    packages = {package for life in found.values() for package in tasks.find(life.config.task)[0].packages}
+    outcome = lives.outcome(found.values(), SAID, tuple(sorted(packages)))
     outcome.notes += notes
     return outcome

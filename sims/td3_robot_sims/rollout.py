@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from td3_robot.errors import NodeError
 from td3_robot.policy.actor import Actor
-from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.backends.base import Environment
 
 
 @dataclass(frozen=True)

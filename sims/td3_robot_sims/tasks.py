@@ -1,6 +1,7 @@
-"""Every task by name: the walking robots, and Gymnasium's as ``gymnasium:ID`` (discrete actions: ``discrete:ID``).
+"""Every simulated task by name.
 
-``gymnasium:MODULE:ID`` has a module imported first, which registers it.
+A task is named ``BACKEND:NAME``, as ``gymnasium:Pendulum-v1``. A name without a backend is a robot of the backend
+``bullet``, as ``Walker2D``.
 """
 
 from __future__ import annotations
@@ -9,89 +10,103 @@ import sys
 from functools import cache
 
 from td3_robot.config.randomization import RandomizationConfig
-from td3_robot.config.schema import DISCRETE, GYMNASIUM
 from td3_robot.errors import ConfigError
+from td3_robot.registry import Registry
 from td3_robot.specs import RobotSpec
-from td3_robot.util.text import near
-from td3_robot_sims.backends.bullet.robots import MODELS, specification
-from td3_robot_sims.backends.environment import Environment, Outcome
+from td3_robot_sims.backends.base import Backend, Environment
 
-__all__ = ["Environment", "Outcome", "make", "names", "refuse_import", "spec"]
+BACKENDS = Registry(
+    "simulator backend",
+    {
+        "bullet": "td3_robot_sims.backends.bullet.backend:BulletBackend",
+        "gymnasium": "td3_robot_sims.backends.gymnasium.backend:GymnasiumBackend",
+        "discrete": "td3_robot_sims.backends.gymnasium.backend:DiscreteBackend",
+    },
+    "td3_robot.backends",
+)
+"""Subclasses of :class:`Backend`, by the name that tasks begin with. Installed packages can add rows."""
+DEFAULT = "bullet"
+"""The backend of names that name none."""
+
+
+def find(task: str) -> tuple[Backend, str]:
+    """The backend of a task, and the task's name there.
+
+    Raises:
+        ConfigError: there is no such backend, or it cannot be loaded.
+    """
+    kind, colon, name = task.partition(":")
+    if not colon:
+        kind, name = DEFAULT, task
+    BACKENDS.check(kind, f"the simulator backend of task {task!r}")
+    return _load(kind), name
+
+
+@cache
+def _load(kind: str) -> Backend:
+    backend: Backend = BACKENDS.load(kind)(kind)
+    return backend
 
 
 def names() -> tuple[str, ...]:
-    """The robots; tasks of Gymnasium come on top of them."""
-    return tuple(MODELS)
+    """All tasks that can be listed. Gymnasium's cannot: they come with its own registry."""
+    listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
+    return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
 
 
 @cache
 def spec(task: str) -> RobotSpec:
-    """The specification of ``task``; of a robot without starting physics.
+    """The robot of a task.
 
     Raises:
         ConfigError: see :func:`make`.
     """
-    if task.startswith((GYMNASIUM, DISCRETE)):
-        environment = make(task)
-        environment.close()
-        return environment.spec
-    _refuse_unknown(task)
-    return specification(MODELS[task])
+    backend, name = find(task)
+    return backend.spec(name)
+
+
+def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
+    """Check before a run starts that a task can be made and randomized so; returns its robot.
+
+    Raises:
+        ConfigError: see :func:`make`.
+    """
+    find(task)[0].check_randomization(randomization)
+    return spec(task)
 
 
 def make(task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> Environment:
     """A new environment; call its ``reset`` before its ``step``.
 
     Args:
-        seed: where its random stream starts, >= 0; None draws one from the operating system.
-        randomization: what is drawn anew for each episode; None: nothing.
+        seed: seed of its random stream, at least 0; None takes one from the operating system.
+        randomization: what to draw anew for each episode; None for nothing.
 
     Raises:
-        ConfigError: the task does not exist, needs a package that is not installed, is not a continuous one, or
-            cannot be randomized so.
+        ConfigError: the task does not exist, needs a package that is not installed, has spaces that its backend does
+            not support, or cannot be randomized so.
     """
-    if randomization and (problem := randomization.problem(task.startswith((GYMNASIUM, DISCRETE)))):
-        raise ConfigError(problem)
-    if task.startswith(GYMNASIUM):
-        from td3_robot_sims.backends.gymnasium.environment import GymnasiumTask
-
-        return GymnasiumTask(task, seed, randomization)
-    if task.startswith(DISCRETE):
-        from td3_robot_sims.backends.gymnasium.discrete import DiscreteTask
-
-        return DiscreteTask(task, seed, randomization)
-    _refuse_unknown(task)
-    from td3_robot_sims.backends.bullet.locomotion import Locomotion
-
-    return Locomotion(MODELS[task], seed, randomization=randomization)
+    backend, name = find(task)
+    if randomization:
+        if problem := randomization.problem():
+            raise ConfigError(problem)
+        backend.check_randomization(randomization)
+    return backend.make(name, seed, randomization)
 
 
 def refuse_import(task: str, file: str, remedy: str) -> None:
-    """Have no module imported because a file says so that may come from anybody.
+    """Refuse to import a module only because an untrusted file names it.
 
     Args:
-        task: that the file names.
-        file: in words.
-        remedy: how a person says that it is meant, with ``{task}`` or ``{module}`` in it.
+        task: the task that the file names.
+        file: names the file in the error.
+        remedy: how a person allows the import, with ``{task}`` or ``{module}`` in it.
 
     Raises:
-        ConfigError: the task names a module, and nothing has imported it yet.
+        ConfigError: the task names a module that nothing has imported yet.
     """
-    if not task.startswith((GYMNASIUM, DISCRETE)):
-        return
-    from td3_robot_sims.backends.gymnasium.environment import parts
-
-    _, module, _ = parts(task)
+    backend, name = find(task)
+    module = backend.module(name)
     if module and module not in sys.modules:
-        meant = remedy.format(task=task, module=module)
-        raise ConfigError(f"{file}: its task {task!r} would have module {module!r} imported; if meant: {meant}")
-
-
-def _refuse_unknown(task: str) -> None:
-    if task not in MODELS:
-        by_lower_case = {name.lower(): name for name in MODELS}
-        alike = near(task.lower(), by_lower_case, 3) or list(by_lower_case)
-        raise ConfigError(
-            f"task {task!r} does not exist; near ones: {', '.join(by_lower_case[name] for name in alike)} "
-            f"(continuous Gymnasium tasks are named {GYMNASIUM}ID, or {GYMNASIUM}MODULE:ID)"
-        )
+        allow = remedy.format(task=task, module=module)
+        raise ConfigError(f"{file}: its task {task!r} would have module {module!r} imported; if meant: {allow}")

@@ -17,7 +17,7 @@ from td3_robot.errors import BundleError
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util.machine import available_cores
-from td3_robot_sims.backends.environment import Environment, Outcome
+from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
 _OVER = int(Phase.TERMINATED)  # numpy compares with a plain number four times as fast

@@ -169,7 +169,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
         if endpoint := getattr(config.endpoints, link):
             endpoints.check(endpoint, bind=True, keys=keys is not None)
     tasks = importlib.import_module("td3_robot_sims.tasks")
-    spec: RobotSpec = tasks.spec(config.task)
+    spec: RobotSpec = tasks.check(config.task, config.randomization)
     if config.learner.recordings:
         experience = importlib.import_module("td3_robot.recording.experience")
         for file in config.learner.recordings:

@@ -1,7 +1,7 @@
-"""What of a simulated world is drawn anew for every episode, so that a policy learns to live with what it cannot know.
+"""What a simulator draws anew for each episode, so that a policy learns to cope with what it cannot know.
 
-Every key is a range ``[low, high]`` to draw from uniformly, or null: off. All are off by default; the robots are then
-the published ones, bit for bit. What was drawn is told with the first Step of the episode.
+Each key is a range ``[low, high]`` to draw from uniformly, or null for off. All keys are off by default: the robots are
+then the published ones, bit for bit. The first Step of an episode reports what was drawn.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _Periods = Annotated[int, Meta(ge=0, le=1000)]
 _Time = Annotated[float, Meta(gt=0, le=1e4)]
 _Angle = Annotated[float, Meta(ge=0, le=1)]
 
-GYMNASIUM_KEYS = ("action_latency", "action_jitter", "sensor_noise.all", "sensor_bias.all")
-"""What can be drawn for a task that is not one of the walking robots: what happens outside its physics."""
+OUTSIDE_PHYSICS = ("action_latency", "action_jitter", "sensor_noise.all", "sensor_bias.all")
+"""The keys that any simulated robot supports: they need no access to its physics."""
 
 
 class SensorsConfig(Section, frozen=True):
@@ -35,7 +35,7 @@ class SensorsConfig(Section, frozen=True):
         joint_position: -1 and 1 are the joint's limits.
         joint_velocity: times 0.1 s/rad.
         contact: of the feet, 0 or 1.
-        all: every channel whose own group is off; the only one that other tasks than the robots have.
+        all: every channel whose own group is off; the only key for robots other than the walking ones.
     """
 
     height: tuple[float, float] | None = None
@@ -49,12 +49,13 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass: each push from another side, planar robots from ahead or behind.
+    """Horizontal forces on the torso's centre of mass, each from a random side; planar robots: ahead or behind.
 
     Attributes:
         force: N; null for no pushes.
         duration: s of a push, rounded to whole control periods, at least one.
-        interval: s from the beginning of one to the beginning of the next; the first comes within one of the reset.
+        interval: s from the start of one push to the start of the next. The first push starts within one interval
+            after the reset.
     """
 
     force: tuple[_Size, _Size] | None = None
@@ -63,22 +64,23 @@ class PushConfig(Section, frozen=True):
 
 
 class RandomizationConfig(Section, frozen=True):
-    """Worlds that differ from episode to episode. Evaluation does without, so that scores stay comparable.
+    """Worlds that differ from episode to episode. Evaluations do not use it, so that scores stay comparable.
 
     Attributes:
         mass: factor of the mass and the inertia of every part of the robot.
-        friction: factor of the floor's lateral friction, and so of every foot's on it: Bullet multiplies the two.
-        motor_strength: factor of every joint's torque; the cost of actions stays that of the action.
-        joint_damping: N·m·s/rad in every driven joint (the models have none). Bullet takes it from the velocity at the
-            beginning of a control period: more than a few shake light links.
-        action_latency: control periods by which actions are late; whole numbers. Until the first arrives, zero (or the
-            limit nearest to it) is applied. Steps report the action as it was sent: what a robot would know.
-        action_jitter: control periods by which each single action is later still, drawn for each; whole numbers. An
-            action that another has overtaken is dropped.
-        sensor_noise: standard deviation of the normal noise of each observation, drawn for each group.
-        sensor_bias: what is added to an observation throughout an episode, drawn for each channel.
+        friction: factor of the floor's lateral friction. Bullet multiplies it with the foot's.
+        motor_strength: factor of every joint's torque. The cost of an action does not change.
+        joint_damping: N·m·s/rad in every driven joint; the models have none. Bullet uses the velocity at the start of a
+            control period, so more than a few shake light links.
+        action_latency: control periods by which actions are late; whole numbers. Until the first action arrives, the
+            robot applies zero, or the limit nearest to it. Steps report the action that was sent: a robot knows no
+            other.
+        action_jitter: control periods of further delay, drawn for each action; whole numbers. An action that arrives
+            after a newer one is dropped.
+        sensor_noise: standard deviation of each observation's normal noise, drawn for each group.
+        sensor_bias: offset of each observation throughout an episode, drawn for each channel.
         push: forces on the torso.
-        tilt: rad by which the robot starts out of its upright attitude, to any side (planar robots: ahead or back).
+        tilt: rad by which the robot starts out of its upright attitude, to any side; planar robots: ahead or back.
     """
 
     mass: tuple[_Factor, _Factor] | None = None
@@ -94,26 +96,24 @@ class RandomizationConfig(Section, frozen=True):
 
     @property
     def on(self) -> bool:
-        """Whether anything is drawn at all."""
-        return self != RandomizationConfig(push=PushConfig(duration=self.push.duration, interval=self.push.interval))
+        """Whether anything is drawn."""
+        return bool(self.ranges())
 
-    def problem(self, gymnasium: bool = False) -> str | None:
-        """What is wrong with it, in one line that names key, value and what is allowed; None if nothing.
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The full name and the range of every key that draws something."""
+        found = dict(_ranges(self))
+        if self.push.force is None:
+            del found["push.duration"], found["push.interval"]
+        return found
 
-        Args:
-            gymnasium: whether the task is one of Gymnasium's, to whose physics nothing can be done.
-        """
+    def problem(self) -> str | None:
+        """What is wrong with the ranges, in one line that names key, value and what is allowed; None if nothing is."""
         for key, values in _ranges(self):
             low, high = values
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 return f"randomization.{key} is {list(values)}; it must be two finite numbers, the lower one first"
             if key.startswith("sensor_noise.") and low < 0:
                 return f"randomization.{key} is {list(values)}; a standard deviation must be at least 0"
-            if gymnasium and not key.startswith(("push.duration", "push.interval")) and key not in GYMNASIUM_KEYS:
-                return (
-                    f"randomization.{key} is {list(values)}, and the task is Gymnasium's; "
-                    f"allowed there: {', '.join(GYMNASIUM_KEYS)}"
-                )
         if self.push.duration[1] > self.push.interval[0]:
             return (
                 f"randomization.push.duration is {list(self.push.duration)}; no push may last longer than the shortest "

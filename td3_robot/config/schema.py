@@ -24,10 +24,6 @@ from td3_robot.safety.limits import SafetyConfig
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
 """Between hidden layers: what still travels in one Weights message with the layers around them."""
-GYMNASIUM = "gymnasium:"
-"""What the names of Gymnasium's tasks begin with."""
-DISCRETE = "discrete:"
-"""The same for those with discrete actions, which the on-policy baseline learns."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -247,7 +243,7 @@ class Config(Section, frozen=True):
         for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
             if self.timing == "lockstep" and (value := getattr(self.safety, key)) is not None:
                 raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
-        if problem := self.randomization.problem(self.task.startswith((GYMNASIUM, DISCRETE))):
+        if problem := self.randomization.problem():
             raise ValueError(problem)
 
     def agreement(self) -> dict[str, str]:

@@ -130,16 +130,6 @@ def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
         ({}, ["randomization.sensor_bias.height=[0, .inf]"], ["randomization.sensor_bias.height", "finite"]),
         ({}, ["randomization.sensor_noise.height=[-1, 1]"], ["sensor_noise.height is [-1.0, 1.0]", "at least 0"]),
         ({}, ["randomization.push.duration=[1, 3]"], ["push.duration is [1.0, 3.0]", "push.interval, 2.0 s"]),
-        (
-            {"task": "gymnasium:Pendulum-v1"},
-            ["randomization.mass=[1, 2]"],
-            ["randomization.mass is [1.0, 2.0], and the task is Gymnasium's", "action_latency, action_jitter"],
-        ),
-        (
-            {"task": "gymnasium:Pendulum-v1"},
-            ["randomization.sensor_noise.height=[1, 2]"],
-            ["randomization.sensor_noise.height", "sensor_noise.all"],
-        ),
     ],
 )
 def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides: list[str], words: list[str]) -> None:

@@ -502,6 +502,11 @@ FP32 = ("--set", "learner.precision=fp32")  # what auto is may have to be measur
             "network.hidden[0] is 70000: expected `int` <= 4096",
         ),
         (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "task 'gymnasium:os:X-v0' does not exist"),
+        (
+            ("train", "pendulum", *FP32, "--set", "randomization.mass=[1, 2]"),
+            "randomization.mass is [1.0, 2.0], and the task is of the backend 'gymnasium'; allowed there: action",
+        ),
+        (("train", "walker2d", *FP32, "--set", "task=gymnasum:X"), "'gymnasum'; did you mean 'gymnasium'?"),
         (("train", "x" * 300), "no file"),
         (("train", "--resume", "nowhere", "--seed", "0"), "seed cannot be given"),
         (("sim", "--run", "nowhere"), "holds no run"),

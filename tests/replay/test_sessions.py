@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.backends.environment import Outcome
+from td3_robot_sims.backends.base import Outcome
 from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.bundle import Bundle, sha256

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from td3_robot_sims.backends.environment import Outcome
+from td3_robot_sims.backends.base import Outcome
 
 from td3_robot.specs import Float32, RobotSpec
 

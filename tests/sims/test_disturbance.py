@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.disturbance import Disturbance, groups
+from td3_robot_sims.backends.bullet.robots import MODELS, observation_groups
+from td3_robot_sims.backends.disturbance import Disturbance
 
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
@@ -24,7 +25,7 @@ def make(task: str, seed: int = 1, **content: Any) -> Any:
 
 
 def disturbance(spec: RobotSpec, seed: int, **content: Any) -> Disturbance:
-    result = Disturbance(randomization(**content), spec, walker=False)
+    result = Disturbance(randomization(**content), spec, ["all"] * spec.observation_size)
     result.begin(np.random.default_rng(seed))
     return result
 
@@ -80,7 +81,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
     robot = make("Ant", seed, sensor_noise={"joint_velocity": [0.05, 0.2]}, sensor_bias={"velocity": [0.1, 0.3]})
     robot.reset()
     noisy: Disturbance = robot.disturbance
-    std, names = robot.world["sensor_noise.joint_velocity"], groups(robot.spec, True)
+    std, names = robot.world["sensor_noise.joint_velocity"], observation_groups(MODELS["Ant"])
     truth, count = np.zeros(28, np.float32), 9000
     readings = np.array([noisy.sensed(truth) for _ in range(count)], np.float64)
     for index, name in enumerate(names):
@@ -118,7 +119,7 @@ def test_readings_stay_within_the_channels_and_rewards_know_no_noise(seed: int) 
 def test_every_channel_has_its_group() -> None:
     for task in tasks.names():
         spec = tasks.spec(task)
-        for channel, group in zip(spec.observations, groups(spec, True), strict=True):
+        for channel, group in zip(spec.observations, observation_groups(MODELS[task]), strict=True):
             words = {"sin": "direction", "cos": "direction", "roll": "attitude", "pitch": "attitude"}
             end = channel.name.rsplit(".", 1)[1].split("_")[0]
             joint = group.startswith("joint_") and not channel.name.startswith("torso.")

@@ -11,10 +11,10 @@ import gymnasium
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.backends.bullet import world as physics
 from td3_robot_sims.backends.bullet.locomotion import Locomotion
 from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD
-from td3_robot_sims.backends.environment import Environment
 
 from tests.sims.drivers import Driver, Random, Stand
 

@@ -302,8 +302,18 @@ def test_first_steps_say_what_world_it_is(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{"mass": (1.0, 2.0)}, {"sensor_noise": {"height": (0.0, 1.0)}}, {"tilt": (0, 0.1)}]
+    ("content", "key"),
+    [
+        ({"mass": (1.0, 2.0)}, r"mass is \[1.0, 2.0\]"),
+        ({"sensor_noise": {"height": (0.0, 1.0)}}, "sensor_noise.height"),
+        ({"push": {"force": (1.0, 2.0)}}, "push.force"),
+        ({"tilt": (0, 0.1)}, "tilt"),
+    ],
 )
-def test_tasks_of_gymnasium_have_no_physics_to_change(content: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"the task is Gymnasium's; allowed there: action_latency"):
+def test_gymnasium_tasks_have_no_physics_to_change(content: dict[str, Any], key: str) -> None:
+    words = f"randomization.{key}.*, and the task is of the backend 'gymnasium'; allowed there: action_latency"
+    with pytest.raises(ConfigError, match=words):
         make("gymnasium:Pendulum-v1", **content)
+    with pytest.raises(ConfigError, match=words):
+        tasks.check("gymnasium:Pendulum-v1", randomization(**content))
+    assert tasks.check("gymnasium:Pendulum-v1", randomization(push={"interval": [3, 4]})).observation_size == 3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from td3_robot_sims import snapshot, tasks
-from td3_robot_sims.backends.environment import Environment
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.core import SimulatorCore
 from td3_robot_sims.vector_env import VectorEnvironment
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.environment import Environment
-from td3_robot_sims.backends.repeatable import pack_random, unpack_random
+from td3_robot_sims.backends.base import Environment
+from td3_robot_sims.backends.saved_episode import pack_random, unpack_random
 
 from td3_robot.errors import BundleError
 from tests.sims.drivers import Random

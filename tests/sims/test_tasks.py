@@ -47,6 +47,12 @@ def test_unknown_tasks_name_the_near_ones(task: str, near: str) -> None:
             call(task)
 
 
+def test_a_backend_can_be_named() -> None:
+    assert tasks.spec("bullet:Ant") == tasks.spec("Ant")
+    with pytest.raises(ConfigError, match="backend of task 'gymnasum:X' is 'gymnasum'; did you mean 'gymnasium'"):
+        tasks.spec("gymnasum:X")
+
+
 def test_a_task_like_no_other_names_all() -> None:
     with pytest.raises(ConfigError, match="Walker2D, Ant, HalfCheetah, Hopper, Humanoid"):
         tasks.make("x")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.environment import Environment, Outcome
+from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.randomization import PushConfig, RandomizationConfig

@@ -1,46 +1,41 @@
-"""What a randomized world does to a robot from outside its physics, and the numbers that its physics takes.
+"""Randomization of one robot: the numbers for its physics, and the disturbances that need no physics.
 
-All of it follows from four numbers that are drawn from the environment's own random stream when an episode begins. So a
-saved environment, which repeats its episode from that stream, meets the same world again; and a world that randomizes
-nothing draws nothing.
+Everything follows from four numbers that each episode draws from the environment's random stream. A restored
+environment repeats the episode from that stream, so it meets the same world again. Without randomization nothing is
+drawn.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.config.randomization import RandomizationConfig, SensorsConfig
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot_sims.backends.bullet.robots import TORSO_CHANNELS
-
-_TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
-_JOINT_GROUPS = ("joint_position", "joint_velocity")
 
 Range = tuple[float, float]
 
 
-def groups(spec: RobotSpec, walker: bool) -> tuple[str, ...]:
-    """The group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`."""
-    if not walker:
-        return ("all",) * spec.observation_size
-    joints = spec.action_size
-    feet = spec.observation_size - TORSO_CHANNELS - 2 * joints
-    return _TORSO_GROUPS + _JOINT_GROUPS * joints + ("contact",) * feet
-
-
 class Disturbance:
-    """One robot's: begins anew with each episode.
+    """The disturbances of one robot; :meth:`begin` draws them anew for each episode.
+
+    Args:
+        groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: what was drawn for the episode, by name; units as in the configuration. What is off is missing.
-        mass, friction: factors; joint_damping: N·m·s/rad; tilt: rad; None where off.
-        motor_strength: factor, 1 where off. tilt_direction: rad, the side the robot leans to, 0 is ahead, π/2 its left.
+        world: what was drawn for the episode, by name, in the configuration's units. Keys that are off are missing.
+        mass: factor, None if off.
+        friction: factor, None if off.
+        joint_damping: N·m·s/rad, None if off.
+        tilt: rad, None if off.
+        tilt_direction: rad, the side to which the robot leans: 0 is ahead, π/2 is left.
+        motor_strength: factor, 1 if off.
     """
 
-    def __init__(self, config: RandomizationConfig, spec: RobotSpec, walker: bool) -> None:
+    def __init__(self, config: RandomizationConfig, spec: RobotSpec, groups: Sequence[str]) -> None:
         self.config = config
         self.spec = spec
         self.world: dict[str, float] = {}
@@ -50,7 +45,7 @@ class Disturbance:
         self.tilt: float | None = None
         self.tilt_direction = 0.0
         self.motor_strength = 1.0
-        self._groups = groups(spec, walker)
+        self._groups = groups
         self._low = np.array([channel.low for channel in spec.observations], np.float32)
         self._high = np.array([channel.high for channel in spec.observations], np.float32)
         self._std: Float32 = np.zeros(spec.observation_size, np.float32)
@@ -59,13 +54,13 @@ class Disturbance:
         self._zero = np.clip(np.zeros(spec.action_size, np.float32), spec.action_low, spec.action_high)
 
     def begin(self, random: np.random.Generator) -> None:
-        """Draw the world of an episode; takes four numbers from ``random``, whatever is on."""
+        """Draw the world of an episode. Always takes four numbers from ``random``."""
         world, self._noise, self._delays, self._pushes = (
             np.random.default_rng(int(seed)) for seed in random.integers(2**63, size=4)
         )
         config = self.config
         self.world = {}
-        # In this order, and each drawn even if it is off: switching one on leaves the others as they are.
+        # Draw in this order, also what is off: turning one key on leaves the other draws unchanged.
         self.mass = self._draw(world, "mass", config.mass)
         self.friction = self._draw(world, "friction", config.friction)
         self.motor_strength = self._draw(world, "motor_strength", config.motor_strength) or 1.0
@@ -79,7 +74,7 @@ class Disturbance:
         self._begin_pushes(world)
         self._begin_sensors(world)
         self._time = 0  # control periods since the reset
-        self._sent: list[tuple[int, Float32]] = []  # (period of arrival, action), oldest first
+        self._sent: list[tuple[int, Float32]] = []  # (control period of arrival, action), oldest first
         self._current = self._zero
 
     def _draw(self, random: np.random.Generator, name: str, limits: Range | None) -> float | None:
@@ -108,8 +103,7 @@ class Disturbance:
         per_group = {name: world.uniform() for name in SensorsConfig.__struct_fields__}
         per_channel = world.uniform(size=len(self._groups))
         for index, (group, drawn) in enumerate(zip(self._groups, per_channel, strict=True)):
-            own = getattr(noise, group) is not None
-            name = group if own else "all"
+            name = "all" if getattr(noise, group) is None else group
             if limits := getattr(noise, name):
                 std = limits[0] + per_group[name] * (limits[1] - limits[0])
                 self._std[index] = self.world[f"sensor_noise.{name}"] = float(std)
@@ -118,7 +112,7 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """The action that is in force when ``action``, float32[A], is sent; call it once a control period."""
+        """The action that the robot applies when ``action``, float32[A], is sent. Call it once per control period."""
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
             late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)
@@ -126,13 +120,16 @@ class Disturbance:
             arrived = [place for place, (due, _) in enumerate(self._sent) if due <= self._time]
             if arrived:
                 self._current = self._sent[arrived[-1]][1]
-                del self._sent[: arrived[-1] + 1]  # what was sent before it and is still under way comes too late
+                del self._sent[: arrived[-1] + 1]  # older actions still on their way would arrive after a newer one
             action = self._current
         self._time += 1
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """The push in this control period (after :meth:`delayed`): N, and the side in rad it goes to; None for none."""
+        """The push in this control period: its force in N and its direction in rad; None for none.
+
+        Call it after :meth:`delayed`.
+        """
         since = self._time - 1 - self._start
         if self.config.push.force is None or since < 0 or since % self._interval >= self._duration:
             return None
@@ -141,7 +138,7 @@ class Disturbance:
         return self._force, self._side
 
     def sensed(self, observation: Float32) -> Float32:
-        """What the sensors make of an observation, float32[O], within the limits of its channels."""
+        """An observation, float32[O], as the sensors report it, within the limits of its channels."""
         if not self._senses:
             return observation
         noise: NDArray[np.float32] = self._noise.standard_normal(len(observation), np.float32)

@@ -1,17 +1,16 @@
-"""Walking robots as environments: what they observe, what they are paid for, when they have fallen.
+"""Walking robots as environments: their observations, their reward, and when an episode ends.
 
-All of it is that of ``pybullet_envs_gymnasium`` 0.6.0, number for number, and so are its peculiarities:
+All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its peculiarities:
 
-* Foot contacts are one step old: an observation holds those found after the step before it. After a reset they are 0.
-* A torque is limited to its joint's largest, but the cost of it is that of the action as given.
+* Foot contacts are one step old: an observation holds the contacts found after the previous step; 0 after a reset.
+* Torques are limited to the joint's largest, but their cost is that of the unlimited action.
 * The mean position of the robot's parts counts the floor as one more part at the origin.
-* The Humanoid's height is relative to 0.8 m, that of the others to their height at reset.
-* HalfCheetah never terminates; a step that should have ended it costs 2 instead.
+* The Humanoid's height is relative to 0.8 m, the height of the others to their height at reset.
+* HalfCheetah never terminates; a step that should end the episode costs 2 instead.
 
-One was mended: the package measures the very first observation of an environment before it counts that floor, which
-shifts the reward of the first step by up to about 0.1. Here the first episode is like all others, and every episode
-equals the package's from its second reset on. In the package's first episode, the reward of the first step and (by less
-than 1e-5) the first observation's direction to the target are other ones, and nothing else is.
+One flaw is fixed. The package computes an environment's very first observation before it counts the floor as a part.
+That shifts the reward of the first step by up to about 0.1, and the first direction to the target by less than 1e-5.
+Here the first episode is like all others, and equals the package's from its second reset on.
 """
 
 from __future__ import annotations
@@ -23,31 +22,33 @@ from numpy.typing import NDArray
 
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import Float32
+from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.backends.bullet.robots import (
     CONTROL_PERIOD,
     OBSERVATION_LIMIT,
     TIME_LIMIT,
     TORSO_CHANNELS,
     RobotModel,
+    observation_groups,
     specification,
 )
 from td3_robot_sims.backends.bullet.world import World
-from td3_robot_sims.backends.repeatable import Repeatable
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
-# A joint costs beyond 0.99 of its range, told in float32: beyond the middle between float32(0.99) and the next number.
+# A joint beyond 0.99 of its range costs. The package compares in float32, so the limit lies in the middle between
+# float32(0.99) and the next number.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
 
-class Locomotion(Repeatable):
-    """A walking robot; see :class:`td3_robot_sims.backends.environment.Environment`.
+class Locomotion(Environment):
+    """A walking robot.
 
     Args:
-        seed: of the reset noise; None draws one from the operating system.
+        seed: seed of the reset noise, at least 0; None takes one from the operating system.
         show: open PyBullet's window and simulate in it.
-        randomization: what of the world is drawn anew for each episode; None or all of it off: the published robot.
+        randomization: what to draw anew for each episode; None, or all of it off, for the published robot.
     """
 
     concurrent = True
@@ -59,7 +60,7 @@ class Locomotion(Repeatable):
         show: bool = False,
         randomization: RandomizationConfig | None = None,
     ) -> None:
-        super().__init__(specification(model), TIME_LIMIT, seed, randomization, walker=True)
+        super().__init__(specification(model), TIME_LIMIT, seed, randomization, observation_groups(model))
         self._model = model
         self._world = World(model, show)
         joints = len(model.joints)
@@ -69,13 +70,12 @@ class Locomotion(Repeatable):
         self._minus_one = -self._one
         self._high = np.full(self.spec.observation_size, OBSERVATION_LIMIT, np.float32)
         self._low = -self._high
-        self._turn = np.eye(3)  # rotation about the vertical, out of the world and into the torso's heading
+        self._turn = np.eye(3)  # rotation about the vertical, from the world to the torso's heading
         self._in_the_air = [0.0] * len(model.feet)
         self._contacts = self._in_the_air
         self._start_height: float | None = None
         self._joints_at_limit = 0
         self._potential = 0.0  # minus the distance to the target, in m, over the control period
-        self._terms: dict[str, float] = {}
 
     def _reset(self) -> Float32:
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
@@ -87,7 +87,6 @@ class Locomotion(Repeatable):
             self._world.tilt(drawn.tilt, drawn.tilt_direction)
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
-        self._terms = {}
         raw, _ = self._observe()
         return self._clip(raw)
 
@@ -105,7 +104,7 @@ class Locomotion(Repeatable):
         observation = self._clip(raw)
         zero = self._start_height
         assert zero is not None
-        # A float32 plus a float is a float32.
+        # The height is float32 in single precision: a float32 plus a float is a float32.
         height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
         alive = model.alive(height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()
@@ -115,7 +114,7 @@ class Locomotion(Repeatable):
             "electricity": self._electricity(action, raw[self._speeds]),
             "joints_at_limit": NEAR_LIMIT_COST * self._joints_at_limit,
         }
-        # Clipping removes infinities; what is left of failed physics is not-a-number.
+        # Clipping removes infinities, so diverged physics shows as not-a-number.
         terminated = (alive < 0 and model.ends) or math.isnan(sum(observation.tolist()))
         return observation, sum(terms.values()), terminated, False
 
@@ -124,13 +123,13 @@ class Locomotion(Repeatable):
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
         """Cost of mechanical power, mean |action · 0.1 joint speed|, and of current, mean action²."""
-        # Means in float32, as in the package; numpy's own mean does the same with more ado.
+        # Means in float32, as in the package. numpy's mean gives the same more slowly.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))
         return self._model.torque_cost * power + self._model.current_cost * current
 
     def _observe(self) -> tuple[Float32, float]:
-        """The observation before clipping, float32[O], and the torso's pitch in rad; takes potential and limits too."""
+        """The observation before clipping, float32[O], and the torso's pitch in rad; updates potential and limits."""
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()
         start_height = self._start_height
@@ -143,9 +142,8 @@ class Locomotion(Repeatable):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        vx, vy, vz = (
-            turn @ velocity
-        ).tolist()  # not dot(): like it to the last bit, but dot() lets threads change over
+        # dot() gives the same bits, but releases the interpreter lock.
+        vx, vy, vz = (turn @ velocity).tolist()
         numbers = [
             z - start_height,
             math.sin(direction),
@@ -166,11 +164,8 @@ class Locomotion(Repeatable):
         numbers += self._contacts
         return np.array(numbers, np.float32), pitch
 
-    def reward_terms(self) -> dict[str, float]:
-        return dict(self._terms)
-
     def follow(self) -> None:
-        """Keep the robot in the middle of its window; for one made with ``show``."""
+        """Keep the robot in the middle of its window; only with ``show``."""
         self._world.follow()
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:

@@ -1,7 +1,9 @@
-"""The five published robots, as data: model file, joints, torque scales, feet, and when a robot counts as alive.
+"""The five published robots as data: model file, joints, torque scales, feet, and when a robot counts as alive.
 
-The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings), whose models come
-from ``pybullet_data``. Nothing here needs PyBullet: a specification can be had without starting physics.
+The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings). Their model files
+come from ``pybullet_data``. This module does not import PyBullet: a specification needs no physics.
+
+To add a robot, write a :class:`RobotModel` and add it to ``MODELS``.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import Any
 
 from td3_robot.specs import Channel, RobotSpec
 
-CONTROL_PERIOD = 0.0165  # s; one step of a robot, which physics divides into four
+CONTROL_PERIOD = 0.0165  # s; duration of a step, which Bullet divides into four
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ± this
-TORSO_CHANNELS = 8  # observations before those of the joints
+TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
+"""The groups of the observations before those of the joints, see ``SensorsConfig``."""
+TORSO_CHANNELS = len(TORSO_GROUPS)
 
-# (torso height in m, torso pitch in rad, contact of each foot one step earlier) -> the alive reward
+# Takes torso height (m), torso pitch (rad), and each foot's contact one step earlier; gives the alive reward.
 Alive = Callable[[Any, float, Sequence[float]], float]
 
 
@@ -44,15 +48,17 @@ class RobotModel:
     """One robot.
 
     Attributes:
-        mjcf: the model's file name in ``pybullet_data``'s ``mjcf`` folder.
+        mjcf: the model's file, relative to the ``mjcf`` folder of ``pybullet_data``.
         joints: name and torque gain of each driven joint, in the order of actions and observations.
         power: torque of joint i in N·m is ``power * gain_i * action_i``.
         feet: the links whose floor contact is observed, in order.
         alive: the alive reward; a negative one ends the episode unless ``ends`` is False.
-        torque_cost, current_cost: weights of mean |action · 0.1 joint speed| and of mean action².
-        start_height: height in m that the observed height is relative to; None: the one at reset.
-        single_precision: torques, and the height that decides on a fall, are rounded to float32, as the published
-            Humanoid's are.
+        ends: whether a negative alive reward ends the episode.
+        torque_cost: weight of mean |action · 0.1 joint speed|.
+        current_cost: weight of mean action².
+        start_height: height in m that the observed height is relative to; None for the height at reset.
+        single_precision: round torques, and the height that decides on a fall, to float32, as the published Humanoid
+            does.
     """
 
     name: str
@@ -148,6 +154,11 @@ HUMANOID = RobotModel(
 )
 
 MODELS = {model.name: model for model in (WALKER2D, ANT, HALF_CHEETAH, HOPPER, HUMANOID)}
+
+
+def observation_groups(model: RobotModel) -> tuple[str, ...]:
+    """The group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`."""
+    return TORSO_GROUPS + ("joint_position", "joint_velocity") * len(model.joints) + ("contact",) * len(model.feet)
 
 
 @cache

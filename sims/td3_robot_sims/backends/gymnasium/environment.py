@@ -1,8 +1,4 @@
-"""Any continuous task of Gymnasium, named ``gymnasium:ID``.
-
-One of the user's own is ``gymnasium:MODULE:ID``: the module, which registers it, is imported first. The robot is the
-same under both names.
-"""
+"""Gymnasium's tasks as environments of this project."""
 
 from __future__ import annotations
 
@@ -20,69 +16,71 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
-from td3_robot_sims.backends.repeatable import Repeatable
+from td3_robot_sims.backends.base import Environment
 
-PREFIX = "gymnasium:"
-_DEFAULT_PERIOD = 1 / 50  # s, for tasks that tell no rate
+_DEFAULT_PERIOD = 1 / 50  # s, for tasks that state no rate
 _SUPPORTED = "supported are a Box of float actions with finite limits and a Box of float observations, both vectors"
+SCORE_LIMIT = 10.0
+"""Largest absolute score of a discrete action. It hardly limits a policy: as logits, ±10 means odds of e^20 to one."""
 
 
-class GymnasiumTask(Repeatable):
-    """A Gymnasium task; see :class:`td3_robot_sims.backends.environment.Environment`.
+class GymnasiumEnvironment(Environment):
+    """A Gymnasium task with continuous actions.
 
-    Its time limit is the registered one. The random stream is its own generator; a task that draws from elsewhere
-    cannot be restored, which :meth:`restore_state` notices.
+    Its time limit is the registered one. The task draws from this environment's random stream. A task that draws from
+    elsewhere cannot be restored, and :meth:`restore_state` reports it.
+
+    Args:
+        kind: name of the backend, which begins the robot's name.
+        name: ``ID`` or ``MODULE:ID``.
 
     Raises:
-        ConfigError: no such task, or module, it lacks a package, or its spaces are not supported.
+        ConfigError: there is no such task or module, it lacks a package, or its spaces are not supported.
     """
 
-    def __init__(self, task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> None:
-        env = _make(task)
+    def __init__(self, kind: str, name: str, seed: int | None, randomization: RandomizationConfig | None) -> None:
+        task = f"{kind}:{name}"
+        module, _, identity = name.rpartition(":")
+        env = _make(task, module, identity)
         try:
             actions = self._action_channels(task, env)
             observations = _channels(task, "observation", env.observation_space)
-            kind, _, name = parts(task)  # policies are for the task, whichever module registers it
-            spec = RobotSpec(f"{kind}:{name}", observations, actions, _period(env))
+            # Policies fit the task, whichever module registers it: the module is not part of the robot's name.
+            spec = RobotSpec(f"{kind}:{identity}", observations, actions, _period(env))
         except ConfigError:
             env.close()
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
-        # Without the wrapper that counts: its truncation would look like the task's own.
+        # Remove the wrapper that counts steps: its truncation would look like one by the task itself.
         self._env = env.env if isinstance(env, TimeLimit) else env
-        self._terms: dict[str, float] = {}
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
-        """What the task's actions are made of."""
+        """The channels of the task's actions."""
         return _channels(task, "action", env.action_space)
 
     def _command(self, action: Float32) -> Any:
-        """What the task takes for an action, float32[A]; the task may write into it."""
+        """An action, float32[A], as the task takes it. The task may write into it."""
         return action.copy()
 
     def _reset(self) -> Float32:
         self._env.unwrapped.np_random = self.random
-        self._terms = {}
         return np.array(self._env.reset()[0], np.float32)
 
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         observation, reward, terminated, truncated, info = self._env.step(self._command(action))
         terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
-        self._terms = {key: float(value) for key, value in terms.items()} or {"reward": float(reward)}
+        self._terms = {key: float(value) for key, value in terms.items()}
         return np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated)
 
-    def reward_terms(self) -> dict[str, float]:
-        return dict(self._terms)
-
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
-        """The task's own picture, scaled to the size asked for by repeating or leaving out pixels."""
+        """The task's own picture, scaled by repeating or omitting pixels."""
         try:
             picture = np.asarray(self._env.render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"task {self.spec.name!r} cannot be drawn: {_one_line(error)}") from None
         except NotImplementedError:
-            raise ConfigError(f"task {self.spec.name!r} cannot be drawn: its environment has no pictures") from None
+            return super().render(width, height)
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width
         scaled: NDArray[np.uint8] = picture[rows][:, columns, :3]
@@ -93,19 +91,40 @@ class GymnasiumTask(Repeatable):
         self._env.close()
 
 
-def _make(task: str) -> gymnasium.Env[Any, Any]:
-    """The task, ready to draw if it can."""
-    _, module, name = parts(task)
+class DiscreteEnvironment(GymnasiumEnvironment):
+    """A Gymnasium task with ``Discrete`` actions.
+
+    Its action is float32[A]: one score within ±10 for each of the A discrete actions. The task executes the action with
+    the highest score, the first of equal ones. Scores can be the mean of a continuous policy or the logits of a
+    categorical one.
+    """
+
+    def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
+        space = env.action_space
+        if not isinstance(space, spaces.Discrete):
+            raise ConfigError(f"task {task!r} has actions {space}; after 'discrete:' only Discrete ones are supported")
+        self._first = int(space.start)
+        return tuple(
+            Channel(f"score_{i}", "1", -SCORE_LIMIT, SCORE_LIMIT, f"score of action {self._first + i}")
+            for i in range(int(space.n))
+        )
+
+    def _command(self, action: Float32) -> int:
+        return self._first + int(np.argmax(action))
+
+
+def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
+    """Gymnasium's environment, able to draw if the task can."""
     if module and (problem := extras.import_own(module)):
         raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}")
     try:
         with warnings.catch_warnings():
-            # Box2D's generated code warns when it is imported, and crashes where warnings are errors.
+            # Box2D's generated code warns at import, and crashes if warnings are errors.
             warnings.filterwarnings("ignore", "builtin type (Swig|swig)", DeprecationWarning)
-            env = gymnasium.make(name, disable_env_checker=True)
+            env = gymnasium.make(identity, disable_env_checker=True)
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 env.close()
-                env = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)
+                env = gymnasium.make(identity, render_mode="rgb_array", disable_env_checker=True)
             return env
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"task {task!r} needs a package that is not installed: {_one_line(error)}") from None
@@ -113,13 +132,6 @@ def _make(task: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
-
-
-def parts(task: str) -> tuple[str, str, str]:
-    """What a task's name consists of: kind, the module to import first (empty for none), and Gymnasium's ID."""
-    kind, _, rest = task.partition(":")
-    module, _, name = rest.rpartition(":")
-    return kind, module, name
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:
@@ -140,7 +152,7 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
 
 
 def _period(env: gymnasium.Env[Any, Any]) -> float:
-    """Seconds a step stands for: the task's own ``dt``, else one frame of its film, else 1/50 s."""
+    """Duration of a step in s: the task's own ``dt``, else one frame at its rendering rate, else 1/50."""
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, float) and math.isfinite(dt) and dt > 0:
         return dt

@@ -1,0 +1,292 @@
+"""What a simulator backend is, and what its environments do.
+
+To add a simulator, write one class of each kind here and one row:
+
+* a subclass of :class:`Environment` simulates one robot;
+* a subclass of :class:`Backend` names the tasks of one engine and makes their environments;
+* a row in ``td3_robot_sims.tasks.BACKENDS``, or an entry point of an installed package, makes the backend known.
+
+``tests/contract/simulator_backend.py`` checks any backend against what this module promises.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from td3_robot.config.randomization import OUTSIDE_PHYSICS, RandomizationConfig
+from td3_robot.errors import BundleError, ConfigError
+from td3_robot.specs import Float32, RobotSpec
+from td3_robot_sims.backends import saved_episode
+from td3_robot_sims.backends.disturbance import Disturbance
+
+_LARGEST = float(np.finfo(np.float32).max)
+_FIRST_CAPACITY = 1000  # actions stored at first for an episode without a time limit
+
+
+class Outcome(NamedTuple):
+    """The result of one step.
+
+    Attributes:
+        observation: float32[O], in the units of the task's specification.
+        reward: a finite number, unless the physics diverged.
+        terminated: the task itself ended the episode. No reward follows.
+        truncated: the time limit ended the episode. Both flags are true if the robot also failed in that step.
+    """
+
+    observation: Float32
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class Environment(ABC):
+    """One robot in one world.
+
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, applies the time limit and the
+    randomization that needs no physics, and saves and restores the episode.
+
+    A saved state holds the random state at the start of the episode and the actions since then. To restore it, the
+    environment repeats the episode. Engines rarely save everything they compute with: PyBullet omits contact caches and
+    solver impulses, and most Gymnasium tasks save nothing. An episode that cannot be repeated is refused.
+
+    Args:
+        spec: names, units and ranges of observations and actions, and the control period.
+        time_limit: steps after which an episode is truncated; 0 for no limit.
+        seed: seed of the random stream, at least 0; None takes one from the operating system.
+        randomization: what to draw anew for each episode; None for nothing.
+        groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`; None
+            for a robot without named groups.
+
+    Attributes:
+        concurrent: whether environments of this class may run in several threads at once, and gain from it.
+        random: the stream from which resets and steps draw.
+        length: steps of the episode so far.
+        disturbance: what randomization does to this robot; None if nothing is randomized.
+    """
+
+    concurrent = False
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        time_limit: int,
+        seed: int | None = None,
+        randomization: RandomizationConfig | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.time_limit = time_limit
+        self.disturbance: Disturbance | None = None
+        if randomization is not None and randomization.on:
+            self.disturbance = Disturbance(randomization, spec, groups or ["all"] * spec.observation_size)
+        self.random = np.random.default_rng(seed)
+        self.length = 0
+        self._terms: dict[str, float] = {}
+        self._reward = 0.0
+        self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
+        self._running = False
+        self._actions = np.zeros((time_limit or _FIRST_CAPACITY, spec.action_size), np.float32)
+        self._shape = (spec.action_size,)
+        self._observation = np.zeros(spec.observation_size, np.float32)
+
+    @property
+    def world(self) -> Mapping[str, float]:
+        """What was drawn for this episode, name to number; empty if nothing is randomized."""
+        return self.disturbance.world if self.disturbance else {}
+
+    def reset(self, seed: int | None = None) -> Float32:
+        """Start an episode.
+
+        Args:
+            seed: restarts the random stream, at least 0; None continues it.
+
+        Returns:
+            The first observation, float32[O].
+        """
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self._start = saved_episode.pack_random(self.random)
+        self._running = True
+        self.length = 0
+        self._terms = {}
+        if self.disturbance:
+            self.disturbance.begin(self.random)
+            self._observation = self.disturbance.sensed(self._reset())
+        else:
+            self._observation = self._reset()
+        return self._observation.copy()
+
+    def step(self, action: Float32) -> Outcome:
+        """Apply ``action``, float32[A], for one control period.
+
+        Raises:
+            RuntimeError: no episode runs: before the first reset, after the end of an episode, or after close.
+            ValueError: the action has the wrong shape, or is not finite.
+        """
+        if not self._running:
+            raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
+        action = np.asarray(action, np.float32)
+        if action.shape != self._shape:
+            raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
+        # dot() releases the interpreter lock, and @ warns when it overflows. This sum does neither.
+        if not sum(value * value for value in action.tolist()) <= _LARGEST:
+            raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
+        self._remember(action)
+        if self.disturbance:
+            # The stored action is the one that was sent: a restore sends it again.
+            truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
+            observation = self.disturbance.sensed(truth)
+        else:
+            observation, reward, terminated, truncated = self._step(action)
+        truncated = truncated or (self.time_limit > 0 and self.length >= self.time_limit)
+        self._running = not (terminated or truncated)
+        self._observation, self._reward = observation, reward
+        # The caller may write into its copy. The saved observation must not change.
+        return Outcome(observation.copy(), reward, terminated, truncated)
+
+    @abstractmethod
+    def _reset(self) -> Float32:
+        """Start an episode, drawing from ``self.random``; returns the first observation, float32[O]."""
+
+    @abstractmethod
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        """Apply a checked action, float32[A], without writing into it; returns the fields of an :class:`Outcome`.
+
+        The base class applies the time limit. A reward that is a sum should set ``self._terms``.
+        """
+
+    def _remember(self, action: Float32) -> None:
+        if self.length == len(self._actions):
+            self._actions = np.concatenate([self._actions, np.zeros_like(self._actions)])
+        self._actions[self.length] = action
+        self.length += 1
+
+    def reward_terms(self) -> dict[str, float]:
+        """The terms that add up to the reward of the last step; empty before the first step of an episode."""
+        if not self.length:
+            return {}
+        return dict(self._terms) or {"reward": self._reward}
+
+    def save_state(self) -> dict[str, Any]:
+        """Everything that decides what follows.
+
+        Returns:
+            ``{"random": uint64[6], "started": bool, "actions": float32[k, A], "observation": float32[O]}``
+        """
+        started = self._start is not None
+        return {
+            "random": saved_episode.pack_random(self.random) if self._start is None else self._start.copy(),
+            "started": started,
+            "actions": self._actions[: self.length].copy(),
+            "observation": self._observation.copy(),
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Return to a saved state of this task, also of another process. What follows is the same bit for bit.
+
+        This repeats the episode, so it takes as long as the episode's steps did.
+
+        Raises:
+            BundleError: the state is damaged or of another task, or repeating it gives other observations here. Call
+                reset before the next step.
+        """
+        saved = saved_episode.check(state, self.spec)
+        saved_episode.unpack_random(saved.random, self.random)
+        self._start, self._running, self.length = None, False, 0
+        if not saved.started:
+            return
+        self.reset()
+        for action in saved.actions:
+            if not self._running:
+                break
+            self.step(action)
+        same = np.array_equal(self._observation, saved.observation, equal_nan=True)
+        if self.length != len(saved.actions) or not same:
+            self._running = False
+            raise BundleError(
+                f"saved state of {self.spec.name}: repeating its {len(saved.actions)} actions gives another "
+                "observation here; it was saved with another simulator version, numpy or processor, or randomized "
+                "otherwise"
+            )
+
+    def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
+        """A picture of the robot, uint8[height, width, 3], red-green-blue. Does not change the simulation.
+
+        Raises:
+            ConfigError: the task has no pictures.
+        """
+        del width, height
+        raise ConfigError(f"task {self.spec.name!r} cannot be drawn: its environment has no pictures")
+
+    def close(self) -> None:
+        """Free the world; a second call does nothing."""
+        self._running = False
+
+
+class Backend(ABC):
+    """The tasks of one simulation engine.
+
+    A task is named ``KIND:NAME``. The methods take NAME; ``kind`` is for error messages. Importing the module of a
+    backend must not import the engine, so that listing and checking tasks stays fast.
+
+    Attributes:
+        kind: the name of the backend's row.
+        packages: Python packages whose versions decide the simulated numbers.
+        randomization: keys of the configuration's ``randomization`` section that its tasks support; None for all.
+    """
+
+    packages: tuple[str, ...] = ("numpy",)
+    randomization: Collection[str] | None = OUTSIDE_PHYSICS
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def names(self) -> Sequence[str]:
+        """The tasks that can be listed; empty for an engine with open-ended names."""
+        return ()
+
+    @abstractmethod
+    def spec(self, name: str) -> RobotSpec:
+        """The robot of a task. Where possible, this starts no simulation.
+
+        Raises:
+            ConfigError: the task does not exist, is not supported, or needs a package that is not installed.
+        """
+
+    @abstractmethod
+    def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
+        """A new environment, see :class:`Environment`.
+
+        Raises:
+            ConfigError: as :meth:`spec`.
+        """
+
+    def module(self, name: str) -> str:
+        """The module that is imported only because ``name`` contains it; empty for none."""
+        del name
+        return ""
+
+    def gymnasium_id(self, name: str) -> str | None:
+        """The ID under which ``gymnasium.make`` knows the task, registered by this call; None if it does not."""
+        del name
+        return None
+
+    def check_randomization(self, config: RandomizationConfig) -> None:
+        """Check that the backend can randomize what a configuration asks for.
+
+        Raises:
+            ConfigError: it cannot; one line names key, value and what is allowed.
+        """
+        if self.randomization is None:
+            return
+        for key, values in config.ranges().items():
+            if key not in self.randomization:
+                raise ConfigError(
+                    f"randomization.{key} is {list(values)}, and the task is of the backend {self.kind!r}; "
+                    f"allowed there: {', '.join(self.randomization)}"
+                )

@@ -1,0 +1,54 @@
+"""The walking robots in PyBullet, as a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from td3_robot.config.randomization import RandomizationConfig
+from td3_robot.errors import ConfigError
+from td3_robot.specs import RobotSpec
+from td3_robot.util.text import near
+from td3_robot_sims.backends.base import Backend, Environment
+from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specification
+
+
+class BulletBackend(Backend):
+    """Robots with torque-driven joints on a floor.
+
+    An installed package adds robots with a subclass that has its own ``models``.
+
+    Attributes:
+        models: the robots by name.
+    """
+
+    models: ClassVar[Mapping[str, RobotModel]] = MODELS
+    packages = ("numpy", "pybullet")
+    randomization = None
+
+    def names(self) -> Sequence[str]:
+        return tuple(self.models)
+
+    def spec(self, name: str) -> RobotSpec:
+        return specification(self._model(name))
+
+    def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
+        model = self._model(name)
+        from td3_robot_sims.backends.bullet.locomotion import Locomotion
+
+        return Locomotion(model, seed, randomization=randomization)
+
+    def gymnasium_id(self, name: str) -> str | None:
+        from td3_robot_sims import gymnasium_env
+
+        return f"{gymnasium_env.NAMESPACE}/{name}-v0" if name in MODELS else None
+
+    def _model(self, name: str) -> RobotModel:
+        if name in self.models:
+            return self.models[name]
+        by_lower_case = {known.lower(): known for known in self.models}
+        alike = near(name.lower(), by_lower_case, 3) or list(by_lower_case)
+        raise ConfigError(
+            f"task {name!r} does not exist; near ones: {', '.join(by_lower_case[known] for known in alike)} "
+            "(tasks of other backends are named BACKEND:NAME, as gymnasium:Pendulum-v1)"
+        )

@@ -1,0 +1,42 @@
+"""Gymnasium's tasks, as two backends: ``gymnasium`` for continuous actions, ``discrete`` for discrete ones.
+
+A task's name is an ID of Gymnasium's registry, or ``MODULE:ID``. The module, which registers the ID, is imported first.
+The robot is the same under both names.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from td3_robot.config.randomization import RandomizationConfig
+from td3_robot.specs import RobotSpec
+from td3_robot_sims.backends.base import Backend, Environment
+
+
+class GymnasiumBackend(Backend):
+    """Tasks with a vector of continuous actions; see :class:`GymnasiumEnvironment`."""
+
+    packages = ("numpy", "gymnasium")
+    environment = "GymnasiumEnvironment"
+
+    def spec(self, name: str) -> RobotSpec:
+        environment = self.make(name, None, None)
+        environment.close()
+        return environment.spec
+
+    def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
+        module = importlib.import_module("td3_robot_sims.backends.gymnasium.environment")
+        environment: Environment = getattr(module, self.environment)(self.kind, name, seed, randomization)
+        return environment
+
+    def module(self, name: str) -> str:
+        return name.rpartition(":")[0]
+
+    def gymnasium_id(self, name: str) -> str | None:
+        return name.rpartition(":")[2]
+
+
+class DiscreteBackend(GymnasiumBackend):
+    """Tasks with discrete actions; see :class:`DiscreteEnvironment`."""
+
+    environment = "DiscreteEnvironment"
