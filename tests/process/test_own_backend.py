@@ -1,0 +1,52 @@
+"""A simulator backend of an installed package: trained, evaluated and replayed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+POINT_MASS = Path(__file__).parent.parent / "contract" / "point_mass.py"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the test, which is on PYTHONPATH, with a package installed in it."""
+    shutil.copy(POINT_MASS, tmp_path)
+    metadata = tmp_path / "point_mass-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: point-mass\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[td3_robot.backends]\ntoy = point_mass:PointMassBackend\n")
+    return tmp_path
+
+
+def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None:
+    run = train(600, "task=toy:Point", "evaluation.every=300", "evaluation.episodes=2", "record=true")
+    assert run.finish() == 0, run.output()
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    evaluations = [record for record in map(json.loads, lines) if record["kind"] == "evaluation"]
+    assert evaluations
+    replayed = command("replay", str(Path("run", "session.mcap")), "--core", "simulator")
+    assert replayed.finish() == 0, replayed.output()
+    assert "DIFFERS" not in replayed.output()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("task=toy:Pint",), "task toy:Pint does not exist; there is Point"),
+        (("task=toys:Point",), "the simulator backend of task 'toys:Point' is 'toys'; did you mean 'toy'?"),
+        (("task=toy:Point", "randomization.tilt=[0, 0.1]"), "of the backend 'toy'; allowed there: action_latency"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_the_run_starts(
+    settings: tuple[str, ...], words: str, train: Any, folder: Path
+) -> None:
+    run = train(600, *settings)
+    assert run.finish() == 2
+    [line] = run.output().splitlines()
+    assert words in line
+    assert not (folder / "run").exists()
