@@ -1,41 +1,37 @@
-"""How near to a bare echo any policy server in Python can come: one that checks nothing, beside ours and the echo.
+"""How close to a bare echo a policy server in Python can get: one that checks nothing, beside ours and the echo.
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--trips 8000] [--json]
 
-The floor has no session, watchdog, lifecycle or counters, asks nothing of what arrives, and waits in libzmq's own
-receive: it unpacks the Step, computes the actor and the safety filter, and packs the Action. All three take turns,
-block by block; medians of the ratios of adjacent blocks, for one robot.
+The floor has no session, watchdog, lifecycle or counters, validates nothing, and waits in libzmq's own receive. It only
+unpacks the Step, computes the actor and the safety filter, and packs the Action.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 
-from td3_robot.bench import example
-from td3_robot.bench.link import Link, in_turns
+from td3_robot.bench import example, harness
+from td3_robot.bench.link import Link, in_turns, p50_ratio
 from td3_robot.bench.peers import started
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.safety.limits import joined
 from td3_robot.transport import codec
-from td3_robot.util import machine
 
 
 def serve(endpoint: str) -> None:
-    """The floor; never returns."""
+    """Serve the floor; never returns."""
     bundle = example.bundle()
     actor = Actor(bundle)
     guard = SafetyFilter(joined(example.SAFETY, bundle.safety, bundle.spec), bundle.spec)
@@ -63,7 +59,7 @@ def serve(endpoint: str) -> None:
 
 @contextlib.contextmanager
 def floor(endpoint: str) -> Iterator[Callable[[], int]]:
-    """One round trip to the floor, in ns."""
+    """Start the floor; yields a function that makes one round trip and returns its time in ns."""
     rng = np.random.default_rng(0)
     steps = [example.step(sequence, 1, rng) for sequence in range(1000)]
     unpack = msgspec.msgpack.Decoder().decode
@@ -84,15 +80,15 @@ def floor(endpoint: str) -> Iterator[Callable[[], int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.Options("python benchmarks/link_floor.py", "Measure a policy server that checks nothing.")
     parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
-    parser.add_argument("--trips", type=int, default=8000, metavar="N", help="of each kind (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.number("--trips", 8000, "N", "round trips of each kind")
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse(None)
     if options.serve:
         serve(options.serve)
-    computer = machine.describe(("td3-robot", "numpy", "pyzmq"))
+    report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq")}
+    report["transport"] = options.transport
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as name, contextlib.ExitStack() as stack:
         link = Link(options.transport, Path(name), RealtimeConfig())
         trips = {
@@ -101,19 +97,16 @@ def main() -> int:
             "td3-robot": stack.enter_context(link.robot(stack.enter_context(link.policy()), 1)).round_trip,
         }
         taken = in_turns(trips, options.trips)
-    report: dict[str, Any] = {"machine": computer, "transport": options.transport}
-    for kind, round_trips in taken.items():
-        report[kind] = {**example.spread(round_trips.times), "p50_over_echo": round_trips.ratio}
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    print(
-        f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before; over {options.transport}"
-    )
-    print(example.HEAD)
-    for kind in taken:
-        print(example.row(kind, report[kind]) + f"   {report[kind]['p50_over_echo']} × echo")
-    return 0
+    for kind, blocks in taken.items():
+        report[kind] = {**harness.percentiles(blocks), "p50_over_echo": p50_ratio(blocks, taken["echo"])}
+    return harness.show(report, options.json, _lines)
+
+
+def _lines(report: harness.Report) -> Iterator[str]:
+    yield f"over {report['transport']}"
+    yield harness.PERCENTILES
+    for kind in ("echo", "floor", "td3-robot"):
+        yield harness.percentile_row(kind, report[kind]) + f"   {report[kind]['p50_over_echo']} × echo"
 
 
 if __name__ == "__main__":

@@ -1,53 +1,51 @@
-"""What live weights cost a control loop: round trips of one robot by the clock, while a learner teaches or does not.
+"""What live weights cost a control loop: a robot's round trips at a fixed rate, with and without a learner.
 
-    python benchmarks/live_weights.py [--hidden 400,300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
+    python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
-A policy server as deployed (the real node, `td3-robot policy`), a robot that asks by the clock, and a learner that
-publishes good weights every so many seconds, in a process of its own. Quiet and taught spells of a second take turns,
-so that a noisy machine treats them alike.
+The policy server is the real node, as deployed (``td3-robot policy``). The learner is a process that publishes a valid
+policy at a fixed interval. Seconds with and without new weights take turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from td3_robot.bench import example
-from td3_robot.bench.peers import Robot
+from td3_robot.bench import example, harness
+from td3_robot.bench.peers import TIMEOUT, Robot
 from td3_robot.bundle import sha256
+from td3_robot.errors import NodeError
 from td3_robot.messages import Weights
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
-from td3_robot.util import machine
 
-_SPELL = 1.0  # seconds
-_PATIENCE = 30.0  # seconds
+_TURN = 1.0  # seconds
+_BOUNDS_MS = (1, 2, 5)
 
 
-def teach(endpoint: str, hidden: tuple[int, ...], every: float, teaching: Event) -> None:
-    """A learner: new weights to whoever is there, while it is asked for."""
+def learn(pipe: Connection, endpoint: str, hidden: tuple[int, ...], every: float) -> None:
+    """Publish new weights every so many seconds while the newest value from the pipe is true."""
     bus = Bus()
-    session = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
-    bus.serve(endpoint, session)
+    link = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
+    bus.serve(endpoint, link)
     bundle = example.bundle(hidden)
-    version, due = 1, 0.0
+    version, due, publishing = 1, 0.0, False
     while True:
+        if pipe.poll():
+            publishing = pipe.recv()
         bus.receive(0.01)
         now = time.monotonic()
-        if teaching.is_set() and now >= due:
+        if publishing and now >= due:
             version, due = version + 1, now + every
             payload = dataclasses.replace(bundle, provenance={"version": version}).encode()
             for peer in bus.peers("learner"):
@@ -56,7 +54,7 @@ def teach(endpoint: str, hidden: tuple[int, ...], every: float, teaching: Event)
 
 @contextlib.contextmanager
 def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
-    """A policy server; its endpoint."""
+    """Start a policy server; yields its endpoint."""
     example.bundle(hidden).save(folder / "policy.safetensors")
     endpoint = f"ipc://{folder}/policy"
     config = {
@@ -70,70 +68,70 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
         yield endpoint
     finally:
         process.terminate()
-        process.wait(_PATIENCE)
+        process.wait(TIMEOUT)
 
 
-def spell(robot: Robot, rate: float) -> list[int]:
-    """Round trips by the clock for a second, in ns; those that outlast a period count from where they were due."""
+def round_trips(robot: Robot, rate: float) -> list[int]:
+    """Make round trips at a fixed rate for one turn; their times in ns.
+
+    A round trip longer than a period delays the next one, whose time counts from when it was due.
+    """
     trips: list[int] = []
     period = round(1e9 / rate)
     start = time.perf_counter_ns() + period
-    for turn in range(round(_SPELL * rate)):
+    for turn in range(round(_TURN * rate)):
         due = start + turn * period
         if (left := due - time.perf_counter_ns()) > 0:
             time.sleep(left / 1e9)
             due = time.perf_counter_ns()
-        sequence = robot.send()
-        if not robot.answered(sequence, _PATIENCE):
-            raise SystemExit("no action came")
+        if not robot.answered(robot.send(), TIMEOUT):
+            raise NodeError(f"no action within {TIMEOUT} s")
         trips.append(time.perf_counter_ns() - due)
     return trips
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", default="400,300", metavar="N,N", help="widths of the actor (default: %(default)s)")
-    parser.add_argument("--every", type=float, default=0.1, metavar="S", help="between weights (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=500.0, metavar="HZ", help="of the robot (default: %(default)s)")
-    parser.add_argument("--seconds", type=int, default=10, metavar="N", help="of each kind (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    hidden = tuple(int(width) for width in options.hidden.split(","))
-    computer = machine.describe(("td3-robot", "numpy", "pyzmq"))
-    report: dict[str, Any] = {"machine": computer, "bytes": len(example.bundle(hidden).encode())}
-    trips: dict[str, list[int]] = {"quiet": [], "taught": []}
-    context = multiprocessing.get_context("spawn")
-    teaching = context.Event()
-    with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as name, deployed(Path(name), hidden) as endpoint:
-        arguments = (f"ipc://{name}/learner", hidden, options.every, teaching)
-        learner = context.Process(target=teach, args=arguments, daemon=True)
-        learner.start()
-        with contextlib.closing(Robot(endpoint, 1)) as robot:
-            robot.round_trip()
-            for number in range(-1, options.seconds):  # the first of each kind only warms up
-                for kind, times in trips.items():
-                    (teaching.set if kind == "taught" else teaching.clear)()
-                    taken = spell(robot, options.rate)
-                    if number >= 0:
-                        times += taken
-            adopted = robot.version - 1
-        learner.terminate()
-        learner.join()
-    if not adopted:
-        raise SystemExit("no weights were adopted: nothing was measured")
-    for kind, times in trips.items():
-        over = {f"over_{bound}_us": int(np.sum(np.asarray(times) > bound * 1000)) for bound in (1000, 2000, 5000)}
-        report[kind] = {**example.spread(times), "turns": len(times), **over}
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before")
-    print(f"weights of {report['bytes']:,} bytes every {options.every:g} s; {options.rate:g} Hz")
-    print(example.HEAD + f" {'> 1 ms':>8} {'> 2 ms':>8} {'> 5 ms':>8}")
-    for kind in trips:
-        figures = report[kind]
-        print(example.row(kind, figures), *(f"{figures[f'over_{bound}_us']:8}" for bound in (1000, 2000, 5000)))
-    return 0
+    parser = harness.Options("python benchmarks/live_weights.py", "Measure what live weights cost a control loop.")
+    parser.number("--hidden", list(example.HIDDEN), "N", "widths of the actor")
+    parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
+    parser.number("--rate", 500.0, "HZ", "rate of the robot")
+    parser.number("--seconds", 10, "N", "seconds of each kind")
+    options = parser.parse(None)
+    hidden = tuple(options.hidden)
+    report: harness.Report = {
+        "machine": harness.describe("td3-robot", "numpy", "pyzmq"),
+        "bytes": len(example.bundle(hidden).encode()),
+        "every_s": options.every,
+        "rate_hz": options.rate,
+    }
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="td3-robot-bench-"))
+        endpoint = stack.enter_context(deployed(Path(folder), hidden))
+        arguments = (f"ipc://{folder}/learner", hidden, options.every)
+        learner = stack.enter_context(harness.Worker("learner", learn, *arguments))
+        robot = stack.enter_context(contextlib.closing(Robot(endpoint, 1)))
+        robot.round_trip()
+
+        def turn(publishing: bool) -> list[int]:
+            learner.send(publishing)
+            return round_trips(robot, options.rate)
+
+        kinds = {"quiet": lambda: turn(False), "taught": lambda: turn(True)}
+        taken = harness.take_turns(kinds, options.seconds, warm_up=True)
+        if robot.version == 1:
+            raise NodeError("the server adopted no weights: nothing was measured")
+    for kind, times in taken.items():
+        over = {f"over_{bound}_ms": int(np.sum(np.asarray(times) > bound * 1e6)) for bound in _BOUNDS_MS}
+        report[kind] = {**harness.percentiles(times), "turns": int(np.size(times)), **over}
+    return harness.show(report, options.json, _lines)
+
+
+def _lines(report: harness.Report) -> Iterator[str]:
+    yield f"weights of {report['bytes']:,} bytes every {report['every_s']:g} s; {report['rate_hz']:g} Hz"
+    yield harness.PERCENTILES + "".join(f" {f'> {bound} ms':>8}" for bound in _BOUNDS_MS)
+    for kind in ("quiet", "taught"):
+        over = "".join(f" {report[kind][f'over_{bound}_ms']:8}" for bound in _BOUNDS_MS)
+        yield harness.percentile_row(kind, report[kind]) + over
 
 
 if __name__ == "__main__":

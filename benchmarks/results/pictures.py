@@ -1,4 +1,4 @@
-"""Draw docs/images/walking.png: the policies in ``policies/`` walking, a row each, a picture each sixth of a second.
+"""Draw docs/images/walking.png: a row for each policy in ``policies/``, a picture every sixth of a second.
 
 python benchmarks/results/pictures.py
 """
@@ -16,12 +16,12 @@ from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
 
 ROOT = Path(__file__).parents[2]
-FIRST, EVERY, PICTURES = 200, 10, 6  # control periods, and how many pictures
+FIRST, EVERY, PICTURES = 200, 10, 6  # control periods before the first, control periods between two, number
 WIDTH, HEIGHT = 200, 150
 
 
 def row(policy: Path) -> np.ndarray:
-    """uint8[HEIGHT, PICTURES * WIDTH, 3]."""
+    """Let a policy walk; the pictures side by side, uint8[HEIGHT, PICTURES * WIDTH, 3]."""
     bundle = Bundle.load(policy)
     actor, environment = Actor(bundle), tasks.make(bundle.spec.name, 0)
     observation, pictures = environment.reset(), []

@@ -1,10 +1,9 @@
-"""Make the table and the charts of the results from the files in ``data``.
+"""Make the tables and the charts of the results from the files in ``data``.
 
     python benchmarks/results/report.py [--check]
 
-The table goes between the marks in README.md (what has a bar to reach) and docs/results.md (every row), the charts to
-docs/images/results_CHART.png.
-``--check`` writes nothing; its exit code is 1 if a table is not what the data say.
+The tables go between the marks in README.md (rows with a bar to reach) and docs/results.md (every row). The charts go
+to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match the data.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from td3_robot.runtime.node import Parser
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
-PAGES = {"README.md": False, "docs/results.md": True}  # whether it has the rows without a bar, too
+PAGES = {"README.md": False, "docs/results.md": True}  # value: whether the page has rows without a bar, too
 
 Result = dict[str, Any]
 
 
 def main() -> int:
     parser = Parser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    parser.add_argument("--check", action="store_true", help="only check that the pages are up to date")
     options = parser.parse_args()
     results = {name: read(name) for name in rows()}
     stale = []
@@ -48,7 +47,7 @@ def main() -> int:
             if not options.check:
                 path.write_text(new, encoding="utf-8")
     if options.check and stale:
-        print(f"report.py: not what the data say: {', '.join(stale)}; run benchmarks/results/report.py")
+        print(f"report.py: out of date: {', '.join(stale)}; run benchmarks/results/report.py")
         return 1
     if not options.check:
         for name in sorted({name for row in rows().values() for name in row["charts"]}):
@@ -57,13 +56,13 @@ def main() -> int:
 
 
 def read(row: str) -> list[Result]:
-    """The results of a row's seeds, as far as they are there."""
+    """Return the results of a row's seeds that exist."""
     files = (DATA / f"{row}-{seed}.json" for seed in rows()[row]["seeds"])
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
 def table(results: dict[str, list[Result]], *, every: bool) -> str:
-    """The table of all rows that have a bar, or of every row, in Markdown."""
+    """Make the table of all rows with a bar, or of every row, in Markdown."""
     lines = [
         "| system | steps | updates | final policy, by seed | mean | must reach | best policy | wall-clock |",
         "|---|--:|--:|---|--:|--:|--:|--:|",
@@ -97,7 +96,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
 
 
 def chart(name: str, results: dict[str, list[Result]]) -> None:
-    """The learning curves of one chart: thin lines for seeds, the rows in colours, the bar dashed."""
+    """Draw the learning curves of one chart: a line for each seed, a colour for each row, a dashed line for the bar."""
     drawn = {title: results[title] for title, row in rows().items() if name in row["charts"] and results[title]}
     if not drawn:
         return

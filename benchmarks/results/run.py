@@ -1,10 +1,10 @@
-"""Train the rows of rows.yaml, one training after the other, and keep a small file of each result.
+"""Train the rows of rows.yaml one after the other, and keep a small file of each result.
 
     python benchmarks/results/run.py [ROW …] [--out runs/results] [--collect]
 
-A row that has its result is passed over; a training that was interrupted goes on where it stopped, so that this script
-can be stopped and started at will. ``--collect`` trains nothing: it keeps what trainings have reached so far, marked as
-partial where they are not finished. ``report.py`` makes the table and the charts from the files in ``data``.
+The script skips rows that have a result and resumes interrupted trainings, so you can stop and start it at any time.
+``--collect`` trains nothing: it keeps what trainings have reached so far, marked as partial if they are not finished.
+``report.py`` makes the tables and the charts from the files in ``data``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "gymnasium")
 
 @cache
 def rows() -> dict[str, dict[str, Any]]:
-    """The rows by name, see rows.yaml."""
+    """Return the rows by name, see rows.yaml."""
     content: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "rows.yaml").read_text(encoding="utf-8"))
     return content
 
@@ -46,13 +46,13 @@ def result_file(row: str, seed: int) -> Path:
 def main() -> int:
     known = rows()
     parser = Parser(description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"which (default: all): {', '.join(known)}")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows to train (default: all): {', '.join(known)}")
     parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="where run folders go")
-    parser.add_argument("--collect", action="store_true", help="train nothing, keep what there is")
+    parser.add_argument("--collect", action="store_true", help="train nothing, keep the results so far")
     options = parser.parse_args()
     for name in options.rows or known:
         if name not in known:
-            parser.error(f"there is no row {name!r}; it must be one of: {', '.join(known)}")
+            parser.error(f"the row is {name!r}; it must be one of: {', '.join(known)}")
         for seed in known[name]["seeds"]:
             folder, result = options.out / f"{name}-{seed}", result_file(name, seed)
             if options.collect:
@@ -67,14 +67,14 @@ def main() -> int:
 
 
 def done(result: Path) -> bool:
-    """Whether there is the result of a whole training."""
+    """Say whether the result of a finished training exists."""
     return result.exists() and not json.loads(result.read_text(encoding="utf-8"))["partial"]
 
 
 def train(row: dict[str, Any], seed: int, folder: Path) -> int:
-    """Begin a training, or go on with it; its exit code."""
+    """Begin or resume a training; return its exit code."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
-    if row.get("even_if_slower") and not folder.exists():  # a run that goes on keeps its precision, and is not asked
+    if row.get("even_if_slower") and not folder.exists():  # train itself refuses a precision that is slower here
         RunFolder.create(folder, configuration.load(row["config"], [*row.get("set", []), f"seed={seed}"]))
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]
@@ -88,20 +88,20 @@ def train(row: dict[str, Any], seed: int, folder: Path) -> int:
 
 
 def finished(row: dict[str, Any], folder: Path) -> bool:
-    """Whether nothing is left to train."""
+    """Say whether nothing is left to train."""
     steps = ended(folder)
     return bool(steps) and steps >= row.get("goes_on_to", 0)
 
 
 def ended(folder: Path) -> int:
-    """The steps of the newest final policy that was evaluated, the last thing a training does; 0 if there is none."""
+    """Return the steps of the newest final evaluation, with which a training ends; 0 without one."""
     metrics = RunFolder(folder).metrics_file
     evaluations = curve.read(metrics, "evaluation") if metrics.is_file() else []
     return max((item["env_steps"] for item in evaluations if item.get("final")), default=0)
 
 
 def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
-    """Evaluate what a training has reached and keep it, with its curve."""
+    """Evaluate the policies of a training, and keep the result with its learning curve."""
     run = RunFolder(folder)
     evaluations = [item for item in curve.read(run.metrics_file, "evaluation") if not item["final"]]
     train_records = curve.read(run.metrics_file, "train")
@@ -128,7 +128,7 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
 
 
 def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
-    """Mean, standard deviation and returns of a policy's episodes without noise."""
+    """Return mean, standard deviation and returns of a policy's episodes without noise."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "eval", str(policy), "--json", "--seed", "1"]
     done = subprocess.run([*command, "--episodes", str(episodes)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

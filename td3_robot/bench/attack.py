@@ -1,4 +1,4 @@
-"""What strangers, and known machines gone wrong, do to a port, as a process: for ``bench link --attack``."""
+"""The attacking process of ``bench link --attack``: what strangers, and broken peers with a valid key, do to a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
@@ -17,28 +17,35 @@ from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
 KINDS = {
-    "half-open": "a new connection every ms that says half a greeting and then nothing; 200 are held",
-    "garbage": "a new connection every ms that says what is not ZeroMQ; 200 are held",
-    "wrong-key": "a new client every ms whose key is not allowed; 20 are held",
-    "oversize": "a new client every ms with an allowed key, which sends a frame of 8 MB; 20 are held",
-    "large": "a client with an allowed key that never says hello and sends a command of 4 MB every 20 ms",
+    "half-open": "a new connection every ms that sends half a greeting; 200 stay open",
+    "garbage": "a new connection every ms that sends bytes which are not ZeroMQ; 200 stay open",
+    "wrong-key": "a new client every ms whose key is not allowed; 20 stay open",
+    "oversize": "a new client every ms with an allowed key that sends a frame of 8 MB; 20 stay open",
+    "large": "a client with an allowed key that never sends Hello and sends a command of 4 MB every 20 ms",
     "frames": "a client with an allowed key that sends a message of 2,000 empty frames every 20 ms",
-    "flood": "a client with an allowed key that sends 20 messages of nonsense every ms",
+    "flood": "a client with an allowed key that sends 20 random messages every ms",
 }
-_PAUSE = 0.001  # s
-_HELD = 200
-_NONSENSE = 20
-_RARE = 20  # turns
+_PAUSE = 0.001  # seconds between two attempts
+_CONNECTIONS = 200  # that stay open
+_CLIENTS = 20  # that stay open
+_FLOOD = 20  # messages in one attempt
+_RARE = 20  # attempts between two messages
 
 
 @contextlib.contextmanager
 def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
-    """Attack an endpoint, whose server's keys are in a folder, from another process until the block is left."""
+    """Attack an endpoint from another process while the block runs.
+
+    Args:
+        kind: a key of :data:`KINDS`.
+        endpoint: to attack.
+        keys: folder with the server's keys.
+    """
     command = [sys.executable, "-m", "td3_robot.bench.attack", kind, endpoint, keys]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        process.stdout.readline()  # it has begun
+        process.stdout.readline()  # the attack has begun
         yield
     finally:
         process.kill()
@@ -50,13 +57,13 @@ def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
 def main(arguments: list[str]) -> None:
     kind, endpoint, keys = arguments
     attempts = {
-        "half-open": lambda: _sockets(endpoint, b"\xff" + bytes(8) + b"\x7f\x03"),
-        "garbage": lambda: _sockets(endpoint, b"GET / HTTP/1.1\r\n\r\n" + os.urandom(2000)),
-        "wrong-key": lambda: _strangers(endpoint, keys),
-        "oversize": lambda: _oversize(endpoint, keys),
-        "large": lambda: _rare(endpoint, keys, [b"command", bytes(MAX_COMMAND)]),
-        "frames": lambda: _rare(endpoint, keys, [b""] * 2000),
-        "flood": lambda: _flood(endpoint, keys),
+        "half-open": lambda: _connections(endpoint, b"\xff" + bytes(8) + b"\x7f\x03"),
+        "garbage": lambda: _connections(endpoint, b"GET / HTTP/1.1\r\n\r\n" + os.urandom(2000)),
+        "wrong-key": lambda: _clients(endpoint, keys, None),
+        "oversize": lambda: _clients(endpoint, keys, [b"step", bytes(1 << 23)]),
+        "large": lambda: _messages(endpoint, keys, 1, _RARE, lambda: [b"command", bytes(MAX_COMMAND)]),
+        "frames": lambda: _messages(endpoint, keys, 1, _RARE, lambda: [b""] * 2000),
+        "flood": lambda: _messages(endpoint, keys, _FLOOD, 1, lambda: [b"step", os.urandom(400)]),
     }[kind]()
     for number, _ in enumerate(attempts):
         if number == 0:
@@ -64,67 +71,53 @@ def main(arguments: list[str]) -> None:
         time.sleep(_PAUSE)
 
 
-def _sockets(endpoint: str, words: bytes) -> Iterator[None]:
+def _connections(endpoint: str, words: bytes) -> Iterator[None]:
+    """Open TCP connections, and send those bytes over each."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    held: list[socket.socket] = []
+    opened: list[socket.socket] = []
     while True:
         with contextlib.suppress(OSError):
-            held.append(socket.create_connection((host, int(port)), 1.0))
-            held[-1].sendall(words)
-        if len(held) > _HELD:
-            held.pop(0).close()
+            opened.append(socket.create_connection((host, int(port)), 1.0))
+            opened[-1].sendall(words)
+        if len(opened) > _CONNECTIONS:
+            opened.pop(0).close()
         yield
 
 
-def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *, known: bool) -> zmq.Socket[bytes]:
-    identity = KeyFolder(Path(keys)).identity()
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.SNDHWM, _HELD)  # messages: what finds no room is not sent, and this process stays small
-    dealer.curve_serverkey = identity.public.encode()
-    pair = (identity.public.encode(), identity.secret.encode()) if known else zmq.curve_keypair()
-    dealer.curve_publickey, dealer.curve_secretkey = pair
-    dealer.connect(endpoint)
-    return dealer
-
-
-def _strangers(endpoint: str, keys: str) -> Iterator[None]:
+def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[None]:
+    """Open clients that send a message with an allowed key, or only connect with a key that is not allowed."""
     context = zmq.Context()
-    held: list[zmq.Socket[bytes]] = []
+    opened: list[zmq.Socket[bytes]] = []
     while True:
-        held.append(_dealer(context, endpoint, keys, known=False))
-        if len(held) > _HELD // 10:
-            held.pop(0).close()
+        opened.append(_dealer(context, endpoint, keys, allowed=message is not None))
+        if message:
+            opened[-1].send_multipart(message, copy=False)
+        if len(opened) > _CLIENTS:
+            opened.pop(0).close()
         yield
 
 
-def _oversize(endpoint: str, keys: str) -> Iterator[None]:
-    context = zmq.Context()
-    held: list[zmq.Socket[bytes]] = []
+def _messages(endpoint: str, keys: str, count: int, turns: int, make: Callable[[], list[bytes]]) -> Iterator[None]:
+    """Send ``count`` messages from one client with an allowed key, once in ``turns`` attempts."""
+    dealer = _dealer(zmq.Context(), endpoint, keys, allowed=True)
     while True:
-        held.append(_dealer(context, endpoint, keys, known=True))
-        held[-1].send_multipart([b"step", bytes(1 << 23)], copy=False)
-        if len(held) > _HELD // 10:
-            held.pop(0).close()
-        yield
-
-
-def _rare(endpoint: str, keys: str, frames: list[bytes]) -> Iterator[None]:
-    dealer = _dealer(zmq.Context(), endpoint, keys, known=True)
-    while True:
-        with contextlib.suppress(zmq.Again):
-            dealer.send_multipart(frames, zmq.DONTWAIT)
-        for _ in range(_RARE):
+        for _ in range(count):
+            with contextlib.suppress(zmq.Again):
+                dealer.send_multipart(make(), zmq.DONTWAIT)
+        for _ in range(turns):
             yield
 
 
-def _flood(endpoint: str, keys: str) -> Iterator[None]:
-    dealer = _dealer(zmq.Context(), endpoint, keys, known=True)
-    while True:
-        for _ in range(_NONSENSE):
-            with contextlib.suppress(zmq.Again):
-                dealer.send_multipart([b"step", os.urandom(400)], zmq.DONTWAIT)
-        yield
+def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *, allowed: bool) -> zmq.Socket[bytes]:
+    identity = KeyFolder(Path(keys)).identity()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # bounds this process's memory: further messages are not sent
+    dealer.curve_serverkey = identity.public.encode()
+    pair = (identity.public.encode(), identity.secret.encode()) if allowed else zmq.curve_keypair()
+    dealer.curve_publickey, dealer.curve_secretkey = pair
+    dealer.connect(endpoint)
+    return dealer
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who takes part in ``td3-robot bench learner``: each a function that makes so many updates."""
+"""The contestants of ``td3-robot bench learner``: each is a function that makes so many updates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner import compiled, compute
 from td3_robot.learner.device_replay import DeviceReplay
@@ -18,7 +19,7 @@ from td3_robot.learner.graph import CapturedUpdate
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.td3 import DTYPES, TD3
 
-OBSERVATIONS, ACTIONS, BATCH, STORED = 22, 6, 256, 200_000  # Walker2D's sizes
+STORED = 200_000  # transitions in each replay buffer
 
 Run = Callable[[int], None]
 """Makes so many updates, and returns when the last one is done."""
@@ -27,16 +28,19 @@ Product = tuple[int, int, int]
 
 
 class LacksError(Exception):
-    """A contestant lacks something here; the message says what."""
+    """This machine lacks what a contestant needs; the message says what."""
 
 
 def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, layer_norm: bool) -> Run:
-    """``sb3``, ``fp32`` or ``bf16``; the latter two also as ``operators fp32``, with all threads inside operators, and
-    ``products fp32``; and ``compiled fp32``, see :mod:`td3_robot.learner.compiled`, with all threads inside operators,
-    too. It takes over this process's threads.
+    """Make a contestant. It uses all threads of this process.
+
+    Args:
+        kind: ``sb3`` is Stable-Baselines3. ``fp32`` and ``bf16`` are ours with the critics side by side in two threads.
+            ``operators fp32`` is ours with all threads inside operators. ``compiled fp32`` is the same with a compiled
+            update, see :mod:`td3_robot.learner.compiled`. ``products fp32`` makes only an update's matrix products.
 
     Raises:
-        LacksError: it cannot take part here.
+        LacksError: the contestant cannot run here.
     """
     if kind == "sb3":
         torch.set_num_threads(threads)
@@ -66,7 +70,7 @@ def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> 
     on_gpu = device.type == "cuda"
     buffer = DeviceReplay(host, device) if on_gpu else host
     update: Callable[[Batch], object] = CapturedUpdate(td3) if on_gpu else td3.update
-    buffer.add(*transitions(), np.ones(STORED, np.float32))
+    buffer.add(*transitions(STORED), np.ones(STORED, np.float32))
 
     def run(updates: int) -> None:
         for _ in range(updates):
@@ -80,7 +84,7 @@ def stable_baselines3(hidden: Sequence[int], device: str) -> Run:
     sb3: Any = importlib.import_module("stable_baselines3")
     environments: Any = importlib.import_module("stable_baselines3.common.envs")
     logger: Any = importlib.import_module("stable_baselines3.common.logger")
-    environment = environments.IdentityEnvBox()  # only for its spaces: it is never stepped
+    environment = environments.IdentityEnvBox()  # only its spaces are used
     box = type(environment.action_space)
     environment.observation_space = box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
     environment.action_space = box(-1, 1, (ACTIONS,), np.float32)
@@ -88,16 +92,16 @@ def stable_baselines3(hidden: Sequence[int], device: str) -> Run:
     td3 = sb3.TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
     td3.set_logger(logger.Logger(None, []))
     buffer = td3.replay_buffer
-    observation, action, reward, next_observation = transitions()
+    observation, action, reward, next_observation = transitions(STORED)
     buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
-    # It averages its losses at the end of train(), in numpy: that waits for the device.
+    # train() averages its losses in numpy at its end, which waits for the device.
     return lambda updates: td3.train(gradient_steps=updates, batch_size=BATCH)
 
 
 def products_alone(hidden: Sequence[int], threads: int, dtype: torch.dtype, device: torch.device) -> Run:
-    """The matrix products of an update and nothing else; every thread makes its share of the updates."""
+    """Make the matrix products of an update and nothing else; each thread makes its share of the updates."""
     critic, actor = products(hidden)
     random = torch.Generator(device).manual_seed(0)
 
@@ -123,28 +127,20 @@ def products_alone(hidden: Sequence[int], threads: int, dtype: torch.dtype, devi
 
 
 def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
-    """The matrix products of a critic update, and those that an actor update adds, for a batch of 256."""
+    """List the matrix products of a critic update, and those that an actor update adds, for one batch."""
 
     def forward(sizes: Sequence[int]) -> list[Product]:
         return [(BATCH, i, o) for i, o in pairwise(sizes)]
 
-    def to_weights(sizes: Sequence[int]) -> list[Product]:
+    def weight_gradients(sizes: Sequence[int]) -> list[Product]:
         return [(o, BATCH, i) for i, o in pairwise(sizes)]
 
-    def to_inputs(sizes: Sequence[int]) -> list[Product]:  # not to the first layer's
+    def input_gradients(sizes: Sequence[int]) -> list[Product]:  # of every layer but the first
         return [(BATCH, o, i) for i, o in pairwise(sizes[1:])]
 
     actor, critic = [OBSERVATIONS, *hidden, ACTIONS], [OBSERVATIONS + ACTIONS, *hidden, 1]
-    critic_step = forward(actor) + 2 * (forward(critic) + forward(critic) + to_weights(critic) + to_inputs(critic))
-    through_critic = [*to_inputs(critic), (BATCH, hidden[0], ACTIONS)]
-    return critic_step, forward(actor) + forward(critic) + through_critic + to_weights(actor) + to_inputs(actor)
-
-
-def transitions() -> tuple[Any, Any, Any, Any]:
-    """Observations, actions, rewards and next observations, normally distributed, as a replay buffer takes them."""
-    random = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Any:
-        return random.standard_normal((STORED, *shape), np.float32)
-
-    return normal(OBSERVATIONS), np.tanh(normal(ACTIONS)), normal(), normal(OBSERVATIONS)
+    one_critic = forward(critic) + forward(critic) + weight_gradients(critic) + input_gradients(critic)
+    critic_update = forward(actor) + 2 * one_critic
+    action_gradient = [*input_gradients(critic), (BATCH, hidden[0], ACTIONS)]
+    actor_gradients = weight_gradients(actor) + input_gradients(actor)
+    return critic_update, forward(actor) + forward(critic) + action_gradient + actor_gradients

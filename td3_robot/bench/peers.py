@@ -1,4 +1,4 @@
-"""Both ends of a measured link: server processes, and a robot that asks for actions from within this process."""
+"""Both ends of a measured link: server processes, and a robot in this process that asks for actions."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, KeyFolder
 from td3_robot.transport.link import ClientLink
 
-_PATIENCE = 30.0  # seconds
+TIMEOUT = 30.0  # seconds to wait for a server
 
 
 def serving(what: str, endpoint: str, *options: str) -> contextlib.AbstractContextManager[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`, see :func:`started`."""
+    """Start :mod:`td3_robot.bench.server`; see :func:`started`."""
     return started(what, [sys.executable, "-m", "td3_robot.bench.server", what, "--endpoint", endpoint, *options])
 
 
 @contextlib.contextmanager
 def started(what: str, command: list[str]) -> Iterator[tuple[int, str]]:
-    """Start a server that prints the endpoint which it serves; its process id and that. Leaving stops it.
+    """Start a server process that prints the endpoint it serves, and stop it at the end.
+
+    Yields:
+        Its process id and its endpoint.
 
     Raises:
-        NodeError: it does not come up.
+        NodeError: it ended before it served.
     """
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
         bound = process.stdout.readline().strip()
         if not bound:
-            raise NodeError(f"the {what} process of the benchmark ended with exit code {process.wait(_PATIENCE)}")
+            raise NodeError(f"the {what} process of the benchmark ended with exit code {process.wait(TIMEOUT)}")
         yield process.pid, bound
     finally:
         process.terminate()
         try:
-            process.wait(_PATIENCE)
+            process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -55,10 +58,10 @@ def started(what: str, command: list[str]) -> Iterator[tuple[int, str]]:
 
 
 class Robot:
-    """A source of ``robots`` robots that sends Steps prepared beforehand and takes Actions.
+    """A source of ``robots`` robots that sends prepared Steps and receives Actions.
 
     Attributes:
-        version: of the weights that computed the newest Action.
+        version: weights version of the newest Action.
     """
 
     def __init__(self, endpoint: str, robots: int, keys: AllowList | None = None) -> None:
@@ -72,17 +75,17 @@ class Robot:
         self._sent = self.version = 0
 
     def send(self) -> int:
-        """Send the next Step; its sequence."""
+        """Send the next Step; return its sequence."""
         step = self._steps[self._sent % len(self._steps)]
         self._sent += 1
         self.bus.send("policy", step)
         return step.sequence
 
     def answered(self, sequence: int, timeout: float) -> bool:
-        """Whether the Action that answers a Step comes within ``timeout`` seconds.
+        """Wait up to ``timeout`` seconds for the Action that answers a Step; say whether it came.
 
-        A server that this process has not spoken to for some seconds has given it up, and refuses the Step: after its
-        Welcome the Step is sent again.
+        If this process was silent for some seconds, the server has dropped its session and refuses the Step. The robot
+        then sends the Step again after the server's new Welcome.
         """
         end = time.monotonic() + timeout
         while True:
@@ -96,19 +99,19 @@ class Robot:
                 return False
 
     def round_trip(self) -> int:
-        """Nanoseconds from an observation to the action for it, encoding and decoding included.
+        """Nanoseconds from an observation to its action, with encoding and decoding.
 
         Raises:
-            NodeError: none came.
+            NodeError: no action came.
         """
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + TIMEOUT
         while not self.bus.welcome("policy"):
             self.bus.receive(0.01)
             if time.monotonic() > end:
-                raise NodeError(f"the policy server of the benchmark did not answer within {_PATIENCE} s")
+                raise NodeError(f"the policy server of the benchmark did not answer within {TIMEOUT} s")
         begin = time.perf_counter_ns()
-        if not self.answered(self.send(), _PATIENCE):
-            raise NodeError(f"no action within {_PATIENCE} s")
+        if not self.answered(self.send(), TIMEOUT):
+            raise NodeError(f"no action within {TIMEOUT} s")
         return time.perf_counter_ns() - begin
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class Robot:
 
 
 class Echo:
-    """A bare DEALER that sends as many bytes as a Step has and gets back as many as an Action has."""
+    """A bare DEALER that sends as many bytes as a Step has, and gets back as many as an Action has."""
 
     def __init__(self, endpoint: str, robots: int, keys: str | None = None) -> None:
         rng = np.random.default_rng(0)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from td3_robot.bench import harness
+
 _BLOCKS = 10
 
 KINDS = {
@@ -20,14 +22,17 @@ KINDS = {
     "layer_norm": ("layer_norm",),
     "copies": ("copy", "to_copy", "cat", "clone", "lerp", "fill", "zero"),
 }
-"""Kind: the beginnings of the names of torch's operators, without namespace and leading underscores."""
+"""Kind, and how the names of its torch operators begin, without namespace and leading underscores."""
 OTHER, PYTHON = "other", "python"
 
 
 class _Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes the processor time of every operator that this thread calls, by name and the sizes of its inputs.
+    """Measures the processor time of every operator that this thread calls.
 
-    Not torch's own profiler, whose time goes on while other processes have the core.
+    torch's own profiler measures wall-clock time, which includes the time that other processes have the core.
+
+    Attributes:
+        calls: microseconds of each call, by operator name and the shapes of its inputs.
     """
 
     def __init__(self) -> None:
@@ -39,40 +44,44 @@ class _Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         begin = time.thread_time_ns()
         result = func(*args, **(kwargs or {}))
         taken = time.thread_time_ns() - begin
-        self.calls[func.name(), tuple(_sizes(args))].append(taken / 1e3)
+        self.calls[func.name(), tuple(_shapes(args))].append(taken / 1e3)
         return result
 
 
-def _sizes(values: Iterable[Any]) -> Iterable[Any]:
+def _shapes(values: Iterable[Any]) -> Iterable[Any]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield tuple(value.shape)
         elif isinstance(value, (list, tuple)):
-            yield tuple(_sizes(value))
+            yield tuple(_shapes(value))
 
 
 def profile(run: Callable[[int], None], updates: int) -> dict[str, Any]:
-    """The microseconds of processor time of an update, and those of each kind of operator in it.
+    """Measure the processor time of an update, and of each kind of operator in it, in microseconds.
 
-    An operator's time is the median over all calls with inputs of the same shapes, so that a disturbance of one of them
-    counts for nothing. ``python`` is what remains of an update that is not profiled: sampling in numpy, and Python
-    between the operators; on a machine so busy that operators took longer while they were profiled, less than nothing.
+    An operator's time is the median over all calls with inputs of the same shapes, so one disturbed call changes
+    nothing. ``python`` is the rest of an update without profiling: sampling in numpy, and Python between the operators.
+    It can be negative on a busy machine, where operators take longer while they are profiled.
 
     Args:
         run: makes that many updates in the calling thread alone.
         updates: how many to time, and how many to profile, at least 10.
     """
     block = updates // _BLOCKS
-    run(block)
-    blocks = []
     watch = _Stopwatch()
-    for _ in range(_BLOCKS):  # in turns, so that both meet the same load
+
+    def timed() -> float:
         begin = time.thread_time()
         run(block)
-        blocks.append((time.thread_time() - begin) / block)
+        return (time.thread_time() - begin) / block
+
+    def profiled() -> float:
         with watch:
             run(block)
-    update = 1e6 * statistics.median(blocks)
+        return 0.0
+
+    run(block)
+    update = 1e6 * statistics.median(harness.take_turns({"timed": timed, "profiled": profiled}, _BLOCKS)["timed"])
     by_kind = dict.fromkeys((*KINDS, OTHER), 0.0)
     for (name, _), times in watch.calls.items():
         by_kind[kind_of(name)] += statistics.median(times) * len(times) / (block * _BLOCKS)
@@ -80,6 +89,6 @@ def profile(run: Callable[[int], None], updates: int) -> dict[str, Any]:
 
 
 def kind_of(operator: str) -> str:
-    """The kind of an operator, by its full name: ``aten::addmm.out``, ``mkldnn::_linear_pointwise``."""
+    """Return the kind of an operator, given its full name, such as ``aten::addmm.out``."""
     name = operator.rpartition("::")[2].lstrip("_").removeprefix("native_").removeprefix("foreach_")
     return next((kind for kind, names in KINDS.items() if name.startswith(names)), OTHER)

@@ -1,20 +1,19 @@
-"""What it costs a training to be recorded: one training, of which a recorder takes part in every other stretch.
+"""``td3-robot bench record --training``: what recording costs a training.
 
-Stretches are plain, recorded, recorded, plain, and so on, so that what changes slowly (other load, the learner itself)
-falls on both alike. Each block of four gives a ratio of environment steps a second; the figure is the median of these,
-with the interval that holds the true median in at least 95 of 100 such measurements. Processor time is counted beside:
-other load on the machine hardly changes it.
+A recorder takes part in every other stretch of one training. Stretches are plain, recorded, recorded, plain, and so on,
+so that slow changes, such as other load or the learner itself, affect both alike. Each block of four gives a ratio of
+environment steps per second. The figure is the median of the blocks, with a 95 % confidence interval. The benchmark
+also counts processor time, which other load hardly changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,18 @@ from td3_robot.messages import Status
 from td3_robot.runtime import launch
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor
+from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
-_SETTLED = 2  # reports of the learner, half a second apart, that a stretch lets pass before it begins
-_STOP = 60.0  # seconds that a recorder has to close its file
+_SETTLING = 2  # reports of the learner, half a second apart, before a stretch begins
+_STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where the training is: the learner's own count and clock, and processor seconds so far of all processes."""
+    """State of the training: the learner's environment steps and clock, and processor seconds of all processes."""
 
     steps: float
     wall_s: float
@@ -45,39 +45,32 @@ class Point:
 
 @dataclass(frozen=True)
 class Stretch:
-    """From one point to another, with a recorder or without."""
+    """A part of the training, with a recorder or without."""
 
     recorded: bool
     begin: Point
     end: Point
 
-    @property
-    def steps(self) -> float:
-        return self.end.steps - self.begin.steps
 
-    def spent(self, what: str) -> float:
-        """By how much a clock of the points went on, in seconds."""
-        spent: float = getattr(self.end, what) - getattr(self.begin, what)
-        return spent
-
-
-class _Done(Exception):  # noqa: N818 - it is none
-    """All stretches are over."""
+class _FinishedError(Exception):
+    """All stretches are measured."""
 
 
 def measure(
     task: str, folder: Path, blocks: int, seconds: float, warm_up: int, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Train in ``folder``, and report.
+    """Train, and measure.
 
     Args:
-        task: a configuration, or the name of one.
-        blocks: of four stretches, each so many ``seconds`` long.
-        warm_up: environment steps before the first; learning begins after half of them.
-        overrides: of keys of the configuration.
+        task: a configuration file, or the name of a shipped one.
+        folder: for the run.
+        blocks: number of blocks of four stretches.
+        seconds: length of a stretch.
+        warm_up: environment steps before the first stretch; learning begins after half of them.
+        overrides: ``KEY=VALUE`` for the configuration.
 
     Raises:
-        ConfigError: there is no such configuration.
+        ConfigError: the configuration does not exist or is not valid.
         NodeError: the training, or a recorder, ends too early.
     """
     config = configuration.load(task, (*_OVERRIDES, f"learner.learning_starts={warm_up // 2}", *overrides))
@@ -88,45 +81,57 @@ def measure(
 
         def point(status: Status) -> Point:
             pids = [child.popen.pid for child in supervisor.children if child.popen]
-            steps, wall = status.figures["env_steps"], status.figures["wall_s"]
-            return Point(steps, wall, sum(map(processor_seconds, pids)), recorders.processor_seconds())
+            training = sum(processor_seconds(pid) or 0.0 for pid in pids)
+            return Point(status.figures["env_steps"], status.figures["wall_s"], training, recorders.processor_seconds())
 
         plan = _plan(recorders, stretches, blocks, seconds, warm_up)
-        with contextlib.suppress(_Done):
-            if supervisor.supervise(_fed(plan, point)) == EXIT_INTERRUPTED:
+        with contextlib.suppress(_FinishedError):
+            if supervisor.supervise(_points_to(plan, point)) == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt
-            raise NodeError(f"the training ended by itself; see {run.logs}")
+            raise NodeError(f"the training ended too early; see {run.logs}")
         recorded_bytes = recorders.stop()
     return report(stretches, recorded_bytes)
 
 
 def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
-    """The figures of blocks of four stretches."""
+    """Compute the figures of whole blocks of four stretches."""
     blocks = [stretches[first : first + 4] for first in range(0, len(stretches), 4)]
     throughput, processor = [], []
     for block in blocks:
-        rate = {r: _sum(block, r, "steps") / _sum(block, r, "wall_s") for r in (False, True)}
+        rate = {r: _total(block, r, "steps") / _total(block, r, "wall_s") for r in _NAMES}
         throughput.append(rate[True] / rate[False])
-        used = {r: (_sum(block, r, "training_s") + _sum(block, r, "recorder_s")) for r in (False, True)}
-        processor.append(used[True] / _sum(block, True, "steps") * _sum(block, False, "steps") / used[False])
-    steps = {r: _sum(stretches, r, "steps") for r in (False, True)}
+        cost = {r: _total(block, r, "training_s", "recorder_s") / _total(block, r, "steps") for r in _NAMES}
+        processor.append(cost[True] / cost[False])
+    steps = {r: _total(stretches, r, "steps") for r in _NAMES}
+    recorder_s = _total(stretches, True, "recorder_s")
     return {
         "blocks": len(blocks),
-        "steps_per_s": {_NAMES[r]: steps[r] / _sum(stretches, r, "wall_s") for r in (False, True)},
+        "steps_per_s": {name: steps[r] / _total(stretches, r, "wall_s") for r, name in _NAMES.items()},
         "throughput_ratio": median_with_interval(throughput),
         "processor_time_ratio": median_with_interval(processor),
-        "recorder_ms_per_step": 1e3 * _sum(stretches, True, "recorder_s") / steps[True],
-        "training_ms_per_step": {_NAMES[r]: 1e3 * _sum(stretches, r, "training_s") / steps[r] for r in (False, True)},
-        "recorder_share": _sum(stretches, True, "recorder_s") / _sum(stretches, True, "training_s"),
+        "recorder_ms_per_step": 1e3 * recorder_s / steps[True],
+        "training_ms_per_step": {
+            name: 1e3 * _total(stretches, r, "training_s") / steps[r] for r, name in _NAMES.items()
+        },
+        "recorder_share": recorder_s / _total(stretches, True, "training_s"),
         "recorded_mb": recorded_bytes / 1e6,
     }
 
 
-def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
-    """The median of independent values, and the interval between two of them that holds the true one.
+def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
+    """Sum how much fields of :class:`Point` grew over the stretches with a recorder, or over those without."""
+    chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
+    total: float = sum(
+        getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields
+    )
+    return total
 
-    ``low`` and ``high`` are the k-th value from either end, with the largest k for which a true median lies outside in
-    at most 5 of 100 cases, as the binomial distribution has it (the sign test); None for fewer than six values.
+
+def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Median of independent values, and a confidence interval for the true median.
+
+    ``low`` and ``high`` are the k-th values from either end. By the binomial distribution (sign test), k is the largest
+    number for which the true median lies outside in at most 5 of 100 cases. Fewer than six values have no interval.
     """
     ordered, count = sorted(values), len(values)
     outside, k = 2 * 0.5**count, 0
@@ -137,17 +142,8 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "low": low, "high": high, "values": [round(v, 4) for v in values]}
 
 
-def processor_seconds(process: int) -> float:
-    """Of a process so far, its threads included; 0 if it is gone. Source: proc(5), /proc/PID/stat, fields 14 and 15."""
-    try:
-        behind_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(behind_name[11]) + int(behind_name[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class _Recorders:
-    """A recorder that comes and goes; leaving it leaves none."""
+    """A recorder process that starts and stops. Use it as a context manager: leaving it kills the recorder."""
 
     def __init__(self, run: RunFolder, folder: Path) -> None:
         self._run = run
@@ -169,34 +165,34 @@ class _Recorders:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def stop(self) -> int:
-        """End the recorder, if there is one; bytes that all of them have written."""
+        """Stop the recorder if it runs; return the bytes that all recorders have written."""
         if self._process:
             self._process.terminate()
-            self._process.wait(_STOP)
+            self._process.wait(_STOP_TIMEOUT)
             self._process = None
             self._bytes += self._file.stat().st_size
             self._file.unlink()
         return self._bytes
 
     def writes(self) -> bool:
-        """Whether it has begun to.
+        """Say whether the recorder has begun to write.
 
         Raises:
-            NodeError: it has ended.
+            NodeError: the recorder has ended.
         """
         assert self._process
         if self._process.poll() is not None:
-            raise NodeError(f"the recorder ended by itself; see {self._run.logs / 'recorder.log'}")
+            raise NodeError(f"the recorder ended too early; see {self._run.logs / 'recorder.log'}")
         return self._file.exists() and self._file.stat().st_size > 0
 
     def processor_seconds(self) -> float:
-        return processor_seconds(self._process.pid) if self._process else 0.0
+        return (processor_seconds(self._process.pid) or 0.0) if self._process else 0.0
 
 
 def _plan(
     recorders: _Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """Is sent points one after another; begins and ends stretches, and recorders with them."""
+    """Receive one point after another; begin and end stretches, and start and stop recorders for them."""
     point = yield
     while point.steps < warm_up:
         point = yield
@@ -208,7 +204,7 @@ def _plan(
                 point = yield
         elif number % 4 == 3:
             recorders.stop()
-        for _ in range(_SETTLED):
+        for _ in range(_SETTLING):
             point = yield
         begin = point
         while point.wall_s - begin.wall_s < seconds:
@@ -218,8 +214,10 @@ def _plan(
         stretches.append(Stretch(recorded, begin, point))
 
 
-def _fed(plan: Generator[None, Point, None], point: Callable[[Status], Point]) -> Callable[[dict[str, Status]], None]:
-    """What a supervisor calls: each new report of the learner goes on to the plan."""
+def _points_to(
+    plan: Generator[None, Point, None], point: Callable[[Status], Point]
+) -> Callable[[Mapping[str, Status]], None]:
+    """Make the supervisor's callback: it sends a point to the plan for each new report of the learner."""
     last: Status | None = None
     next(plan)
 
@@ -232,16 +230,6 @@ def _fed(plan: Generator[None, Point, None], point: Callable[[Status], Point]) -
         try:
             plan.send(point(status))
         except StopIteration:
-            raise _Done from None
+            raise _FinishedError from None
 
     return watch
-
-
-def _of(stretches: Sequence[Stretch], recorded: bool) -> Iterator[Stretch]:
-    return (stretch for stretch in stretches if stretch.recorded == recorded)
-
-
-def _sum(stretches: Sequence[Stretch], recorded: bool, what: str) -> float:
-    if what == "steps":
-        return sum(stretch.steps for stretch in _of(stretches, recorded))
-    return sum(stretch.spent(what) for stretch in _of(stretches, recorded))

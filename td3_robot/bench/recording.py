@@ -1,29 +1,27 @@
-"""``td3-robot bench record`` and ``bench replay``: what a recording costs, and how fast the policy core repeats one.
+"""``td3-robot bench record`` and ``bench replay``: what a recording costs, and how fast a policy core is replayed.
 
-But for ``record --training``, both use one robot of Walker2D's size (22 observations, 6 actions), networks of 400 and
-300, and 60 steps a second of recorded time; figures are medians over rounds.
+Both use one robot of Walker2D's size, networks of 400 and 300, and 60 Steps per second of recorded time.
+``record --training`` measures a real training instead, see :mod:`td3_robot.bench.recorded_training`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from td3_robot.bench import recorded_training as bench_training
-from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
+from td3_robot.bench import example, harness, recorded_training
+from td3_robot.bench.harness import Report
+from td3_robot.bundle import sha256
 from td3_robot.config.schema import Config, RecordConfig
 from td3_robot.core_types import Input, Origin, Peer
-from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Record, Start, Step, Weights
+from td3_robot.errors import NodeError
+from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Record, Start, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.noise import Gaussian
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
@@ -31,212 +29,189 @@ from td3_robot.recording.entries import facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.replay import check as replay
-from td3_robot.runtime.node import Parser
-from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec, turns
 from td3_robot.transport import link as handshake
 from td3_robot.transport.link import ClientLink
 from td3_robot.transport.tap import Tap
-from td3_robot.util import machine
 
-RATE = 60.0
-_OBSERVATIONS, _ACTIONS, _HIDDEN = 22, 6, (400, 300)
+RATE = 60.0  # Steps per second of recorded time
 _PACKAGES = ("numpy", "msgspec", "mcap")
-Said = list[tuple[str, Message]]
+Published = list[tuple[str, Message]]
+"""Messages, each with the name of the node that published it."""
 
 
 def record(arguments: Sequence[str] | None = None) -> int:
-    """``bench record``."""
-    parser = _parser("record", "what it costs a node, or a whole training, to be recorded; how fast a recorder writes")
-    parser.epilog = f"{parser.epilog}\n  td3-robot bench record --training walker2d --blocks 12"
-    parser.add_argument("--training", metavar="CONFIG", help="measure in a training with this configuration instead")
-    parser.add_argument("--blocks", type=int, default=8, metavar="N", help="of it, see docs (default: %(default)s)")
-    parser.add_argument(
-        "--stretch", type=float, default=5.0, metavar="S", help="a quarter of one (default: %(default)s)"
+    """Run ``bench record``."""
+    parser = _options(
+        "record",
+        "Measure what recording costs a node, or a whole training, and how fast a recorder writes.",
+        "--training walker2d --blocks 12",
     )
-    parser.add_argument("--warm-up", type=int, default=1000, metavar="STEPS", help="before (default: %(default)s)")
+    parser.add_argument("--training", metavar="CONFIG", help="measure a training with this configuration instead")
+    parser.number("--blocks", 8, "N", "blocks of four stretches of the training")
+    parser.number("--stretch", 5.0, "S", "length of a stretch in seconds")
+    parser.number("--warm-up", 1000, "STEPS", "environment steps before the first stretch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of CONFIG")
-    options = _options(parser, arguments, "blocks", "warm_up")
-    if not 1 <= options.stretch < math.inf:
-        raise UsageError(f"--stretch is {options.stretch:g}; it must be at least 1 s")
+    options = parser.parse(arguments)
     if options.training:
-        computer = machine.describe((*_PACKAGES, "torch"))
+        computer = harness.describe(*_PACKAGES, "torch")
         with tempfile.TemporaryDirectory() as folder:
-            figures = bench_training.measure(
+            figures = recorded_training.measure(
                 options.training, Path(folder), options.blocks, options.stretch, options.warm_up, options.set
             )
-        return _print({"machine": computer, **figures}, options.json)
-    said = _session(options.steps)
-    alone = _offers(said, welcome=False, rounds=options.rounds)
-    rounds = []
-    for _ in range(options.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            rounds.append(_written(said, Path(folder) / "bench.mcap"))
-    messages, seconds = len(said), statistics.median(item["seconds"] for item in rounds)
+        return harness.show({"machine": computer, **figures}, options.json, _lines)
+    published = _session(options.steps)
+    payloads = [codec.encode(message) for _, message in published]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.mcap"
+        contestants = {
+            "tap": lambda: _tapped(published, payloads, recorder=False),
+            "recorded tap": lambda: _tapped(published, payloads, recorder=True),
+            "recorder": lambda: _written(published, payloads, path),
+        }
+        seconds = {name: statistics.median(v) for name, v in harness.take_turns(contestants, options.rounds).items()}
+        file_bytes = path.stat().st_size
+    count, wire_bytes = len(published), sum(map(len, payloads))
     report = {
-        "machine": machine.describe(_PACKAGES),
-        "messages": messages,
-        "tap_without_recorder_us": alone * 1e6,
-        "tap_with_recorder_us": _offers(said, welcome=True, rounds=options.rounds) * 1e6,
-        "recorder_messages_per_s": messages / seconds,
-        "recorder_mb_per_s": rounds[0]["payload"] / seconds / 1e6,
-        "wire_bytes_per_step": rounds[0]["payload"] / options.steps,
-        "file_bytes_per_step": rounds[0]["file"] / options.steps,
+        "machine": harness.describe(*_PACKAGES),
+        "messages": count,
+        "tap_without_recorder_us": seconds["tap"] / count * 1e6,
+        "tap_with_recorder_us": seconds["recorded tap"] / count * 1e6,
+        "recorder_messages_per_s": count / seconds["recorder"],
+        "recorder_mb_per_s": wire_bytes / seconds["recorder"] / 1e6,
+        "wire_bytes_per_step": wire_bytes / options.steps,
+        "file_bytes_per_step": file_bytes / options.steps,
     }
-    return _print(report, options.json)
+    return harness.show(report, options.json, _lines)
 
 
 def replay_policy(arguments: Sequence[str] | None = None) -> int:
-    """``bench replay``."""
-    parser = _parser("replay", "how much faster than real time the policy core is replayed")
-    options = _options(parser, arguments)
-    rounds = []
+    """Run ``bench replay``."""
+    options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse(arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.mcap"
-        _written(_session(options.steps), path)
-        for _ in range(options.rounds):
-            begin, begin_processor = time.perf_counter(), time.process_time()
-            (report,) = replay.check(Session([path]), ["policy"], exact=True)
-            rounds.append((time.perf_counter() - begin, time.process_time() - begin_processor))
-            if not report.same or report.turns != options.steps + 1:
-                raise UsageError("the recording made for this benchmark does not replay; run td3-robot replay on yours")
+        published = _session(options.steps)
+        _written(published, [codec.encode(message) for _, message in published], path)
+        rounds = harness.take_turns({"replay": lambda: _replayed(path, options.steps)}, options.rounds)["replay"]
     seconds, processor = (statistics.median(column) for column in zip(*rounds, strict=True))
-    figures = {
-        "machine": machine.describe(_PACKAGES),
+    report = {
+        "machine": harness.describe(*_PACKAGES),
         "steps": options.steps,
         "seconds": seconds,
         "steps_per_s": options.steps / seconds,
         "times_real_time_at_60_hz": options.steps / RATE / seconds,
-        "times_real_time_undisturbed": options.steps / RATE / processor,  # by processor time: other load left out
+        "times_real_time_undisturbed": options.steps / RATE / processor,  # by processor time: other load is left out
     }
-    return _print(figures, options.json)
+    return harness.show(report, options.json, _lines)
 
 
-def _parser(name: str, purpose: str) -> Parser:
-    parser = Parser(
-        prog=f"td3-robot bench {name}",
-        description=f"Measure {purpose}.",
-        epilog=f"examples:\n  td3-robot bench {name}\n  td3-robot bench {name} --json > {name}.json",
-    )
-    parser.add_argument("--steps", type=int, default=6000, metavar="N", help="recorded (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+def _options(name: str, description: str, *examples: str) -> harness.Options:
+    parser = harness.Options(f"td3-robot bench {name}", description, ("", f"--json > {name}.json", *examples))
+    parser.number("--steps", 6000, "N", "Steps to record")
+    parser.number("--rounds", 5, "N", "measurements of each")
     return parser
 
 
-def _options(parser: Parser, arguments: Sequence[str] | None, *counts: str) -> argparse.Namespace:
-    options = parser.parse_args(arguments)
-    for key in ("steps", "rounds", *counts):
-        if getattr(options, key) < 1:
-            raise UsageError(f"--{key.replace('_', '-')} is {getattr(options, key)}; it must be at least 1")
-    return options
+def _replayed(path: Path, steps: int) -> tuple[float, float]:
+    """Replay the policy server of a recording; the seconds and the processor seconds that it took."""
+    begin, begin_processor = time.perf_counter(), time.process_time()
+    (report,) = replay.check(Session([path]), ["policy"], exact=True)
+    taken = time.perf_counter() - begin, time.process_time() - begin_processor
+    if not report.same or report.turns != steps + 1:
+        raise NodeError("the benchmark's recording does not replay; check one of your own with td3-robot replay")
+    return taken
 
 
-def _session(steps: int) -> Said:
-    """What a robot, its policy server and a learner say that sends one set of weights, and the turns of the server."""
+def _session(steps: int) -> Published:
+    """Messages of a robot, its policy server and a learner that publishes one policy, and the server's turns."""
     rng = np.random.default_rng(0)
-    spec = RobotSpec(
-        "Bench",
-        tuple(Channel(f"o{index}", "1", -5.0, 5.0) for index in range(_OBSERVATIONS)),
-        tuple(Channel(f"a{index}", "1", -1.0, 1.0) for index in range(_ACTIONS)),
-        1 / RATE,
-    )
-    shapes = layer_shapes(spec, _HIDDEN)
-    tensors = {name: rng.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()}
-    payload = Bundle(spec, _HIDDEN, tensors, Exploration("gaussian", 0.1), {"version": 1}).encode()
+    bundle = example.bundle(control_period=1 / RATE)
+    payload = bundle.encode()
     weights = Weights(1, 0, 0, sha256(payload), payload)
-    hello = handshake.hello("simulator", "robot", client=0, robots=1, spec=spec)
+    hello = handshake.hello("simulator", "robot", client=0, robots=1, spec=bundle.spec)
     core, peer = policy_core.make(Config(), "policy", exploring=True), Peer("policy", b"robot", hello, {})
     start = Start("policy", Config().to_yaml(), {"exploring": True, "frozen": False, "offers": sorted(MESSAGES)})
-    said: Said = [("robot", hello), ("learner", weights), ("policy", start)]
-    recorded = RecordedCore(core, _Records(said), PolicyObserver(core))
+    published: Published = [("robot", hello), ("learner", weights), ("policy", start)]
+    recorded = RecordedCore(core, _Records(published), PolicyObserver(core))
 
-    def told(now: float, *inputs: Input) -> list[Message]:
-        """Run and record a turn of the server; returns its outputs."""
+    def turn(now: float, *inputs: Input) -> list[Message]:
+        """Make and record one turn of the server; return its outputs."""
         outputs = [message for _, message in recorded.step(inputs, now)]
-        said.extend(("policy", message) for message in outputs)
+        published.extend(("policy", message) for message in outputs)
         return outputs
 
-    told(0.0, (peer, hello), ("learner", weights))
-    action = np.zeros((1, _ACTIONS), np.float32)
+    turn(0.0, (peer, hello), ("learner", weights))
+    action = np.zeros((1, example.ACTIONS), np.float32)
     for number in range(steps):
-        step = Step(
-            source="robot",
-            incarnation=0,
-            sequence=number,
-            transitions=number,
+        begun = number > 0
+        step = example.step(
+            number,
+            1,
+            rng,
+            "robot",
             stamp=int(number / RATE * 1e9),
-            phase=np.array([Phase.MID if number else Phase.FIRST], np.uint8),
-            episode=np.zeros(1, np.uint64),
+            phase=np.array([Phase.MID if begun else Phase.FIRST], np.uint8),
             episode_step=np.array([number], np.uint32),
-            observation=rng.normal(size=(1, _OBSERVATIONS)).astype(np.float32),
             reward=rng.normal(size=1).astype(np.float32),
             action=action,
-            origin=1 if number else 0,
-            answered=max(0, number - 1),
-            weights_version=1 if number else 0,
-            noise_kind=Gaussian.NUMBER if number else NO_NOISE,
-            noise_seed=0,
-            needs_version=0,
-            world={},
+            origin=int(begun),
+            weights_version=int(begun),
+            noise_kind=Gaussian.NUMBER if begun else NO_NOISE,
         )
-        said.append(("robot", step))
-        (action,) = (answer.action for answer in told(number / RATE, (peer, step)) if isinstance(answer, Action))
-    return said
+        published.append(("robot", step))
+        (action,) = (answer.action for answer in turn(number / RATE, (peer, step)) if isinstance(answer, Action))
+    return published
 
 
 class _Records:
-    """Collects what the policy server's boundary records."""
+    """Collects what the boundary of the policy core records."""
 
-    def __init__(self, said: Said) -> None:
-        self._said = said
+    def __init__(self, published: Published) -> None:
+        self._published = published
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        self._said.append(("policy", turns.turn(now, inputs)))
+        self._published.append(("policy", turns.turn(now, inputs)))
 
     def send(self, to: Origin, message: Message) -> bool:
         del to
-        self._said.append(("policy", message))
+        self._published.append(("policy", message))
         return True
 
 
-def _offers(said: Said, *, welcome: bool, rounds: int) -> float:
-    """Seconds that being recorded costs a node for each message it sends, the sending itself left out."""
-    payloads = [codec.encode(message) for _, message in said]
-    taken = []
-    for _ in range(rounds):
-        session = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
-        session.state = "welcome" if welcome else "connecting"
-        tap = Tap(session, _swallow)
-        begin = time.perf_counter()
-        for number, ((_, message), payload) in enumerate(zip(said, payloads, strict=True)):
-            if number % (3 * RATE) == 0:
-                session.sent(number / 3 / RATE)  # as by a Heartbeat
-            tap.offer("learner", message, payload)
-            tap.flush(number / 3 / RATE)
-        taken.append((time.perf_counter() - begin) / len(said))
-    return statistics.median(taken)
+def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
+    """Seconds that offering all messages to a recorder costs their node, without the sending itself."""
+    link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
+    link.state = "welcome" if recorder else "connecting"
+    tap = Tap(link, lambda name, payload: bool(name) and bool(payload))
+    begin = time.perf_counter()
+    for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
+        if number % (3 * RATE) == 0:
+            link.sent(number / 3 / RATE)  # as by a Heartbeat
+        tap.offer("learner", message, payload)
+        tap.flush(number / 3 / RATE)
+    return time.perf_counter() - begin
 
 
-def _swallow(name: str, payload: bytes) -> bool:
-    return bool(name) and bool(payload)
-
-
-def _written(said: Said, path: Path) -> dict[str, float]:
-    """What a recorder needs for all of it, with the time between messages taken out."""
+def _written(published: Published, payloads: Sequence[bytes], path: Path) -> float:
+    """Seconds that a recorder needs for all messages, without the time between them; it replaces the file."""
+    path.unlink(missing_ok=True)
     recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True), 0)
-    peers = {name: Peer("recorder", name.encode(), handshake.hello("node", name, client=0), {}) for name, _ in said}
+    names = {name for name, _ in published}
+    peers = {name: Peer("recorder", name.encode(), handshake.hello("node", name, client=0), {}) for name in names}
     sequence: dict[tuple[str, str], int] = {}
     inputs: list[Input] = []
-    for name, message in said:
+    for (name, message), payload in zip(published, payloads, strict=True):
         number = sequence[name, message.NAME] = sequence.get((name, message.NAME), -1) + 1
-        inputs.append((peers[name], Record(message.NAME, "policy", number, 0, codec.encode(message))))
+        inputs.append((peers[name], Record(message.NAME, "policy", number, 0, payload)))
     begin = time.perf_counter()
     for number, item in enumerate(inputs):
-        recorder.step([item], 1.0 + number / 3 / RATE)  # a Step, a Turn and an Action each 1/60 s
+        recorder.step([item], 1.0 + number / 3 / RATE)  # a Step, a Turn and an Action every 1/60 s
     recorder.close(0.0)
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "payload": float(recorder.counters["bytes"]), "file": float(path.stat().st_size)}
+    return time.perf_counter() - begin
+
+
+def _lines(report: Report) -> Iterator[str]:
+    return (f"{name:28} {_figure(value)}" for name, value in report.items() if name != "machine")
 
 
 def _figure(value: Any) -> str:
@@ -244,17 +219,6 @@ def _figure(value: Any) -> str:
         return f"{value:12.3f}"
     if "median" not in value:
         return "  ".join(f"{part:12.3f} {name}" for name, part in value.items())
-    interval = f"{value['low']:.3f} to {value['high']:.3f}" if value["low"] is not None else "none, of under 6 values"
-    return f"{value['median']:12.3f} (95 % interval: {interval})"
-
-
-def _print(report: dict[str, Any], as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(report, indent=2))
-        return EXIT_GOOD
-    computer = report["machine"]
-    print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before")
-    for name, value in report.items():
-        if name != "machine":
-            print(f"{name:28} {_figure(value)}")
-    return EXIT_GOOD
+    if value["low"] is None:
+        return f"{value['median']:12.3f} (no 95 % interval: fewer than 6 values)"
+    return f"{value['median']:12.3f} (95 % interval: {value['low']:.3f} to {value['high']:.3f})"

@@ -1,6 +1,6 @@
-"""The other end of ``bench link`` and ``bench policy``, as a process: the real policy core on the real bus, or an echo.
+"""The server process of ``bench link`` and ``bench policy``: the real policy core on the real bus, or an echo.
 
-``python -m td3_robot.bench.server policy|echo --endpoint E``; it prints the endpoint that it serves, then nothing.
+``python -m td3_robot.bench.server policy|echo --endpoint E`` prints the endpoint that it serves.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", help="folder of keys")
     parser.add_argument("--realtime", default="{}", help="RealtimeConfig as JSON")
     options = parser.parse_args(arguments)
-    asked = msgspec.json.decode(options.realtime, type=RealtimeConfig)
-    realtime.apply(asked)
+    requested = msgspec.json.decode(options.realtime, type=RealtimeConfig)
+    realtime.apply(requested)
     if options.what == "echo":
         _echo(options.endpoint, options.keys)
     bundle = Bundle.load(options.bundle) if options.bundle else example.bundle()
     core = PolicyCore(0, exploring=False, safety=example.SAFETY)
     core.load(1, bundle)
     bus = Bus(keys=open_keys(options.keys))
-    bus.spin = asked.spin_s
-    session = ServerLink("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
-    print(bus.serve(options.endpoint, session), flush=True)
+    bus.spin = requested.spin_s
+    link = ServerLink("policy", "bench", ACCEPTS, {}, os.getpid(), bundle.spec)
+    print(bus.serve(options.endpoint, link), flush=True)
     while True:
         for to, action in core.step(bus.receive(_IDLE), time.monotonic()):
             bus.send(to, action)
 
 
 def _echo(endpoint: str, keys: str | None) -> None:
-    """What ZeroMQ itself costs in Python: a ROUTER that returns as many bytes as an Action has."""
+    """Serve what ZeroMQ alone costs in Python: a ROUTER returns as many bytes as an Action has."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         if keys:
             router.curve_server = True

@@ -1,4 +1,4 @@
-"""``td3-robot bench``: finds the benchmark, by module name, and runs it."""
+"""``td3-robot bench``: finds a benchmark by module name and runs it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from td3_robot.errors import UsageError
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
-    "policy": ("td3_robot.bench.policy:main", "time of the policy server for an action, its start and its memory"),
-    "link": (
-        "td3_robot.bench.link:main",
-        "observation to action and back, beside a bare echo; a loop at 1 kHz; attacks",
+    "policy": ("td3_robot.bench.policy:main", "policy server: time for an action, start and memory"),
+    "link": ("td3_robot.bench.link:main", "observation to action over a link, beside an echo; a 1 kHz loop; attacks"),
+    "sim": ("td3_robot_sims.bench_sim:main", "simulator steps per second beside published robots; memory of a robot"),
+    "learner": (
+        "td3_robot.bench.learner:main",
+        "TD3 updates per second beside Stable-Baselines3; profile",
     ),
-    "sim": ("td3_robot_sims.bench:main", "environment steps a second, beside the published robots; memory of a robot"),
-    "learner": ("td3_robot.bench.learner:main", "TD3 updates a second, beside Stable-Baselines3; profile of an update"),
-    "train": ("td3_robot_sims.bench_train:main", "environment steps a second of a training, beside Stable-Baselines3"),
-    "record": ("td3_robot.bench.recording:record", "what it costs to be recorded; what a recorder writes a second"),
-    "replay": ("td3_robot.bench.recording:replay_policy", "how many times real time the policy core is replayed"),
+    "train": ("td3_robot_sims.bench_train:main", "training steps per second beside Stable-Baselines3"),
+    "record": ("td3_robot.bench.recording:record", "cost of being recorded; speed of a recorder"),
+    "replay": ("td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, in times real time"),
 }
-"""Benchmark: the function it is (by module name: simulators are never imported), called with the arguments; what of."""
+"""Benchmark: its function by module name (td3_robot never imports simulators), and what it measures."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """What ``td3-robot bench --help`` prints."""
+    """Return what ``td3-robot bench --help`` prints."""
     rows = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in BENCHMARKS.items())
     return (
         "usage: td3-robot bench BENCHMARK [--json] [ARGUMENTS]\n\n"
@@ -47,5 +47,5 @@ def usage() -> str:
         "  td3-robot bench link --seconds 10\n"
         "  td3-robot bench learner --profile\n"
         "  td3-robot bench sim --json > sim.json\n\n"
-        "td3-robot bench BENCHMARK --help says more."
+        "td3-robot bench BENCHMARK --help lists its arguments."
     )

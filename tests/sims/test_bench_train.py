@@ -68,7 +68,7 @@ def test_without_stable_baselines3_there_is_a_reason(
     monkeypatch.setattr(bench_train, "ours", lambda *_, **__: 1.0)
     assert cli.main(["bench", "train", "--rounds", "1", "--threads", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["not_measured"]["sb3"] == "stable-baselines3 is not installed; pip install stable-baselines3"
+    assert report["not_measured"]["sb3"] == "stable-baselines3 is not installed; pip install 'stable-baselines3>=2.6'"
     assert {row["over_faster_sb3"] for row in report["results"]} == {None}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from td3_robot.bench import attack, example
+from td3_robot.bench import attack, harness
 from td3_robot.bench.peers import Robot
 from td3_robot.cli import main as cli
 from td3_robot.messages import Hello, Step
@@ -80,8 +80,8 @@ def test_a_robot_that_was_given_up_asks_again(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        (["policy", "--actions", "0"], "--actions is 0; at least 1 is needed"),
-        (["link", "--seconds", "nan"], "--seconds is nan; at least 0.1 is needed"),
+        (["policy", "--actions", "0"], "--actions is 0; it must be at least 1"),
+        (["link", "--seconds", "nan"], "--seconds is nan; it must be at least 0.1"),
         (["link", "--priority", "100"], "--priority is 100; allowed: 0 to 99"),
         (["link", "--spin", "-1"], "--spin is -1; allowed: 0 to 20000"),
         (["link", "--spin", "9", "--priority", "1"], "--spin is 9 and --priority is 1; one of them must be 0"),
@@ -90,5 +90,5 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert line in capsys.readouterr().err
 
 
-def test_spread() -> None:
-    assert example.spread([1000, 2000, 3000]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}
+def test_percentiles() -> None:
+    assert harness.percentiles([1000, 2000, 3000]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from td3_robot_sims import bench
+from td3_robot_sims import bench_sim as bench
 
+from td3_robot.bench import harness
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE
 from td3_robot.util.machine import available_cores
@@ -62,10 +63,10 @@ def test_the_text_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str])
 
 def test_turns_begin_with_another_each_round_and_the_first_round_does_not_count() -> None:
     order: list[str] = []
-    blocks = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    seconds = bench.take_turns(blocks, 2)
+    contestants = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    results = harness.take_turns(contestants, 2, warm_up=True)
     assert "".join(order) == "cab" + "abc" + "bca"
-    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
+    assert {name: len(times) for name, times in results.items()} == {"a": 2, "b": 2, "c": 2}
 
 
 def test_speed_is_steps_over_seconds() -> None:
@@ -102,7 +103,7 @@ def test_without_the_published_robots_the_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
     assert cli.main(["bench", "sim"]) == EXIT_USAGE
-    text = "the robots to compare with are not installed; pip install 'pybullet_envs_gymnasium==0.6.0'"
+    text = "pybullet_envs_gymnasium is not installed; pip install 'pybullet_envs_gymnasium==0.6.0'"
     assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
 
 
