@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
-from td3_robot.messages import Hello, Message
+from td3_robot.messages import Bye, Hello, Message
 
 ROBOT_ROLES = ("simulator", "driver")
 """The roles of sources: whoever publishes Steps."""
@@ -39,6 +40,19 @@ class Peer:
     @property
     def role(self) -> str:
         return self.hello.role
+
+
+class Farewell(Enum):
+    """Why a client left, as far as anything is decided by it; the values are the reasons in a Bye."""
+
+    STOPPED = "stopped"  # its process ends in order
+    RECONNECTED = "connected anew"  # the same process is back on another connection
+    OTHER = ""  # any other reason
+
+    @classmethod
+    def of(cls, bye: Bye) -> Farewell:
+        """What a Bye means: the only place that reads its text."""
+        return next((farewell for farewell in cls if farewell.value == bye.reason), cls.OTHER)
 
 
 Origin = Peer | str

@@ -20,7 +20,7 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
 from td3_robot.runtime.node import Parser, check_name
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.safety.lifecycle import ACTIVE, UNCONFIGURED
+from td3_robot.safety.lifecycle import State
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink, hello
@@ -58,8 +58,8 @@ exit codes: 0 done, 1 refused, no answer, or an estop, configure or activate tha
 time (or, of an estop, that none is connected; the server has done it all the same), 2 usage"""
 _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "estop": lambda answer: answer.detail.get("stopped") is True,
-    "configure": lambda answer: answer.state != UNCONFIGURED,
-    "activate": lambda answer: answer.state == ACTIVE,
+    "configure": lambda answer: answer.state != State.UNCONFIGURED,
+    "activate": lambda answer: answer.state == State.ACTIVE,
 }
 """What a robot says of its state when it has followed a Command that the server passed on."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from td3_robot.messages import Action, Command
 from td3_robot.safety.commands import Verbs
-from td3_robot.safety.lifecycle import FINALIZED, Lifecycle, Watchdog
+from td3_robot.safety.lifecycle import Lifecycle, State, Watchdog
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Float32, RobotSpec
 
@@ -55,7 +55,7 @@ class Guard:
 
     @property
     def finished(self) -> bool:
-        return self.lifecycle.state == FINALIZED
+        return self.lifecycle.state is State.FINALIZED
 
     @property
     def safe(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
-from td3_robot.errors import BundleError, LifecycleError
+from td3_robot.errors import BundleError
 from td3_robot.messages import (
     NO_NOISE,
     Action,
@@ -24,13 +24,12 @@ from td3_robot.messages import (
     Weights,
 )
 from td3_robot.policy.desk import Desk
-from td3_robot.policy.latches import Latches
 from td3_robot.policy.noise import Explorer
+from td3_robot.policy.safety import Safety
 from td3_robot.policy.store import Examine, Policy, PolicyStore, examine
-from td3_robot.policy.watch import Watch
-from td3_robot.safety.commands import watch_follows
-from td3_robot.safety.lifecycle import FAULT, INACTIVE, STOP, UNCONFIGURED, Lifecycle
+from td3_robot.safety.lifecycle import Cause, Held, State
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util.arrays import finite
 
@@ -42,11 +41,9 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 }
 """What a policy server takes from clients of each role."""
 _WITHDRAWN = 16  # policies rolled back from that are remembered
-_AWAY = 1024  # robots that are away, and in FAULT or idle until activate, that are remembered
 _SOURCES = 256  # whose watch a Reply tells of: it has to be shorter than a message may be, however many there are
 _CONNECTED = 512  # the same of names alone; who asks each of them must not fill a queue
 _REASON = 200  # characters of the reason of each watch
-_LATCHED = 500  # the same in what is kept over a restart
 _NO_EXPLORATION = Exploration()
 
 
@@ -81,7 +78,7 @@ class PolicyCore:
         examine: how the bytes of policies are looked at, see :class:`PolicyStore`.
 
     Attributes:
-        latches: what is in force; another object when it may have changed.
+        safety_state: what a restart has to keep; a new object when it may have changed.
         changes: the changes of state in the newest turn, of robots too.
     """
 
@@ -101,17 +98,16 @@ class PolicyCore:
         self.exploring = exploring
         self.frozen = frozen
         self.store = PolicyStore(safety or SafetyConfig(), may_go_back=lockstep, examine=examine)
-        self.lifecycle = Lifecycle(name)
+        self.safety = Safety(name)
+        self.lifecycle = self.safety.lifecycle
         self.counters: Counter[str] = Counter()
-        self.latches = Latches()
+        self.safety_state = SafetyState()
         self.changes: list[LifecycleChange] = []
         self._withdrawn: tuple[str, ...] = ()
-        self._left: tuple[str, bool] | None = None  # the server's own latches as a shutdown found them; it ends none
         self._autostart = autostart
         self._lockstep = lockstep
         self._parked: dict[Peer, tuple[Step, float]] = {}
         self._explorers: dict[Peer, Explorer] = {}
-        self._watches: dict[str, Watch] = {}
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
         verbs = {
             "state": lambda *_: None,
@@ -121,7 +117,7 @@ class PolicyCore:
             "freeze": self._freeze,
             "unfreeze": self._freeze,
         }
-        self.desk = Desk(self.lifecycle, verbs, self._command_watch, self.detail)
+        self.desk = Desk(self.safety, verbs, self.detail)
 
     @property
     def version(self) -> int:
@@ -135,7 +131,7 @@ class PolicyCore:
     @property
     def due(self) -> float | None:
         """When a turn is needed even if nothing arrives, in seconds."""
-        return min((watch.due for watch in self._watches.values() if watch.due is not None), default=None)
+        return self.safety.due
 
     def load(self, version: int, bundle: Bundle) -> None:
         """Serve this policy, which a person chose, from the next action on.
@@ -149,46 +145,45 @@ class PolicyCore:
         """Whether a learner's weights would be looked at now."""
         return not self.frozen and self.store.unseen(weights.version, weights.payload) is None
 
-    def resume(self, latches: Latches, now: float) -> list[str]:
-        """Go on under what was in force before a restart, ``now`` in seconds; for each of it a line for the log."""
+    def resume(self, state: SafetyState, now: float) -> list[str]:
+        """Hold what was held before a restart.
+
+        Args:
+            state: from before the restart.
+            now: the time, in seconds.
+
+        Returns:
+            A line for the log about each thing that is in force.
+        """
         lines: list[str] = []
-        self._withdrawn = latches.withdrawn
-        if latches.frozen and not self.frozen:
+        self._withdrawn = state.withdrawn
+        if state.frozen and not self.frozen:
             self.frozen = True
             lines.append("frozen before the restart: learners' weights are refused until unfreeze")
-        for name, reason in latches.held.items():
-            self._watches[name] = watch = Watch(f"{self.lifecycle.node}/{name}", now)
-            if reason.startswith(STOP):
-                watch.lifecycle.stop(reason.removeprefix(STOP), now)  # which no automatic recovery leaves
-            else:
-                watch.lifecycle.fault(reason, now)
-            lines.append(f"no policy moves {name!r} until activate: {reason}")
-        for name in latches.idle:
-            self._watches[name] = watch = Watch(f"{self.lifecycle.node}/{name}", now)
-            watch.lifecycle.command("deactivate", now, "it was not active before the restart")
-            lines.append(f"no policy moves {name!r} until activate: it was not active before the restart")
-        if latches.stopped:
-            self.desk.stop(latches.stopped)
-            lines.append(f"stopped one by one, until reset names them: {', '.join(latches.stopped)}")
-        taken_back = self.store.serving is not None and sha256(self.store.serving.bundle.encode()) in self._withdrawn
-        inactive = latches.inactive and self._autostart
-        if latches.stop or inactive or taken_back:
-            if self._autostart:
-                self._autostart = False
-                self.lifecycle.command("configure", now, "autostart")
-            if latches.stop:
-                self.lifecycle.stop(latches.stop, now)
-                lines.append(f"the emergency stop is still in force ({latches.stop}): reset, then activate")
-            elif taken_back:
-                lines.append("this policy was rolled back from: it is not activated until activate, or another load")
-            else:
-                lines.append("it was not active before the restart: activate")
-        self.latches = self._in_force()
+        lines += self.safety.restore(state, now)
+        lines += self._resume_server(state.server, now)
+        self.safety_state = self._in_force()
         return lines
+
+    def _resume_server(self, held: Held | None, now: float) -> list[str]:
+        stopped = held is not None and held.cause is Cause.STOP
+        inactive = held is not None and not stopped and self._autostart
+        taken_back = self.store.serving is not None and sha256(self.store.serving.bundle.encode()) in self._withdrawn
+        if not (stopped or inactive or taken_back):
+            return []
+        if self._autostart:
+            self._autostart = False
+            self.lifecycle.command("configure", now, "autostart")
+        if held and stopped:
+            self.lifecycle.stop(held.reason, now)
+            return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
+        if taken_back:
+            return ["this policy was rolled back from: it is not activated until activate, or another load"]
+        return ["it was not active before the restart: activate"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Take in what arrived and answer what can be answered; ``now`` is in seconds."""
-        if self._autostart and self.lifecycle.state == UNCONFIGURED:
+        if self._autostart and self.lifecycle.state is State.UNCONFIGURED:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
@@ -218,8 +213,7 @@ class PolicyCore:
             elif isinstance(message, LifecycleChange):
                 changes.append(message)
             elif isinstance(message, Hello):
-                watch = self._watches.get(origin.name)
-                outputs += self.desk.join(origin, stopped=bool(watch and watch.lifecycle.stopped))
+                outputs += self.desk.join(origin)
             elif isinstance(message, Bye):
                 self._forget(origin, fresh)
         self._receive(weights)
@@ -232,17 +226,17 @@ class PolicyCore:
                 self._parked.pop(peer, None)
                 self.counters["actions"] += 1
                 outputs.append((peer, action))
-        changes += self._changes()
+        changes += self.safety.changes()
         if changes or commanded:
-            self._forget_the_longest_away()
-            self.latches = self._in_force()
+            self.safety.forget_the_longest_away(self.desk.robots)
+            self.safety_state = self._in_force()
         self.changes = changes
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def detail(self) -> dict[str, Any]:
         """What a Reply says of this server: as plain JSON values; of many sources those that are not active first."""
         serving = self.store.serving
-        watches = sorted(self._watches.items(), key=lambda item: item[1].lifecycle.active)
+        watches = sorted(self.safety.watches.items(), key=lambda item: item[1].lifecycle.active)
         return {
             "version": serving.version if serving else 0,
             "newest": self.store.newest,
@@ -251,20 +245,19 @@ class PolicyCore:
             "robot": serving.bundle.spec.name if serving else "",
             "reason": self.lifecycle.reason,
             "sources": {
-                name: {"watch": watch.lifecycle.state, "reason": watch.lifecycle.reason[:_REASON]}
+                name: {"watch": watch.lifecycle.state.value, "reason": watch.lifecycle.reason[:_REASON]}
                 for name, watch in watches[:_SOURCES]
             },
             "sources_in_all": len(watches),
             "connected": sorted(self.desk.robots)[:_CONNECTED],
             "connected_in_all": len(self.desk.robots),
             "counters": dict(self.counters),
+            "stopped": sorted(self.safety.stopped),
         }
 
     # -- operators -----------------------------------------------------------------------------------------------
 
     def _move(self, command: Command, now: float) -> None:
-        if command.verb == "shutdown" and self._left is None:
-            self._left = self._own_latches()
         self.lifecycle.command(command.verb, now, command.reason)
         if command.verb == "activate" and self._withdrawn and self.store.serving:
             self._choose(self.store.serving.bundle)
@@ -298,38 +291,8 @@ class PolicyCore:
         del now
         self.frozen = command.verb == "freeze"
 
-    def _command_watch(self, name: str, command: Command, now: float) -> str:
-        watch = self._watches.get(name)
-        try:
-            if watch and watch_follows(command):
-                watch.command(command.verb, now, command.reason)
-        except LifecycleError as error:
-            return str(error)
-        return ""
-
-    def _own_latches(self) -> tuple[str, bool]:
-        """Of the server itself: the reason of its emergency stop, and whether it is inactive."""
-        lifecycle = self.lifecycle
-        return lifecycle.reason.removeprefix(STOP) if lifecycle.stopped else "", lifecycle.state == INACTIVE
-
-    def _in_force(self) -> Latches:
-        stop, inactive = self._left or self._own_latches()
-        watches = {name: watch.lifecycle for name, watch in self._watches.items()}
-        return Latches(
-            stop=stop,
-            inactive=inactive,
-            stopped=self.desk.all_stopped,
-            held={name: it.reason[:_LATCHED] for name, it in watches.items() if it.state == FAULT},
-            idle=tuple(name for name, it in watches.items() if it.state == INACTIVE),
-            frozen=self.frozen,
-            withdrawn=self._withdrawn,
-        )
-
-    def _changes(self) -> list[LifecycleChange]:
-        changes = self.lifecycle.changes()
-        for watch in self._watches.values():
-            changes += watch.lifecycle.changes()
-        return changes
+    def _in_force(self) -> SafetyState:
+        return self.safety.state(frozen=self.frozen, withdrawn=self._withdrawn)
 
     # -- sources -------------------------------------------------------------------------------------------------
 
@@ -337,28 +300,16 @@ class PolicyCore:
         self.desk.leave(peer)
         for known in (fresh, self._parked, self._explorers):
             known.pop(peer, None)
-        watch = self._watches.get(peer.name)
-        if watch and peer.name not in self.desk.robots:
-            del self._watches[peer.name]
-            if not watch.lifecycle.active:  # it stays, now as the last to leave: coming back is no way out of FAULT
-                self._watches[peer.name] = watch
-
-    def _forget_the_longest_away(self) -> None:
-        """Memory must not grow with the names there have been; an emergency stop is kept whatever it costs."""
-        here, watches = self.desk.robots, self._watches
-        away = [name for name, it in watches.items() if name not in here and not it.lifecycle.stopped]
-        for name in away[:-_AWAY]:
-            log.warning("%s: forgets %r: %d others are away that no policy may move", self.lifecycle.node, name, _AWAY)
-            del watches[name]
+        if peer.name not in self.desk.robots:
+            self.safety.leave(peer.name)
 
     def _missing(self, now: float) -> list[Output]:
         """A safe action for every source whose observations have just been missing for too long."""
         outputs: list[Output] = []
-        for name, watch in self._watches.items():
-            if watch.missing(now):
-                peer, policy = self.desk.robots.get(name), self.store.serving
-                if peer and policy and watch.newest:
-                    outputs.append((peer, self._safe(watch.newest, policy)))
+        for name, newest in self.safety.missing(now):
+            peer, policy = self.desk.robots.get(name), self.store.serving
+            if peer and policy:
+                outputs.append((peer, self._safe(newest, policy)))
         return outputs
 
     def _receive(self, queued: list[Weights]) -> None:
@@ -381,8 +332,8 @@ class PolicyCore:
     def _answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
         """The Action for a Step that came at ``since``; None while there cannot be one."""
         policy = self.store.held.get(step.needs_version) if step.needs_version else self.store.serving
-        if policy is None or self.lifecycle.state == UNCONFIGURED:
-            unseen = self._watches.get(peer.name)
+        if policy is None or self.lifecycle.state is State.UNCONFIGURED:
+            unseen = self.safety.watches.get(peer.name)
             if unseen and since == now:  # it is there
                 unseen.put_off(now)
             return None
@@ -395,16 +346,16 @@ class PolicyCore:
             self.counters["stale"] += 1
             return None
         problem = None
-        watch = self._watches.get(peer.name)
+        watch = self.safety.watches.get(peer.name)
         if watch is None and envelope.guarded:
-            watch = self._watches[peer.name] = Watch(f"{self.lifecycle.node}/{peer.name}", now)
+            watch = self.safety.watch(peer.name, now)
         if watch is not None:  # even if nothing is set any more: FAULT and a stop last until a person ends them
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
                 problem = watch.lifecycle.reason
         # A robot that nothing watches over is stopped by name at the desk alone.
-        if problem or not self.lifecycle.active or self.desk.stopped(peer.name):
+        if problem or not self.safety.acts(peer.name):
             return self._safe(step, policy)
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:

@@ -1,107 +1,89 @@
-"""Where operators' Commands arrive at the policy server, and from where robots hear of them."""
+"""The desk of a policy server: Commands of operators arrive here, and go on to the robots."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from td3_robot.core_types import ROBOT_ROLES, Output, Peer
 from td3_robot.messages import Command, LifecycleChange, Reply
+from td3_robot.policy.safety import Safety
 from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
-from td3_robot.safety.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
-_RELAYS = 1024  # Commands under way to robots, one to each, say; the oldest is forgotten for a further one
-_STOPS = 1024  # names of robots that are stopped one by one
+_RELAYS = 1024  # Commands on their way to robots; the desk forgets the oldest for a further one
 _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 
 
 class Desk:
-    """Takes Commands: for the server itself, for one robot, for all.
-
-    An emergency stop of one robot is latched under its name, whether it is there or not and whether the server watches
-    over it or not: it is told of it whenever it comes, until a reset names it or reaches it.
+    """Takes Commands for the server itself, for one robot, and for all robots.
 
     Args:
-        lifecycle, verbs: of the server.
-        watch: does a Command's part that is the server's watch over the robot it names; why not, or empty.
-        detail: what a Reply of the server says beyond its state.
+        safety: of the server.
+        verbs: of the server.
+        detail: makes what a Reply of the server contains beyond its state.
+
+    Attributes:
+        robots: the connected robots by name.
     """
 
-    def __init__(
-        self,
-        lifecycle: Lifecycle,
-        verbs: Verbs,
-        watch: Callable[[str, Command, float], str],
-        detail: Callable[[], dict[str, Any]],
-    ) -> None:
-        self.lifecycle = lifecycle
+    def __init__(self, safety: Safety, verbs: Verbs, detail: Callable[[], dict[str, Any]]) -> None:
         self.robots: dict[str, Peer] = {}
+        self._safety = safety
+        self._lifecycle = safety.lifecycle
         self._operators: set[Peer] = set()
         self._verbs = verbs
-        self._watch = watch
-        self._of_server = detail
-        self._stopped: set[str] = set()
-        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # to whom, of whom, by what number
+        self._detail = detail
+        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # by our number: the robot, the operator, their number
         self._relays = 0
 
-    def join(self, peer: Peer, stopped: bool) -> list[Output]:
-        """A client is there; a robot that comes while it is to be ``stopped`` is told of it."""
+    def join(self, peer: Peer) -> list[Output]:
+        """A client has connected. A robot is told of an emergency stop that holds for it."""
         if peer.role == "operator":
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
             self.robots[peer.name] = peer
-            if stopped or self.lifecycle.stopped or peer.name in self._stopped:
+            if self._safety.stops(peer.name):
                 return [(peer, _STOP)]
         return []
 
-    @property
-    def all_stopped(self) -> tuple[str, ...]:
-        """The robots that are stopped one by one."""
-        return tuple(sorted(self._stopped))
-
-    def stop(self, names: Iterable[str]) -> None:
-        """These robots were stopped before a restart."""
-        self._stopped.update(names)
-
-    def stopped(self, name: str) -> bool:
-        """Whether an emergency stop of this one robot is in force."""
-        return name in self._stopped
-
     def leave(self, peer: Peer) -> None:
+        """A client has left."""
         self._operators.discard(peer)
         if self.robots.get(peer.name) is peer:
             del self.robots[peer.name]
 
     def command(self, peer: Peer, command: Command, now: float) -> list[Output]:
-        """Carry out, relay or refuse. A robot may send nothing but an emergency stop, and gets no Reply: what it hears
-        of its stop is the Command that all robots get."""
+        """Carry out, relay or refuse a Command.
+
+        A robot may send only an emergency stop. It gets no Reply, but the Command that all robots get.
+        """
         if peer.role in ROBOT_ROLES:
             if command.verb == "estop" and not command.target:
                 return self._to_all(peer, command, now)[0]
             log.warning(
                 "%s: %r from %s is not carried out: a robot may only send estop, for all",
-                self.lifecycle.node,
+                self._lifecycle.node,
                 command.verb[:40],
                 peer.name,
             )
             return []
-        if command.target not in ("", self.lifecycle.node):
+        if command.target not in ("", self._lifecycle.node):
             return self._to_one(peer, command, now)
         outputs, reply = self._to_all(peer, command, now)
         return [*outputs, (peer, reply)]
 
     def _to_all(self, peer: Peer, command: Command, now: float) -> tuple[list[Output], Reply]:
-        """Carry out a Command for the server itself, and pass on what holds for all robots."""
+        """Carry out a Command for the server itself, and pass it on if it holds for all robots."""
         outputs: list[Output] = []
-        reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self.lifecycle, self._detail, now)
+        reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self._lifecycle, self._detail, now)
         if command.verb in TO_ALL and not command.target and not reply.error:
-            errors = []
+            errors, follow_watch = [], self._safety.follow_watch
             for name, robot in self.robots.items():
-                if error := self._latch(name, command, latch=False) or self._watch(name, command, now):
+                if error := self._safety.follow_all(name, command) or follow_watch(name, command, now):
                     errors.append(error)
                 else:
                     outputs.append((robot, replace(command, id=0)))
@@ -109,7 +91,7 @@ class Desk:
         return outputs, reply
 
     def reply(self, robot: Peer, reply: Reply) -> list[Output]:
-        """A robot's Reply goes to the operator who asked."""
+        """Send a robot's Reply to the operator who asked."""
         asked, operator, number = self._relayed.get(reply.id, ("", None, 0))
         if operator is None or asked != robot.name:
             if reply.error:
@@ -124,11 +106,11 @@ class Desk:
 
     def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
         robot = self.robots.get(command.target)
-        stopped = command.target in self._stopped
-        error = self._latch(command.target, command, latch=True)
+        stopped = command.target in self._safety.stopped
+        error = self._safety.follow_name(command.target, command)
         if robot is None:
             return [(peer, self._to_nobody(command, error, stopped, now))]
-        if error := error or self._watch(command.target, command, now):
+        if error := error or self._safety.follow_watch(command.target, command, now):
             return [(peer, self._refusal(command, error))]
         self._relays += 1
         self._relayed[self._relays] = robot.name, peer, command.id
@@ -136,37 +118,25 @@ class Desk:
             del self._relayed[next(iter(self._relayed))]
         return [(robot, replace(command, id=self._relays, target=""))]
 
-    def _detail(self) -> dict[str, Any]:
-        return {**self._of_server(), "stopped": list(self.all_stopped)}
-
-    def _latch(self, name: str, command: Command, *, latch: bool) -> str:
-        """What a Command means to the stop of one robot; why it may not be carried out, or empty."""
-        if command.verb == "reset":
-            self._stopped.discard(name)
-        elif command.verb == "estop" and latch:
-            if len(self._stopped) >= _STOPS and name not in self._stopped:
-                return f"{_STOPS} robots are stopped one by one already; stop all with estop, without a target"
-            self._stopped.add(name)
-            log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
-        elif command.verb in ("configure", "activate", "deactivate") and name in self._stopped:
-            return f"{self.lifecycle.node}/{name[:64]}: an emergency stop is in force; reset it first"
-        return ""
-
     def _to_nobody(self, command: Command, error: str, stopped: bool, now: float) -> Reply:
-        """The Reply to a Command for a robot that is not there; an error even where a stop is latched: a typing
-        mistake must not look like a robot that stands still."""
+        """The Reply to a Command for a robot that is not connected.
+
+        It is an error even if the stop is latched: a mistyped name must not look like a robot that stands still.
+        """
         known = ", ".join(sorted(self.robots)[:20]) or "none"
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
         if error:
             return self._refusal(command, error)
         if command.verb in ("estop", "deactivate") or (command.verb == "reset" and stopped):
-            if error := self._watch(command.target, command, now):
+            if error := self._safety.follow_watch(command.target, command, now):
                 return self._refusal(command, error)
             if command.verb == "reset":
-                return Reply(command.id, self.lifecycle.node, "", self.lifecycle.state, self._detail())
+                return Reply(command.id, self._lifecycle.node, "", self._lifecycle.state.value, self._detail())
             if command.verb == "estop":
                 absent += "; the stop is latched: one of that name is told of it when it comes"
         return self._refusal(command, absent)
 
     def _refusal(self, command: Command, error: str) -> Reply:
-        return Reply(command.id, self.lifecycle.node, f"{self.lifecycle.node}: {error}", self.lifecycle.state, {})
+        return Reply(
+            command.id, self._lifecycle.node, f"{self._lifecycle.node}: {error}", self._lifecycle.state.value, {}
+        )

@@ -17,12 +17,12 @@ from td3_robot.errors import UsageError
 from td3_robot.messages import Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
-from td3_robot.policy.latch_file import LatchFile
+from td3_robot.policy.state_file import StateFile
 from td3_robot.policy.store import examine
 from td3_robot.recording.boundary import PolicyObserver
 from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
-from td3_robot.safety.lifecycle import FINALIZED
+from td3_robot.safety.lifecycle import State
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.link import ClientLink
@@ -92,13 +92,13 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         node.bus.send(RECORDER, loaded)
         settings |= {"version": loaded.version, "sha256": loaded.sha256}
     node.serve("policy", policy_core.ACCEPTS, core.spec)  # before the state file: a second server is told of the first
-    state = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
-    latches = LatchFile(state) if state else None
-    if latches:
+    path = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
+    state_file = StateFile(path) if path else None
+    if state_file:
         now = time.monotonic()
-        for line in core.resume(latches.kept, now):
-            log.warning("%s: %s (%s)", node.name, line, latches.path)
-        settings |= {"resumed": now, "latches": latches.kept.plain()}
+        for line in core.resume(state_file.kept, now):
+            log.warning("%s: %s (%s)", node.name, line, state_file.path)
+        settings |= {"resumed": now, "latches": state_file.kept.stored()}
     elif not node.folder:
         log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
     recorded_core = node.recorded(core, settings, PolicyObserver(core))
@@ -118,9 +118,9 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
         if served is None and core.spec:
             served = core.spec
             node.bus.adopt("policy", served)
-        if latches:
-            latches.keep(core.latches)
-        return core.lifecycle.state == FINALIZED
+        if state_file:
+            state_file.keep(core.safety_state)
+        return core.lifecycle.state is State.FINALIZED
 
     def report() -> Figures:
         # Ready means bound: weights come once a simulator has told the learner which robot this is.
@@ -142,8 +142,8 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     finally:
         if examiner:
             examiner.close()
-        if latches:
-            latches.close()
+        if state_file:
+            state_file.close()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Start           construction arguments, and state restored from disk; the node r
 Turn            the inputs and the time of one call of ``step``
 Heard           what the robot reports beyond its Steps: an input of a driver's core
 Told            what the robot's motors are told: an output of a driver's core
-InForce         ``latches`` of a policy server's core: the result of a turn that its state file keeps
+InForce         ``safety_state`` of a policy server's core: the result of a turn that its state file keeps
 =============== =====================================================================================================
 
 All other outputs are messages on links. The transport records them with the bytes that it sends.
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from td3_robot.core_types import Core, Input, Origin, Output
 from td3_robot.messages import Heard, InForce, LifecycleChange, Message, Told
-from td3_robot.policy.latches import Latches
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32
 from td3_robot.topics import RECORDER
 
@@ -78,20 +78,20 @@ class PolicyState(Protocol):
     """What a policy server's core shows after a turn.
 
     Attributes:
-        latches: what is in force; a new object when it may have changed.
+        safety_state: what is in force; a new object when it may have changed.
         changes: the changes of state in the newest turn.
     """
 
-    latches: Latches
+    safety_state: SafetyState
     changes: list[LifecycleChange]
 
 
 class PolicyObserver:
-    """Records a policy server's latches when they change, and changes of state that no operator was told."""
+    """Records a policy server's safety state when it changes, and changes of state that no operator was told."""
 
     def __init__(self, core: PolicyState) -> None:
         self._core = core
-        self._latches = Latches()
+        self._state = SafetyState()
 
     def before(self, now: float) -> None:
         """Nothing is known yet."""
@@ -101,11 +101,11 @@ class PolicyObserver:
         if self._core.changes:
             sent = {id(message) for _, message in outputs}
             facts += [change for change in self._core.changes if id(change) not in sent]
-        latches = self._core.latches
-        if latches is not self._latches:
-            if latches != self._latches:
-                facts.append(InForce(latches.plain()))
-            self._latches = latches
+        state = self._core.safety_state
+        if state is not self._state:
+            if state != self._state:
+                facts.append(InForce(state.plain()))
+            self._state = state
         return facts
 
 

@@ -1,14 +1,15 @@
-"""What makes a recorder that keeps the last seconds write them down."""
+"""Events that make a recorder with a ring buffer write its last seconds to a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from td3_robot.core_types import Farewell
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import MESSAGES, Bye, LifecycleChange, Message, Status
 from td3_robot.recording.entries import Entry
-from td3_robot.safety.lifecycle import FAULT
+from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
 
 
@@ -19,17 +20,20 @@ def _failed(message: Message) -> str | None:
 
 
 def _fault(message: Message) -> str | None:
-    if isinstance(message, LifecycleChange) and message.state == FAULT:
+    if isinstance(message, LifecycleChange) and message.state == State.FAULT:
         return f"{message.node} is in fault: {message.reason}"
     return None
 
 
 TRIGGERS: dict[str, Callable[[Any], str | None]] = {Status.NAME: _failed, LifecycleChange.NAME: _fault}
-"""Topic: what a message of it says has happened, None for nothing. Only these topics are decoded while recording."""
+"""For each topic, a function that describes the event in a message; None if there is none.
+
+The recorder decodes no other topic while it records.
+"""
 
 
 def reason(entry: Entry) -> str | None:
-    """Why this message is one to write the last seconds down for; None if it is not."""
+    """The event in a recorded message that makes the recorder write; None if there is none."""
     look = TRIGGERS.get(entry.topic)
     if look is None:
         return None
@@ -39,10 +43,11 @@ def reason(entry: Entry) -> str | None:
         return None
 
 
-_IN_ORDER = ("stopped", "connected anew")
-"""Why a node that is well takes its leave."""
-
-
 def lost(name: str, bye: Bye) -> str | None:
-    """What has happened to a node that the recorder hears no more from; None if it ended as it should."""
-    return None if bye.reason in _IN_ORDER else f"{name}: {bye.reason}"
+    """The event that a client has left the recorder; None if the client left in order.
+
+    Args:
+        name: of the client.
+        bye: its last message, or the one that the session made for it.
+    """
+    return f"{name}: {bye.reason}" if Farewell.of(bye) is Farewell.OTHER else None

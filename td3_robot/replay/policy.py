@@ -15,14 +15,15 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import NO_NOISE, Action, Command, InForce, LifecycleChange, Reply, Start, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.latches import Latches
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
+from td3_robot.safety import state as safety_state
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
 StepKey = tuple[str, int, int]
@@ -190,12 +191,12 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
         label = f"recorded weights version {weights.version}"
         core.load(weights.version, Bundle.verified(weights.payload, weights.sha256, label))
     if "latches" in life.start.settings:
-        core.resume(_latches(life), life.setting("resumed", float))
+        core.resume(_safety_state(life), life.setting("resumed", float))
     return RecordedCore(core, life, PolicyObserver(core))
 
 
-def _latches(life: Life) -> Latches:
+def _safety_state(life: Life) -> SafetyState:
     try:
-        return msgspec.convert(life.setting("latches", dict), Latches)
+        return safety_state.read(life.setting("latches", dict))
     except msgspec.ValidationError as error:
         raise SessionError(f"start of {life}: latches: {error}") from None

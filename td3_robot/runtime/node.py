@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Core, Input, Origin, Output, Peer
+from td3_robot.core_types import Core, Farewell, Input, Origin, Output, Peer
 from td3_robot.errors import (
     EXIT_GOOD,
     EXIT_USAGE,
@@ -379,7 +379,7 @@ def main(role: str, arguments: argparse.Namespace, body: Callable[[Node], None])
                 bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
         node.status(Figures("starting"), now=True)
         body(node)
-        bus.close("stopped")
+        bus.close(Farewell.STOPPED.value)
         return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
         _tell_failure(node, str(error))

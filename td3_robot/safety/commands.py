@@ -1,4 +1,4 @@
-"""Commands of operators: what is common to the policy server and the robots, which both take them."""
+"""Commands of operators: the part that the policy server and the robots share."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from td3_robot.util.text import one_line
 log = logging.getLogger(__name__)
 
 Verbs = Mapping[str, Callable[[Command, float], None]]
-"""What each verb does, told the Command and the time in seconds; raises a Td3RobotError to refuse it."""
+"""A function for each verb, of the Command and the time in seconds. It raises a Td3RobotError to refuse the Command."""
 
 TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
-"""Verbs that, said to a policy server without a target, hold for its robots too."""
+"""Verbs that a policy server passes on to all its robots when the Command has no target."""
 
 
 def watch_follows(command: Command) -> bool:
-    """Whether a policy server's watch over a robot follows a Command, too; ``deactivate`` where it names the robot."""
+    """Whether a policy server's watch over a robot follows a Command; ``deactivate`` only if it names the robot."""
     return command.verb in ("activate", "reset", "estop") or (command.verb == "deactivate" and bool(command.target))
 
 
 def carry_out(
     command: Command, sender: str, verbs: Verbs, lifecycle: Lifecycle, detail: Callable[[], dict[str, Any]], now: float
 ) -> Reply:
-    """Do what a Command asks; the Reply says what became of it, and what the node's state is now. Never raises.
+    """Carry out a Command. Never raises.
 
     Args:
-        sender: who asks, for the log.
-        detail: what the Reply says of the node beyond its state.
-        now: in seconds.
+        command: the Command.
+        sender: its sender, for the log.
+        verbs: the verbs of this node.
+        lifecycle: of this node.
+        detail: makes what the Reply contains beyond the state.
+        now: the time, in seconds.
+
+    Returns:
+        The Reply, with the state after the Command, and with an error if the node refuses it.
     """
     error = ""
     verb = verbs.get(command.verb)
@@ -46,4 +52,4 @@ def carry_out(
             error = str(refusal)
     if error or command.verb != "state":
         log.info("%s: %r from %s: %s", lifecycle.node, command.verb[:40], sender, one_line(error, 2048) or "done")
-    return Reply(command.id, lifecycle.node, error[:2048], lifecycle.state, detail())
+    return Reply(command.id, lifecycle.node, error[:2048], lifecycle.state.value, detail())

@@ -2,58 +2,107 @@
 
     unconfigured ── configure ──► inactive ── activate ──► active
                                      ▲  ◄── deactivate ──    │
-                                     │                       ▼  a deadline missed, an error
+                                     │                       ▼  a missed deadline, an error
                                      └─ reset, deactivate ─ fault ── activate ──► active
-    any ── estop ──► fault, which then only reset leaves          any ── shutdown ──► finalized
+    any ── estop ──► fault, which only reset leaves               any ── shutdown ──► finalized
 
-Pure: the time is told. FAULT is the error processing of ROS 2; only in ``active`` does a policy move the robot.
+Nothing here reads a clock: callers pass the time. FAULT corresponds to the error processing of ROS 2. A policy moves
+the robot only in ``active``.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from enum import Enum
 
 from td3_robot.errors import LifecycleError
 from td3_robot.messages import LifecycleChange
 
 log = logging.getLogger(__name__)
 
-UNCONFIGURED, INACTIVE, ACTIVE, FAULT, FINALIZED = "unconfigured", "inactive", "active", "fault", "finalized"
 
-_COMMANDS = {
-    "configure": ((UNCONFIGURED,), INACTIVE),
-    "activate": ((INACTIVE, FAULT), ACTIVE),
-    "deactivate": ((ACTIVE, FAULT), INACTIVE),
-    "reset": ((FAULT,), INACTIVE),
-    "shutdown": ((UNCONFIGURED, INACTIVE, ACTIVE, FAULT), FINALIZED),
+class State(str, Enum):
+    """The state of a node; the values are the words on the wire."""
+
+    UNCONFIGURED = "unconfigured"
+    INACTIVE = "inactive"
+    ACTIVE = "active"
+    FAULT = "fault"
+    FINALIZED = "finalized"
+
+    __str__ = str.__str__
+
+
+class Cause(str, Enum):
+    """What ends the time in which no policy moves a robot depends on why none does."""
+
+    STOP = "stop"  # an emergency stop: only a reset ends it
+    FAULT = "fault"  # an error, or a missing feed
+    INACTIVE = "inactive"  # a person has not activated it
+
+    __str__ = str.__str__
+
+
+STOP_PREFIX = "emergency stop: "
+"""Begins the text that people read of an emergency stop."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Why no policy moves a robot; as text, it is what people read.
+
+    Attributes:
+        cause: what every decision rests on.
+        reason: for people only.
+    """
+
+    cause: Cause
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{STOP_PREFIX}{self.reason}" if self.cause is Cause.STOP else self.reason
+
+
+_COMMANDS: dict[str, dict[State, State]] = {
+    "configure": {State.UNCONFIGURED: State.INACTIVE, State.INACTIVE: State.INACTIVE},
+    "activate": {State.INACTIVE: State.ACTIVE, State.FAULT: State.ACTIVE, State.ACTIVE: State.ACTIVE},
+    "deactivate": {State.ACTIVE: State.INACTIVE, State.FAULT: State.INACTIVE, State.INACTIVE: State.INACTIVE},
+    "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
+    "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-STOP = "emergency stop: "
-"""How the reason of a stopped node begins."""
+"""The state to which a command leads from each state; a missing state refuses the command."""
+_REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
+_LONGEST_REASON = 2000  # characters
 _KEPT = 100  # changes that nobody has fetched
 
 
 class Lifecycle:
-    """One node's state. Every change is logged, and kept until :meth:`changes` is called.
+    """The state of one node. The lifecycle logs every change, and keeps it until a caller fetches it.
 
     Attributes:
-        node: whose it is.
-        state: one of the five.
-        stopped: an emergency stop is in force.
-        reason: why it came to this state.
+        node: name of the node.
+        state: its state.
+        held: why no policy moves the robot; None while unconfigured or active. A shutdown leaves it as it is.
+        reason: why the state changed last, for people.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.state = UNCONFIGURED
-        self.stopped = False
+        self.state = State.UNCONFIGURED
+        self.held: Held | None = None
         self.reason = "started"
         self._configured = False
         self._changes: list[LifecycleChange] = []
 
     @property
     def active(self) -> bool:
-        return self.state == ACTIVE
+        return self.state is State.ACTIVE
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an emergency stop is in force."""
+        return self.held is not None and self.held.cause is Cause.STOP
 
     @property
     def trouble(self) -> str:
@@ -61,76 +110,80 @@ class Lifecycle:
         return "" if self.active else f"{self.state}: {self.reason}"
 
     def command(self, verb: str, now: float, reason: str = "") -> None:
-        """Do what an operator asks: configure, activate, deactivate, reset, estop or shutdown; ``now`` in seconds.
+        """Follow an operator's command. A command changes nothing in a node that is already in the state it leads to.
 
-        What is already so is no error.
+        Args:
+            verb: configure, activate, deactivate, reset, estop or shutdown.
+            now: the time, in seconds.
+            reason: why, for people.
 
         Raises:
-            LifecycleError: not from this state.
+            LifecycleError: the state or an emergency stop forbids the command.
         """
         reason = reason or f"{verb} was asked for"
         if verb == "estop":
             self.stop(reason, now)
             return
-        sources, target = _COMMANDS[verb]
-        if self.stopped and verb in ("activate", "deactivate", "configure"):
+        if self.stopped and verb in _REFUSED_WHILE_STOPPED:
             raise LifecycleError(f"{self.node}: an emergency stop is in force ({self.reason}); reset it first")
-        if verb == "reset":
-            self.stopped = False
-            target = INACTIVE if self._configured else UNCONFIGURED
-            if self.state != FAULT:
-                return
-        if self.state == target:
-            return
-        if self.state not in sources:
-            allowed = ", ".join(verb for verb, (states, _) in _COMMANDS.items() if self.state in states) or "nothing"
+        targets = _COMMANDS[verb]
+        if self.state not in targets:
+            leads_on = (verb for verb, to in _COMMANDS.items() if to.get(self.state, self.state) is not self.state)
+            allowed = ", ".join(leads_on) or "nothing"
             raise LifecycleError(f"{self.node}: cannot {verb}, its state is {self.state}; allowed: {allowed}")
-        if verb == "deactivate" and self.state == FAULT:  # which may still be there
+        target = targets[self.state]
+        if verb == "reset" and self.state is State.FAULT and not self._configured:
+            target = State.UNCONFIGURED
+        if verb == "deactivate" and self.state is State.FAULT:  # the fault may persist
             reason = f"{reason} (was in fault: {self.reason})"
         self._configured = self._configured or verb == "configure"
-        self._go(target, reason, now)
+        if target is not self.state:
+            self._go(target, reason, now, Cause.INACTIVE if target is State.INACTIVE else None)
 
     def fault(self, reason: str, now: float) -> None:
-        """Something needed is missing: only an active node faults."""
-        if self.state == ACTIVE:
-            self._go(FAULT, reason, now)
+        """Take an active node to FAULT because something it needs is missing."""
+        if self.state is State.ACTIVE:
+            self._go(State.FAULT, reason, now, Cause.FAULT)
 
     def recover(self, reason: str, now: float) -> None:
-        """Active again without being asked; not after an emergency stop."""
-        if self.state == FAULT and not self.stopped:
-            self._go(ACTIVE, reason, now)
+        """Return from FAULT to active without a command; never after an emergency stop."""
+        if self.state is State.FAULT and not self.stopped:
+            self._go(State.ACTIVE, reason, now)
 
     def stop(self, reason: str, now: float) -> None:
-        """Emergency stop: from any state but finalized, at once, and until it is reset."""
-        if self.state != FINALIZED and not self.stopped:
-            self.stopped = True
-            self._go(FAULT, f"{STOP}{reason}", now)
+        """Emergency stop: take any node that is not finalized to FAULT until a reset."""
+        if self.state is not State.FINALIZED and not self.stopped:
+            self._go(State.FAULT, reason[: _LONGEST_REASON - len(STOP_PREFIX)], now, Cause.STOP)
 
     def changes(self) -> list[LifecycleChange]:
-        """What changed since the last call, oldest first."""
+        """The changes since the last call, oldest first."""
         taken, self._changes = self._changes, []
         return taken
 
-    def _go(self, state: str, reason: str, now: float) -> None:
-        before, reason = self.state, reason[:2000]
-        self.state, self.reason = state, reason
-        self._changes = [*self._changes[-_KEPT:], LifecycleChange(self.node, before, state, reason, int(now * 1e9))]
-        said = reason if reason.isprintable() else repr(reason)  # a peer may have written it
-        log.log(logging.WARNING if state == FAULT else logging.INFO, "%s: %s -> %s: %s", self.node, before, state, said)
+    def _go(self, state: State, reason: str, now: float, cause: Cause | None = None) -> None:
+        before, reason = self.state, reason[:_LONGEST_REASON]
+        if state is not State.FINALIZED:
+            self.held = Held(cause, reason) if cause else None
+        self.state, self.reason = state, str(self.held) if cause else reason
+        change = LifecycleChange(self.node, before.value, state.value, self.reason, int(now * 1e9))
+        self._changes = [*self._changes[-_KEPT:], change]
+        level = logging.WARNING if state is State.FAULT else logging.INFO
+        shown = self.reason if self.reason.isprintable() else repr(self.reason)  # a peer may have written it
+        log.log(level, "%s: %s -> %s: %s", self.node, before, state, shown)
 
 
 @dataclass
 class Watchdog:
-    """Takes a lifecycle to FAULT when what feeds it is missing for longer than its deadline.
+    """Takes a lifecycle to FAULT when its feed is missing for longer than the deadline.
 
-    It is armed by the first feed, so that nothing is missed before it has ever been there, or by :meth:`arm`.
+    The first feed arms it, so it misses nothing that was never there. :meth:`arm` arms it without a feed.
 
     Attributes:
-        lifecycle: what it watches over.
-        what: the name of what feeds it.
+        lifecycle: the lifecycle it takes to FAULT.
+        what: name of the feed.
         deadline_s: in seconds; None watches nothing.
-        recovery_s: how long the feeds must have come back without a pause to leave FAULT; None: they do not.
-        fed: when it was last fed; None while disarmed.
+        recovery_s: seconds of feeds without a pause that end FAULT; None: feeds never end it.
+        fed: time of the newest feed; None while disarmed.
     """
 
     lifecycle: Lifecycle
@@ -142,18 +195,18 @@ class Watchdog:
 
     @property
     def due(self) -> float | None:
-        """When it will bite; None if it will not."""
+        """When the deadline passes; None while nothing is watched."""
         if self.deadline_s is None or self.fed is None or not self.lifecycle.active:
             return None
         return self.fed + self.deadline_s
 
     def feed(self, now: float) -> None:
-        """What is watched for has come."""
+        """Take note of a feed."""
         paused = self.fed is None or (self.deadline_s is not None and now - self.fed > self.deadline_s)
         self.fed = now
         if self.lifecycle.active or paused:
             self._back_since = None
-        if self.lifecycle.state != FAULT or self.recovery_s is None:
+        if self.lifecycle.state is not State.FAULT or self.recovery_s is None:
             return
         if self._back_since is None:
             self._back_since = now
@@ -162,7 +215,15 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def bites(self, now: float, why: str | None = None) -> bool:
-        """Look at the time; whether this took the lifecycle to FAULT; ``why`` says why nothing came."""
+        """Compare the time with the deadline.
+
+        Args:
+            now: the time, in seconds.
+            why: why no feed came, for people.
+
+        Returns:
+            Whether this call took the lifecycle to FAULT.
+        """
         if self.due is None or now <= self.due:
             return False
         assert self.deadline_s is not None
@@ -171,18 +232,18 @@ class Watchdog:
         return True
 
     def arm(self, now: float) -> None:
-        """Count from here, without a feed, if nothing has fed it yet."""
+        """Start the deadline without a feed, unless a feed has started it."""
         self.fed = now if self.fed is None else self.fed
 
     def interrupt(self) -> None:
-        """Something is wrong at this moment: recovery begins anew."""
+        """Restart automatic recovery, because something is wrong at this moment."""
         self._back_since = None
 
     def put_off(self, now: float) -> None:
-        """Nothing could come until now, which is no fault: an armed watchdog counts from here."""
+        """Restart the deadline of an armed watchdog, because no feed could come until now."""
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 
     def disarm(self) -> None:
-        """Wait for a first feed again, as after an explicit activate."""
+        """Wait for a first feed, as after an explicit activate."""
         self.fed = self._back_since = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from td3_robot.core_types import MAX_ROBOTS, ROBOT_ROLES, Input, Peer
+from td3_robot.core_types import MAX_ROBOTS, ROBOT_ROLES, Farewell, Input, Peer
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
 from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Welcome
 from td3_robot.specs import RobotSpec
@@ -196,7 +196,7 @@ class ServerLink:
             # Hello is dealt with; a Hello right after a Hello is only one too many.
             anew = (not again or key in self._spoke) if other == key else peer.name == hello.name
             if anew:
-                inputs += self.forget(other, "connected anew" if again else "replaced by a later incarnation")
+                inputs += self.forget(other, Farewell.RECONNECTED.value if again else "replaced by a later incarnation")
         if key not in self.peers:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
             if self.spec is None:

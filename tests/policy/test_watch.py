@@ -15,12 +15,14 @@ from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, InForce, LifecycleChange, Reply, Step, Weights
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.latches import Latches
+from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.link import hello
 
+STOP = Held(Cause.STOP, "smoke")
 SAFE = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100)
 Cores = Callable[..., PolicyCore]
 
@@ -211,7 +213,7 @@ def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
         core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)  # 100 ms are over
         core.step([(robot, Bye("sold"))], number + 0.6)
-    held = core.latches.held
+    held = core.safety_state.sources
     assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]
     told = core.detail()
     assert told["sources_in_all"] == len(held) == 1 + 1025
@@ -235,7 +237,7 @@ def test_what_is_told_of_many_robots_fits_into_a_message(
     assert (len(told["sources"]), len(told["connected"])) == (256, 512)
     assert {each["watch"] for each in told["sources"].values()} == {"fault"}
     assert len(told["stopped"]) == 999
-    assert len(codec.encode(InForce(core.latches.plain()))) < InForce.MAX_BYTES
+    assert len(codec.encode(InForce(core.safety_state.plain()))) < InForce.MAX_BYTES
 
 
 def test_emergency_stop_wins_and_lasts(
@@ -283,7 +285,7 @@ def test_a_robot_may_stop_everybody_and_nothing_else(
         assert core.step([(peer, peer.hello), (peer, forbidden)], 0.0) == []
     assert "'shutdown' from leg is not carried out: a robot may only send estop, for all" in caplog.text
     assert core.lifecycle.active
-    assert not core.desk.all_stopped
+    assert not core.safety.stopped
     outputs = core.step([(peer, command("estop"))], 0.0)
     assert core.lifecycle.stopped
     [told] = [message for to, message in outputs if to is peer]  # and no Reply, which a driver has no use for
@@ -596,7 +598,7 @@ def test_a_server_that_is_not_configured_misses_nothing(
 ) -> None:
     """Restarted under a stop, and reset, before it was ever configured: Steps come, and are not looked at."""
     core = make_core(autostart=False)
-    core.resume(Latches(stop="smoke", held={"leg": "emergency stop: smoke"}), 0.5)
+    core.resume(SafetyState(server=STOP, sources={"leg": STOP}), 0.5)
     core.step([(peer, make_step(1))], 1.0)
     core.step([(operator, command("reset"))], 1.01)
     core.step([(operator, command("activate", "leg"))], 1.02)
@@ -622,12 +624,12 @@ def test_a_robot_that_was_deactivated_by_name_stays_so(
         core.step([], 2.0)
     outputs = core.step([(operator, command("deactivate", "leg"))], 1.05 if state == "active" else 3.0)
     assert [to for to, message in outputs if isinstance(message, Command)] == [peer]
-    assert core.latches.idle == ("leg",)
+    assert core.safety_state.sources == {"leg": Held(Cause.INACTIVE)}
     for number in range(2, 20):
         assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 3.0 + number * 0.02))))
     core.step([(peer, Bye("restarted"))], 4.0)
     anew = make_core(safety)
-    anew.resume(core.latches, 0.0)
+    anew.resume(core.safety_state, 0.0)
     for server in (core, anew):
         again = replace(peer, key=b"9")
         outputs = server.step([(again, again.hello), (again, make_step(0, incarnation=1))], 5.0)

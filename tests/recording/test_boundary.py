@@ -16,9 +16,9 @@ from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Action, Command, Heard, InForce, LifecycleChange, Message, Step, Told, Turn, Welcome
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.latches import Latches
 from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import turns
@@ -87,14 +87,14 @@ def test_latches_are_recorded_when_they_change(
 ) -> None:
     policy = PolicyCore(9, safety=SAFE)
     policy.load(1, make_bundle(1))
-    policy.resume(Latches(stopped=("arm",)), 0.0)
+    policy.resume(SafetyState(stopped=("arm",)), 0.0)
     core, records = recorded_policy(policy)
 
     def latches(*inputs: Input) -> list[dict[str, Any]]:
         core.step(inputs, 0.0)
         return [message.latches for message in records.take(InForce)]
 
-    arm = {**Latches().plain(), "stopped": ["arm"]}
+    arm = {**SafetyState().plain(), "stopped": ["arm"]}
     assert latches((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # as restored
     assert latches((operator, command("state"))) == []
     assert latches((operator, command("freeze"))) == [{**arm, "frozen": True}]

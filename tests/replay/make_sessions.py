@@ -24,9 +24,9 @@ from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
 from td3_robot.config import loading as configuration
 from td3_robot.messages import Command, LifecycleChange, Reply, Weights
-from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.transport.link import ClientLink, hello
 from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper
 
@@ -186,17 +186,17 @@ def restarted(target: Path) -> None:
     of_driver = configuration.load("walker2d", [*safety, "safety.safe_action={torque: 0.25}"])
     stage = Deployed(target, config, of_driver, {"stop": (3780, 3800), "fall": (1390, 1410)})
     say = speaker(stage)
-    kept: list[Latches] = []
+    kept: list[SafetyState] = []
 
     def learn(version: int, **fields: Any) -> Act:
         return lambda: stage.learn(replace(learnt(version), **fields))
 
     def kill() -> None:
-        kept.append(stage.policy.latches)
+        kept.append(stage.policy.safety_state)
         stage.end("policy", bye=False)
 
     def serve(policy: Bundle | None = None) -> Act:
-        return lambda: stage.serve(policy, latches=(kept or [Latches()])[-1] if policy else None, learner=True)
+        return lambda: stage.serve(policy, safety_state=(kept or [SafetyState()])[-1] if policy else None, learner=True)
 
     first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))  # which holds for learners' policies too
     second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))

@@ -24,11 +24,11 @@ from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Phase, Record, Reply, Start, Status, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.latches import Latches
 from td3_robot.policy.node import weights
 from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry, facts_of_this_machine
 from td3_robot.recording.writer import SessionWriter
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
@@ -277,7 +277,7 @@ class Deployed:
         assert self._policy
         return self._policy
 
-    def serve(self, bundle: Bundle | None, *, latches: Latches | None = None, learner: bool = False) -> None:
+    def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
         """Start the policy server, with its learner or without: what waits in its queue is there at once."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
@@ -294,9 +294,9 @@ class Deployed:
             core.load(loaded.version, bundle)
             settings |= {"version": loaded.version, "sha256": loaded.sha256}
             self.server.send(RECORDER, loaded)
-        if latches:
-            core.resume(latches, now)
-            settings |= {"resumed": now, "latches": latches.plain()}
+        if safety_state:
+            core.resume(safety_state, now)
+            settings |= {"resumed": now, "latches": safety_state.stored()}
         recorded = RecordedCore(core, TapSink(tap), PolicyObserver(core))
         self._begin("policy", "policy", self._config, settings, (recorded, self.server))
 

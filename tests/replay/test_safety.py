@@ -22,15 +22,16 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy import store
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.desk import Desk
-from td3_robot.policy.latches import Latches
+from td3_robot.policy.safety import Safety
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.policy.store import PolicyStore
 from td3_robot.policy.watch import Watch
 from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
 from td3_robot.replay.lives import Life
-from td3_robot.safety.lifecycle import FAULT, Lifecycle, Watchdog
+from td3_robot.safety.lifecycle import Cause, Lifecycle, State, Watchdog
 from td3_robot.safety.limits import joined
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"
@@ -144,7 +145,8 @@ def stops_are_no_latch(patch: Patch) -> None:
 
 
 def stops_by_name_are_no_latch(patch: Patch) -> None:
-    patch.setattr(Desk, "_latch", lambda *_, **__: "")
+    patch.setattr(Safety, "follow_name", lambda *_: "")
+    patch.setattr(Safety, "follow_all", lambda *_: "")
 
 
 def stops_by_name_reach_nobody(patch: Patch) -> None:
@@ -163,7 +165,7 @@ def commands_are_not_refused(patch: Patch) -> None:
 
 
 def an_inactive_server_acts(patch: Patch) -> None:
-    patch.setattr(Lifecycle, "active", property(lambda self: self.state != FAULT))
+    patch.setattr(Lifecycle, "active", property(lambda self: self.state is not State.FAULT))
 
 
 def numbers_that_are_none_are_sent(patch: Patch) -> None:
@@ -254,11 +256,15 @@ def who_comes_hears_of_no_stop(patch: Patch) -> None:
 
 def leaving_is_a_way_out_of_fault(patch: Patch) -> None:
     forget = PolicyCore._forget
-    patch.setattr(PolicyCore, "_forget", lambda self, *it: [forget(self, *it), self._watches.pop(it[0].name, None)][0])
+    patch.setattr(
+        PolicyCore, "_forget", lambda self, *it: [forget(self, *it), self.safety.watches.pop(it[0].name, None)][0]
+    )
 
 
 def leaving_is_a_way_out_of_a_stop(patch: Patch) -> None:
-    patch.setattr(Desk, "leave", lambda self, peer: [self.robots.pop(peer.name, 0), self._stopped.discard(peer.name)])
+    patch.setattr(
+        Desk, "leave", lambda self, peer: [self.robots.pop(peer.name, 0), self._safety.stopped.discard(peer.name)]
+    )
 
 
 def robots_may_command(patch: Patch) -> None:
@@ -335,12 +341,12 @@ def a_policy_that_was_taken_back_is_not_kept(patch: Patch) -> None:
 
 
 def a_policy_that_was_taken_back_serves_again(patch: Patch) -> None:
-    patch.setattr(policy_core, "INACTIVE", "")
     resume = PolicyCore.resume
 
-    def forgetful(self: PolicyCore, latches: Latches, now: float) -> list[str]:
-        return resume(self, msgspec.structs.replace(latches, withdrawn=(), inactive=False), now)
+    def forgetful(self: PolicyCore, state: SafetyState, now: float) -> list[str]:
+        return resume(self, dataclasses.replace(without(state, Cause.INACTIVE), withdrawn=()), now)
 
+    keeps_no(patch, Cause.INACTIVE)
     patch.setattr(PolicyCore, "resume", forgetful)
 
 
@@ -349,21 +355,39 @@ def a_restart_forgets(patch: Patch) -> None:
 
 
 def a_restart_forgets_stops_by_name(patch: Patch) -> None:
-    patch.setattr(Desk, "stop", lambda *_: None)
+    restore = Safety.restore
+    patch.setattr(
+        Safety, "restore", lambda self, state, now: restore(self, dataclasses.replace(state, stopped=()), now)
+    )
+
+
+def without(state: SafetyState, cause: Cause) -> SafetyState:
+    """The state, as if the server itself was not held for this cause."""
+    return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
+
+
+def keeps_no(patch: Patch, cause: Cause) -> None:
+    kept = Safety.state
+    patch.setattr(Safety, "state", lambda self, **it: without(kept(self, **it), cause))
 
 
 def a_restart_forgets_the_stop_of_all(patch: Patch) -> None:
-    own = PolicyCore._own_latches
-    patch.setattr(PolicyCore, "_own_latches", lambda self: ("", own(self)[1]))
+    keeps_no(patch, Cause.STOP)
 
 
 def a_restart_forgets_that_it_was_inactive(patch: Patch) -> None:
-    own = PolicyCore._own_latches
-    patch.setattr(PolicyCore, "_own_latches", lambda self: (own(self)[0], False))
+    keeps_no(patch, Cause.INACTIVE)
 
 
 def a_shutdown_ends_what_was_in_force(patch: Patch) -> None:
-    patch.setattr(PolicyCore, "_left", property(lambda _: None, lambda *_: None), raising=False)
+    kept = Safety.state
+
+    def forgetful(self: Safety, **it: Any) -> SafetyState:
+        state = kept(self, **it)
+        over = self.lifecycle.state is State.FINALIZED
+        return dataclasses.replace(state, server=None) if over else state
+
+    patch.setattr(Safety, "state", forgetful)
 
 
 @pytest.mark.parametrize(

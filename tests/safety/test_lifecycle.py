@@ -7,10 +7,12 @@ import pytest
 from td3_robot.errors import LifecycleError
 from td3_robot.messages import Command
 from td3_robot.safety.commands import carry_out
-from td3_robot.safety.lifecycle import ACTIVE, FAULT, FINALIZED, INACTIVE, UNCONFIGURED, Lifecycle, Watchdog
+from td3_robot.safety.lifecycle import Lifecycle, State, Watchdog
+
+UNCONFIGURED, INACTIVE, ACTIVE, FAULT, FINALIZED = State
 
 
-def at(state: str) -> Lifecycle:
+def at(state: State) -> Lifecycle:
     """A lifecycle in that state."""
     lifecycle = Lifecycle("node")
     for verb in {

@@ -1,4 +1,4 @@
-"""Latches in a file, written by a thread of its own: a disk that is slow must not keep a control loop waiting."""
+"""The safety state in a file. A thread writes it, so that a slow disk delays no control loop."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from pathlib import Path
 import msgspec
 
 from td3_robot.errors import ConfigError
-from td3_robot.policy.latches import Latches
+from td3_robot.safety import state as safety_state
+from td3_robot.safety.state import SafetyState
 from td3_robot.util import files
 from td3_robot.util.process_lock import claim
 
 log = logging.getLogger(__name__)
 
 _LARGEST = 1 << 24  # bytes of a file that is read: far above what can be in force
-_AGAIN = 1.0  # seconds after which what could not be written is tried once more
+_RETRY = 1.0  # seconds between two attempts to write
 
 
-class LatchFile:
-    """One policy server's latches, as JSON; every change replaces the file atomically, some milliseconds later.
+class StateFile:
+    """The safety state of one policy server, as JSON.
 
-    What cannot be written is tried again until it can.
+    Each change replaces the file atomically, some milliseconds later. A failed write is repeated until it succeeds.
+
+    Args:
+        path: of the file; a missing one is an empty state.
 
     Attributes:
-        kept: what the file holds.
+        kept: the state in the file.
 
     Raises:
         ConfigError: the file is damaged, or cannot be read or written.
-        UsageError: another process keeps its latches there.
+        UsageError: another process uses the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,26 +42,26 @@ class LatchFile:
         self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
             self.kept = self._read()
-            self._write(self.kept)  # so that a folder that cannot be written is known now, and not at the first stop
+            self._write(self.kept)  # so that a folder without write access is an error at the start, not at a stop
         except BaseException:
             self._claim.close()
             raise
         self._changed = threading.Condition()
         self._newest = self._tried = self.kept
         self._over = False
-        self._thread = threading.Thread(target=self._work, daemon=True, name="latches")
+        self._thread = threading.Thread(target=self._work, daemon=True, name="state file")
         self._thread.start()
 
-    def keep(self, latches: Latches) -> None:
-        """Have these in the file soon; asked with the same object again, nothing is done."""
-        if latches is self._newest:
+    def keep(self, state: SafetyState) -> None:
+        """Have the thread write this state. The same object again costs nothing."""
+        if state is self._newest:
             return
         with self._changed:
-            self._newest = latches
+            self._newest = state
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait until the newest are in the file."""
+        """Wait until the newest state is in the file."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -69,45 +73,45 @@ class LatchFile:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._over or self._newest is not self._tried, _AGAIN if failed else None
+                    lambda: self._over or self._newest is not self._tried, _RETRY if failed else None
                 )
                 again = failed and self._newest is self._tried
                 self._tried, over = self._newest, self._over
-            failed = self._tried != self.kept and not self._kept_now(self._tried, quiet=again)
+            failed = self._tried != self.kept and not self._written(self._tried, quiet=again)
             if again and not failed:
                 log.warning("state file %r is written now", str(self.path))
             if over:
                 return
 
-    def _kept_now(self, latches: Latches, *, quiet: bool) -> bool:
+    def _written(self, state: SafetyState, *, quiet: bool) -> bool:
         try:
-            self._write(latches)
+            self._write(state)
         except ConfigError as error:
             if not quiet:
                 log.error("%s; until it is written, a restart would forget what is in force now", error)
             return False
-        self.kept = latches
+        self.kept = state
         return True
 
-    def _read(self) -> Latches:
+    def _read(self) -> SafetyState:
         try:
             with self.path.open("rb") as file:
                 content = file.read(_LARGEST)
         except FileNotFoundError:
-            return Latches()
+            return SafetyState()
         except OSError as error:
             raise ConfigError(f"state file {str(self.path)!r} cannot be read: {error.strerror}") from None
         try:
-            return msgspec.json.decode(content, type=Latches)
+            return safety_state.read(msgspec.json.decode(content))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"state file {str(self.path)!r} is damaged ({str(error)[:200]}): a stop may be in force that it does "
                 "not tell; remove it once you know that none is"
             ) from None
 
-    def _write(self, latches: Latches) -> None:
+    def _write(self, state: SafetyState) -> None:
         try:
-            files.write_atomically(self.path, msgspec.json.encode(latches) + b"\n")
+            files.write_atomically(self.path, msgspec.json.encode(state.stored()) + b"\n")
         except OSError as error:
             raise ConfigError(
                 f"state file {str(self.path)!r} cannot be written: {error.strerror}; name another with --state FILE"

@@ -15,13 +15,15 @@ from td3_robot.core_types import Output, Peer
 from td3_robot.errors import ConfigError, UsageError
 from td3_robot.messages import Action, Command, Step
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.latch_file import LatchFile
-from td3_robot.policy.latches import Latches
+from td3_robot.policy.state_file import StateFile
+from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.state import SafetyState
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.link import hello
 from tests.conftest import poll_until
 
+STOP, INACTIVE = Held(Cause.STOP, "because"), Held(Cause.INACTIVE)
 SAFE = SafetyConfig(observation_deadline_ms=100)
 Made = Callable[..., Bundle]
 
@@ -44,33 +46,33 @@ def versions(outputs: list[Output]) -> list[int]:
     return [message.weights_version for _, message in outputs if isinstance(message, Action)]
 
 
-def begun(bundle: Bundle, latches: Latches | None = None, **options: Any) -> PolicyCore:
+def begun(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> PolicyCore:
     core = PolicyCore(9, safety=SAFE, **options)
     core.load(1, bundle)
-    if latches:
-        core.resume(latches, 0.0)
+    if state:
+        core.resume(state, 0.0)
     return core
 
 
 def test_nothing_in_force_changes_nothing(peer: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
     core = begun(make_bundle(1))
     core.step([(peer, peer.hello), (peer, make_step(1))], 0.0)
-    assert core.latches == Latches()
-    before = core.latches
+    assert core.safety_state == SafetyState()
+    before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
-    assert core.latches is before  # a turn in which nothing happened makes no new one
+    assert core.safety_state is before  # a turn in which nothing happened makes no new one
     anew = PolicyCore(9, safety=SAFE)
     anew.load(1, make_bundle(1))
-    assert anew.resume(core.latches, 0.0) == []
+    assert anew.resume(core.safety_state, 0.0) == []
     assert versions(anew.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
 
 
 def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("estop"))], 0.0)
-    assert core.latches.stop == "because"
-    anew = begun(make_bundle(1), core.latches)
-    assert anew.latches == core.latches
+    assert core.safety_state.server == STOP
+    anew = begun(make_bundle(1), core.safety_state)
+    assert anew.safety_state == core.safety_state
     assert anew.lifecycle.reason == "emergency stop: because"
     joined = anew.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.1)
     assert [message.verb for to, message in joined if isinstance(message, Command) and to is peer] == ["estop"]
@@ -78,10 +80,10 @@ def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_s
     anew.step([(operator, command("activate"))], 0.1)
     assert versions(anew.step([(peer, make_step(2))], 0.1)) == [0]
     anew.step([(operator, command("reset"))], 0.1)
-    assert anew.latches == Latches(inactive=True)
+    assert anew.safety_state == SafetyState(server=INACTIVE)
     anew.step([(operator, command("activate"))], 0.1)
     assert versions(anew.step([(peer, make_step(3))], 0.1)) == [1]
-    assert anew.latches == Latches()
+    assert anew.safety_state == SafetyState()
 
 
 def test_a_stop_of_one_robot_and_a_fault_of_another(
@@ -92,9 +94,9 @@ def test_a_stop_of_one_robot_and_a_fault_of_another(
     core.step([(peer, peer.hello), (other, other.hello), (operator, operator.hello)], 0.0)
     core.step([(peer, make_step(1)), (other, make_step(1)), (operator, command("estop", "arm"))], 0.0)
     core.step([], 0.11)  # 100 ms without an observation of the leg
-    assert core.latches.stopped == ("arm",)
-    assert core.latches.held["leg"] == "no observation for 100 ms"
-    anew = begun(make_bundle(1), core.latches)
+    assert core.safety_state.stopped == ("arm",)
+    assert core.safety_state.sources["leg"] == Held(Cause.FAULT, "no observation for 100 ms")
+    anew = begun(make_bundle(1), core.safety_state)
     arrived = [(peer, peer.hello), (other, other.hello), (operator, operator.hello)]
     assert versions(anew.step([*arrived, (peer, make_step(1)), (other, make_step(1))], 0.0)) == [0, 0]
     anew.step([(operator, command("activate", "leg")), (operator, command("activate", "arm"))], 0.01)
@@ -123,7 +125,7 @@ def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
         core.step([(operator, command("activate", "leg"))], 0.012)
     anew = PolicyCore(9, safety=AUTOMATIC)
     anew.load(1, make_bundle(1))
-    assert len(anew.resume(core.latches, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
+    assert len(anew.resume(core.safety_state, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
     anew.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
     assert moved(anew) == moved(core) == {1 if until == "activated" else 0}
     if until == "stopped":
@@ -137,8 +139,8 @@ def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
 def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: Made, verb: str) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
-    assert core.latches == (Latches(inactive=True) if verb == "deactivate" else Latches(stop="because"))
-    anew = begun(make_bundle(1), core.latches)
+    assert core.safety_state == (SafetyState(server=INACTIVE) if verb == "deactivate" else SafetyState(server=STOP))
+    anew = begun(make_bundle(1), core.safety_state)
     anew.step([], 0.0)
     assert not anew.lifecycle.active
 
@@ -146,12 +148,12 @@ def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: M
 def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
-    anew = begun(make_bundle(1), core.latches)
+    anew = begun(make_bundle(1), core.safety_state)
     assert anew.frozen
     assert anew.lifecycle.state == "inactive"
     anew.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
-    assert not begun(make_bundle(1), anew.latches).frozen
-    assert begun(make_bundle(1), anew.latches, frozen=True).frozen  # what the configuration says, in any case
+    assert not begun(make_bundle(1), anew.safety_state).frozen
+    assert begun(make_bundle(1), anew.safety_state, frozen=True).frozen  # what the configuration says, in any case
 
 
 def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Peer, make_bundle: Made) -> None:
@@ -159,41 +161,41 @@ def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Pee
     bad = make_bundle(2)
     core.step([(operator, operator.hello), (operator, command("load", payload=bad.encode()))], 0.0)
     core.step([(operator, command("rollback"))], 0.0)
-    assert core.latches.withdrawn == (sha256(bad.encode()),)
-    assert core.latches.frozen
-    good = begun(make_bundle(1), core.latches)
+    assert core.safety_state.withdrawn == (sha256(bad.encode()),)
+    assert core.safety_state.frozen
+    good = begun(make_bundle(1), core.safety_state)
     good.step([], 0.0)
     assert good.lifecycle.active
-    again = begun(bad, core.latches)
+    again = begun(bad, core.safety_state)
     again.step([(operator, operator.hello)], 0.0)
     assert again.lifecycle.state == "inactive"
     again.step([(operator, command("activate"))], 0.0)  # a person wants it all the same
     assert again.lifecycle.active
-    assert again.latches.withdrawn == ()
+    assert again.safety_state.withdrawn == ()
 
 
 def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
-    file = LatchFile(path)
-    assert file.kept == Latches()
+    file = StateFile(path)
+    assert file.kept == SafetyState()
     with pytest.raises(UsageError, match="is another policy server's, which runs; name another with --state FILE"):
-        LatchFile(path)
+        StateFile(path)
     for number in range(20):
-        file.keep(Latches(stop=f"reason {number}", stopped=("leg",), held={"arm": "ñ"}))
+        file.keep(SafetyState(Held(Cause.STOP, f"reason {number}"), {"arm": Held(Cause.FAULT, "ñ")}, ("leg",)))
     file.close()
-    again = LatchFile(path)
+    again = StateFile(path)
     again.close()
-    assert again.kept == Latches(stop="reason 19", stopped=("leg",), held={"arm": "ñ"})
+    assert again.kept == SafetyState(Held(Cause.STOP, "reason 19"), {"arm": Held(Cause.FAULT, "ñ")}, ("leg",))
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
 
 
 def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
     """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A file cut off would be a damaged one."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
-    file = LatchFile(tmp_path / "policy.state")
-    file.keep(Latches(stopped=names))
+    file = StateFile(tmp_path / "policy.state")
+    file.keep(SafetyState(stopped=names))
     file.close()
-    again = LatchFile(tmp_path / "policy.state")
+    again = StateFile(tmp_path / "policy.state")
     again.close()
     assert again.kept.stopped == names
 
@@ -202,9 +204,9 @@ def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.Lo
     """A disk that is full for a while must not lose a stop."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    file = LatchFile(folder / "policy.state")
+    file = StateFile(folder / "policy.state")
     folder.rename(tmp_path / "away")
-    file.keep(Latches(stop="smoke"))
+    file.keep(SafetyState(server=Held(Cause.STOP, "smoke")))
     poll_until(lambda: "cannot be written" in caplog.text, lambda: "it did not come", 60)
     (tmp_path / "away").rename(folder)
     poll_until(lambda: "is written now" in caplog.text, lambda: "it did not come", 60)
@@ -213,25 +215,81 @@ def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.Lo
     file.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stop": 1}', b'{"other": ""}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"stop": 1}',
+        b'{"other": ""}',
+        b'{"held": {"leg": ""}, "causes": {"leg": "none"}}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
 def test_a_damaged_file_is_no_all_clear(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "policy.state"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"is damaged .*: a stop may be in force that it does not tell"):
-        LatchFile(path)
+        StateFile(path)
     assert path.read_bytes() == content
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory; name another with --state"):
-        LatchFile(tmp_path / "nowhere" / "policy.state")
+        StateFile(tmp_path / "nowhere" / "policy.state")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        LatchFile(tmp_path)
+        StateFile(tmp_path)
 
 
 def test_the_file_is_plain_json(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
-    file = LatchFile(path)
-    file.keep(Latches(frozen=True))
+    file = StateFile(path)
+    file.keep(SafetyState(frozen=True))
     file.close()
     assert json.loads(path.read_text())["frozen"] is True
+
+
+OLD = {
+    "stop": "smoke",
+    "inactive": False,
+    "stopped": ["hand"],
+    "held": {"leg": "emergency stop: smoke", "arm": "no observation for 100 ms"},
+    "idle": ["foot"],
+    "frozen": True,
+    "withdrawn": ["00ff"],
+}
+
+
+def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
+    """Its reasons say in words which of them is a stop."""
+    path = tmp_path / "policy.state"
+    path.write_text(json.dumps(OLD))
+    file = StateFile(path)
+    file.close()
+    assert file.kept == SafetyState(
+        server=Held(Cause.STOP, "smoke"),
+        sources={
+            "leg": Held(Cause.STOP, "smoke"),
+            "arm": Held(Cause.FAULT, "no observation for 100 ms"),
+            "foot": Held(Cause.INACTIVE),
+        },
+        stopped=("hand",),
+        frozen=True,
+        withdrawn=("00ff",),
+    )
+    assert file.kept.plain() == OLD
+    again = StateFile(path)  # as this version has written it meanwhile
+    again.close()
+    assert again.kept == file.kept
+
+
+def test_a_fault_whose_reason_reads_like_a_stop_stays_a_fault(tmp_path: Path) -> None:
+    state = SafetyState(sources={"leg": Held(Cause.FAULT, "emergency stop: of another robot")})
+    file = StateFile(tmp_path / "policy.state")
+    file.keep(state)
+    file.close()
+    again = StateFile(tmp_path / "policy.state")
+    again.close()
+    assert again.kept == state

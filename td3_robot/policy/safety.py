@@ -1,0 +1,168 @@
+"""Which robots a policy may move: the server's own state, its watch over each robot, and stops of single robots."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterator
+
+from td3_robot.errors import LifecycleError
+from td3_robot.messages import Command, LifecycleChange, Step
+from td3_robot.policy.watch import Watch
+from td3_robot.safety.commands import watch_follows
+from td3_robot.safety.lifecycle import Cause, Held, Lifecycle
+from td3_robot.safety.state import SafetyState
+
+log = logging.getLogger(__name__)
+
+_AWAY = 1024  # robots that are away, and that no policy may move, that are remembered
+_STOPS = 1024  # names of robots that are stopped one by one
+_LONGEST_REASON = 500  # characters of a reason that is kept over a restart
+
+
+class Safety:
+    """The one place where a policy server's stops and faults are.
+
+    An emergency stop of one robot holds for its name, whether the robot is connected or not and whether the server
+    watches over it or not. It lasts until a reset names the robot or reaches it.
+
+    Args:
+        node: name of the server.
+
+    Attributes:
+        lifecycle: of the server itself.
+        watches: over the robots that have something to watch, by name.
+        stopped: names of the robots that are stopped one by one.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.lifecycle = Lifecycle(node)
+        self.watches: dict[str, Watch] = {}
+        self.stopped: set[str] = set()
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`missing` is needed next, in seconds."""
+        return min((watch.due for watch in self.watches.values() if watch.due is not None), default=None)
+
+    def acts(self, name: str) -> bool:
+        """Whether neither the server's state nor a stop by name keeps a policy from moving this robot."""
+        return self.lifecycle.active and name not in self.stopped
+
+    def stops(self, name: str) -> bool:
+        """Whether an emergency stop holds for this robot."""
+        watch = self.watches.get(name)
+        return self.lifecycle.stopped or name in self.stopped or bool(watch and watch.lifecycle.stopped)
+
+    def watch(self, name: str, now: float) -> Watch:
+        """A new watch over a robot."""
+        watch = self.watches[name] = Watch(f"{self.lifecycle.node}/{name}", now)
+        return watch
+
+    def missing(self, now: float) -> Iterator[tuple[str, Step]]:
+        """The robots whose observations have just been missing for too long, each with its newest Step."""
+        for name, watch in self.watches.items():
+            if watch.missing(now) and watch.newest:
+                yield name, watch.newest
+
+    def changes(self) -> list[LifecycleChange]:
+        """The changes of state since the last call."""
+        changes = self.lifecycle.changes()
+        for watch in self.watches.values():
+            changes += watch.lifecycle.changes()
+        return changes
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    def follow_watch(self, name: str, command: Command, now: float) -> str:
+        """Have the watch over a robot follow a Command; the error, empty if there is none."""
+        watch = self.watches.get(name)
+        try:
+            if watch and watch_follows(command):
+                watch.command(command.verb, now, command.reason)
+        except LifecycleError as error:
+            return str(error)
+        return ""
+
+    def follow_name(self, name: str, command: Command) -> str:
+        """Apply a Command for one robot to the stop of that robot; the error, empty if there is none."""
+        if command.verb == "estop":
+            if len(self.stopped) >= _STOPS and name not in self.stopped:
+                return f"{_STOPS} robots are stopped one by one already; stop all with estop, without a target"
+            self.stopped.add(name)
+            log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
+        return self.follow_all(name, command)
+
+    def follow_all(self, name: str, command: Command) -> str:
+        """Apply a Command for all robots to the stop of one robot; the error, empty if there is none."""
+        if command.verb == "reset":
+            self.stopped.discard(name)
+        elif command.verb in ("configure", "activate", "deactivate") and name in self.stopped:
+            return f"{self.lifecycle.node}/{name[:64]}: an emergency stop is in force; reset it first"
+        return ""
+
+    # -- robots that leave ---------------------------------------------------------------------------------------
+
+    def leave(self, name: str) -> None:
+        """Forget a robot that has left, unless its watch is not active: a return must not end a fault."""
+        watch = self.watches.pop(name, None)
+        if watch and not watch.lifecycle.active:
+            self.watches[name] = watch  # at the end: the robots that left last
+
+    def forget_the_longest_away(self, here: Container[str]) -> None:
+        """Bound the memory of robots that are away; an emergency stop is never forgotten.
+
+        Args:
+            here: names of the robots that are connected.
+        """
+        away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
+        for name in away[:-_AWAY]:
+            log.warning("%s: forgets %r: %d others are away that no policy may move", self.lifecycle.node, name, _AWAY)
+            del self.watches[name]
+
+    # -- restarts ------------------------------------------------------------------------------------------------
+
+    def state(self, *, frozen: bool, withdrawn: tuple[str, ...]) -> SafetyState:
+        """What a restart has to keep."""
+        watches = ((name, _kept(watch.lifecycle, _LONGEST_REASON)) for name, watch in self.watches.items())
+        return SafetyState(
+            server=_kept(self.lifecycle),
+            sources={name: held for name, held in watches if held},
+            stopped=tuple(sorted(self.stopped)),
+            frozen=frozen,
+            withdrawn=withdrawn,
+        )
+
+    def restore(self, state: SafetyState, now: float) -> list[str]:
+        """Hold the robots that were held before a restart.
+
+        Args:
+            state: from before the restart.
+            now: the time, in seconds.
+
+        Returns:
+            A line for the log about each.
+        """
+        lines = []
+        for name, held in state.sources.items():
+            lifecycle = self.watch(name, now).lifecycle
+            reason = held.reason
+            if held.cause is Cause.STOP:
+                lifecycle.stop(reason, now)
+            elif held.cause is Cause.FAULT:
+                lifecycle.fault(reason, now)
+            else:
+                reason = "it was not active before the restart"
+                lifecycle.command("deactivate", now, reason)
+            lines.append(f"no policy moves {name!r} until activate: {lifecycle.reason}")
+        if state.stopped:
+            self.stopped.update(state.stopped)
+            lines.append(f"stopped one by one, until reset names them: {', '.join(state.stopped)}")
+        return lines
+
+
+def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
+    """Why a lifecycle is held, as a restart has to keep it: with at most the ``longest`` reason, in characters."""
+    held = lifecycle.held
+    if held is None or held.cause is Cause.INACTIVE:
+        return held and Held(Cause.INACTIVE)
+    return Held(held.cause, held.reason[:longest])

@@ -1,0 +1,85 @@
+"""What a policy server keeps over a restart: stops, faults, a freeze, and the policies that people took back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from td3_robot.safety.lifecycle import STOP_PREFIX, Cause, Held
+
+_LONGEST = 500  # characters of the text about a source
+
+
+@dataclass(frozen=True)
+class SafetyState:
+    """What is in force at a policy server until a person ends it.
+
+    Attributes:
+        server: why the server itself is not active: an emergency stop, or a person has deactivated it; else None.
+        sources: why the server's watch over a robot is not active, by the robot's name.
+        stopped: names of the robots that an emergency stop names one by one.
+        frozen: the server refuses the weights of learners.
+        withdrawn: SHA-256 of the policies that a rollback left, and that no person has chosen again.
+    """
+
+    server: Held | None = None
+    sources: Mapping[str, Held] = field(default_factory=dict)
+    stopped: tuple[str, ...] = ()
+    frozen: bool = False
+    withdrawn: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As an InForce message carries it: in plain values, with causes only in the texts."""
+        server = self.server or Held(Cause.FAULT)
+        sources = self.sources.items()
+        return {
+            "stop": server.reason if server.cause is Cause.STOP else "",
+            "inactive": server.cause is Cause.INACTIVE,
+            "stopped": list(self.stopped),
+            "held": {name: str(held)[:_LONGEST] for name, held in sources if held.cause is not Cause.INACTIVE},
+            "idle": [name for name, held in sources if held.cause is Cause.INACTIVE],
+            "frozen": self.frozen,
+            "withdrawn": list(self.withdrawn),
+        }
+
+    def stored(self) -> dict[str, Any]:
+        """As a file keeps it; :func:`read` is the inverse."""
+        values = self.plain()
+        causes = {name: self.sources[name].cause.value for name in values["held"]}
+        return {**values, "causes": causes} if causes else values
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state in a file. Version 0.1.0 writes no ``causes``."""
+
+    stop: str = ""
+    inactive: bool = False
+    stopped: tuple[str, ...] = ()
+    held: dict[str, str] = {}
+    idle: tuple[str, ...] = ()
+    frozen: bool = False
+    withdrawn: tuple[str, ...] = ()
+    causes: dict[str, Cause] = {}
+
+
+def read(values: Any) -> SafetyState:
+    """The state from plain values, as this version or version 0.1.0 stores them.
+
+    Raises:
+        msgspec.ValidationError: the values do not fit.
+    """
+    stored = msgspec.convert(values, _Stored)
+    server = Held(Cause.STOP, stored.stop) if stored.stop else Held(Cause.INACTIVE) if stored.inactive else None
+    sources = {name: _held(text, stored.causes.get(name)) for name, text in stored.held.items()}
+    sources |= {name: Held(Cause.INACTIVE) for name in stored.idle}
+    return SafetyState(server, sources, stored.stopped, stored.frozen, stored.withdrawn)
+
+
+def _held(text: str, cause: Cause | None) -> Held:
+    """Why a source is held. Only where no cause is stored, the text says what the cause is."""
+    if cause is None:
+        cause = Cause.STOP if text.startswith(STOP_PREFIX) else Cause.FAULT
+    return Held(cause, text.removeprefix(STOP_PREFIX) if cause is Cause.STOP else text)
