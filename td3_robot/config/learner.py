@@ -1,4 +1,4 @@
-"""How the learner learns: its part of the configuration."""
+"""The section ``learner`` of the configuration."""
 
 from __future__ import annotations
 
@@ -12,48 +12,62 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "ddpg"): {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""What a choice in ``learner`` means for other keys of it: their defaults, and the only values allowed beside it."""
+"""A choice in ``learner``, and the values of other keys that it implies: their defaults, and the only ones allowed."""
 
 
 class LearnerConfig(Section, frozen=True):
-    """TD3 (Fujimoto et al. 2018, algorithm 1), options around it, and how its updates are paced.
+    """TD3 (Fujimoto et al. 2018, algorithm 1), its options, and the pace of its updates.
 
-    ``algorithm: ddpg`` is the update of Lillicrap et al. 2016, which has none of TD3's three additions; each of them
-    can be left out alone: ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+    Noise and clips of actions are fractions of half the action range of each dimension. Options are off by default.
 
-    Options, all off by default:
+    The algorithm:
 
-    - ``n_step``: targets of up to n rewards, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ); fewer where an episode or
-      what was seen of it ends.
-    - ``critic_loss: huber``: δ²/2 up to an error |δ| of 1 and |δ| - 1/2 beyond, in place of δ².
-    - ``gradient_clip``: the largest Euclidean norm of the gradient of the actor, and of each critic.
-    - ``replay: lap``: loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020): transitions are drawn in
-      proportion to max(|δ|, 1)^``priority_exponent``; it stands on the Huber loss.
-    - ``normalise_observations``: networks see (observation - mean) / deviation, both of all observations so far.
+    - ``algorithm``: ``td3``; ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. Each of them can be
+      switched off alone: ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+    - ``batch_size``, ``discount``: as in the paper. ``polyak``: τ of the target networks.
+    - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
+    - ``policy_delay``: critic updates for each actor update.
+    - ``learning_rate``: of Adam. It is constant up to ``learning_rate_falls_from``, a fraction of ``total_steps``. From
+      there it falls linearly to ``learning_rate_end``, a fraction of itself, at ``total_steps``.
+    - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor, which moves by this
+      fraction at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018). Exploration and learning use the
+      actor itself.
+    - ``layer_norm``: layer normalisation in hidden layers.
+    - ``n_step``: targets of up to n rewards, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ); fewer at the end of an
+      episode and before a gap.
+    - ``critic_loss``: ``mse`` is δ²; ``huber`` is δ²/2 up to an error |δ| of 1, and |δ| - 1/2 above.
+    - ``gradient_clip``: the largest Euclidean norm of the actor's gradient, and of each critic's.
+    - ``normalise_observations``: networks see (observation - mean) / deviation of all observations so far.
 
-    Noise standard deviations and clips are fractions of half the action range of each dimension. With
-    ``policy_average`` above 0, what is evaluated and kept is not the actor of the moment but its moving average, which
-    moves that fraction of the way at each policy update (Polyak and Juditsky 1992; Izmailov et al. 2018 for why it
-    helps): exploring and learning go on with the actor itself. The learning rate
-    is held up to ``learning_rate_falls_from`` (a fraction of ``total_steps``) and falls in a straight line from there
-    to ``learning_rate_end`` (a fraction of itself) at ``total_steps``. With ``replay_storage: file`` the replay buffer
-    is a file in the run folder: a killed learner loses no transition, and checkpoints are small (in lock-step they hold
-    it nevertheless, because the file runs ahead of them). ``device`` auto is a CUDA GPU where torch sees one;
-    ``precision`` auto is bf16 on a processor that is faster with it, and fp32 elsewhere; a run keeps what both were
-    when it began. Random numbers are the same on every device, so that a checkpoint goes on on another one. With
-    ``threads_in: critics`` the ``threads`` each take one critic, or half of the policy's batch, and seldom meet; with
-    ``operators`` they share every matrix product out, which is faster for a learner that has its cores to itself, and
-    may be far slower for one that has not. With ``compile`` the update in fp32 is compiled for the processor, which
-    needs a C++ compiler (without one updates are made as they are, with a warning) and, the first time, some 20 s; of
-    the ``threads`` only those inside operators then count. On a GPU and in bf16 it has no effect.
+    The replay buffer:
 
-    ``recordings`` are files whose transitions the replay buffer begins with; they count as no environment steps.
-    ``offline_updates`` are made on them before the first environment step; the policy that is learned then acts in
-    place of uniform actions.
+    - ``replay``: ``uniform``, or ``lap``, loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). It draws
+      transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
+    - ``buffer_size``: transitions that it holds.
+    - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder: a killed learner loses no transition,
+      and checkpoints are small. In lock-step checkpoints still hold the buffer, because the file runs ahead of them.
+    - ``recordings``: files whose transitions fill the buffer at the start. They do not count as environment steps.
 
-    ``start_from`` is a policy bundle whose actor a new run begins with, in place of random weights and of uniform
-    actions before ``learning_starts``; how its observations are normalised comes with it. The critics begin anew, so
-    the actor stands still for the first ``critics_first`` updates.
+    The pace:
+
+    - ``learning_starts``: environment steps with uniform actions before the first update.
+    - ``replay_ratio``: updates for each environment step; null for no limit. ``replay_ratio_band``: by how many updates
+      either side may run ahead.
+    - ``publish_every``: updates between two policies that the learner publishes.
+    - ``offline_updates``: updates on ``recordings`` before the first environment step. The policy that they learn then
+      acts in place of uniform actions.
+    - ``start_from``: a policy bundle. A new run begins with its actor and observation normalisation, in place of random
+      weights and uniform actions. Its critics are new, so the actor rests for the first ``critics_first`` updates.
+
+    The processor (a checkpoint made on one device resumes on any other, with the same random numbers):
+
+    - ``device``: ``auto`` is a CUDA GPU where torch finds one. ``precision``: ``auto`` is bf16 where the processor is
+      faster with it, else fp32. A run keeps what both were at its start.
+    - ``threads``, ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With
+      ``operators`` the threads share every matrix product. That is faster for a learner that has its cores to itself,
+      and may be far slower for one that shares them.
+    - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and about 20 s the first time;
+      without a compiler a warning says so. Only ``threads`` inside operators then count. No effect on a GPU or in bf16.
     """
 
     algorithm: Literal["td3", "ddpg"] = "td3"
@@ -94,7 +108,7 @@ class LearnerConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.start_from is not None and not self.critics_first:
             raise ValueError(
-                f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: critics that know nothing "
+                f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: untrained critics "
                 "would spoil the policy at once; allowed: 1 or more, for example 5000"
             )
         if self.offline_updates and not self.recordings:
@@ -107,16 +121,16 @@ class LearnerConfig(Section, frozen=True):
                 if getattr(self, key) == choice and getattr(self, other) != needed:
                     raise ValueError(
                         f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
-                        f"beside {choice!r} it must be {needed!r}"
+                        f"with {choice!r} it must be {needed!r}"
                     )
 
     @property
     def compiles(self) -> bool:
-        """Whether updates are to be compiled; ``device`` and ``precision`` are settled."""
+        """Whether to compile updates; ``device`` and ``precision`` must be resolved."""
         return self.compile and (self.device, self.precision) == ("cpu", "fp32")
 
     def learning_rate_at(self, fraction: float) -> float:
-        """The learning rate when this fraction of the run is made."""
+        """The learning rate after this fraction of the run, 0 to 1."""
         hold = self.learning_rate_falls_from
-        fallen = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
-        return self.learning_rate * (1 - fallen * (1 - self.learning_rate_end))
+        fall = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
+        return self.learning_rate * (1 - fall * (1 - self.learning_rate_end))

@@ -1,8 +1,9 @@
-"""Read a configuration from YAML, apply overrides, and explain what is wrong in one line."""
+"""Read a configuration from YAML, apply overrides, and explain errors in one line."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +20,22 @@ from td3_robot.errors import ConfigError
 from td3_robot.util import files, resources
 from td3_robot.util.text import near
 
+log = logging.getLogger(__name__)
+
+RENAMED: dict[str, str] = {}
+"""Old full name of a key or section to its new one, as ``learner.tau`` to ``learner.polyak``."""
 _LONGEST = 1 << 22  # bytes of a file
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file (or the shipped configuration of that name) and apply ``a.b=value`` overrides.
+    """Read a YAML file, or the shipped configuration of that name, and apply overrides.
+
+    Args:
+        path: of the file, or the name of a shipped one.
+        overrides: as ``learner.batch_size=128``.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or its content is not a valid configuration.
+        ConfigError: the file cannot be read, is not YAML, or is not a valid configuration.
     """
     file = resources.find("configs", str(path))
     try:
@@ -41,15 +50,21 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def parse(content: Any, overrides: Sequence[str] = (), source: str = "configuration") -> Config:
     """A configuration from plain maps, with overrides applied.
 
+    Args:
+        content: maps of keys, as YAML has them.
+        overrides: as ``learner.batch_size=128``.
+        source: names the input in errors and warnings.
+
     Raises:
-        ConfigError: an unknown key (with the nearest known one), a wrong type or value, or a contradiction.
+        ConfigError: an unknown key, a wrong type or value, or a contradiction.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source}: the top level is {type(content).__name__}; it must be a map of keys")
     try:
         tree = _copy(content)
     except RecursionError:
-        raise ConfigError(f"{source}: a key holds itself; YAML anchors must not make a circle") from None
+        raise ConfigError(f"{source}: a key contains itself; YAML anchors must not make a circle") from None
+    _rename(tree, source)
     for override in overrides:
         _override(tree, override)
     if isinstance(tree.get("record"), bool):
@@ -65,8 +80,48 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
         raise ConfigError(f"{source}: {_readable(str(error), tree)}") from None
 
 
+def current_name(key: str) -> str:
+    """The name that a key has now, given its present or old name, in full."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key.removeprefix(old)
+    return key
+
+
 def _copy(node: Any) -> Any:
     return {key: _copy(value) for key, value in node.items()} if isinstance(node, Mapping) else node
+
+
+def _rename(tree: dict[str, Any], source: str) -> None:
+    """Move the values of old names to the new names, with a warning for each."""
+    for old, new in RENAMED.items():
+        *path, last = old.split(".")
+        sections = [tree]
+        for part in path:
+            inner = sections[-1].get(part)
+            sections.append(inner if isinstance(inner, dict) else {})
+        if last not in sections[-1]:
+            continue
+        value = sections[-1].pop(last)
+        for part, outer, inner in reversed(list(zip(path, sections, sections[1:], strict=False))):
+            if not inner:  # the section may not exist any more
+                del outer[part]
+        if not _put(tree, new, value, replace=False):
+            raise ConfigError(f"{source}: {old} is the old name of {new}, and {new} is set too; keep {new} alone")
+        log.warning("%s: the key %s is now called %s", source, old, new)
+
+
+def _put(tree: dict[str, Any], key: str, value: Any, *, replace: bool = True) -> bool:
+    """Set a key by its full name. False: a part of the name is a value, or the key is set and ``replace`` is False."""
+    *path, last = key.split(".")
+    for part in path:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            return False
+    if last in tree and not replace:
+        return False
+    tree[last] = value
+    return True
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -77,14 +132,10 @@ def _override(tree: dict[str, Any], override: str) -> None:
         value = resources.read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
-    *path, last = key.split(".")
-    node = tree
-    for part in path:
-        child = node.setdefault(part, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-        node = child
-    node[last] = value
+    if (name := current_name(key)) != key:
+        log.warning("--set %s: the key %s is now called %s", override, key, name)
+    if not _put(tree, name, value):
+        raise ConfigError(f"--set {override!r}: {name.rpartition('.')[0]!r} is a value, not a section")
 
 
 def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str, prefix: str = "") -> None:
@@ -104,7 +155,7 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
 def _elsewhere(key: str) -> list[str]:
     """The full names of keys in any section that look like ``key``."""
     names = {name: f"{section}.{name}" for section, inner in _sections().items() for name in get_type_hints(inner)}
-    return [names[name] for name in near(key, names, alike=0.7)]  # of many more words
+    return [names[name] for name in near(key, names, alike=0.7)]  # stricter, because there are many names
 
 
 def _sections() -> dict[str, type[Struct]]:
@@ -126,11 +177,11 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
 
 
 def _choices(keys: Sequence[str]) -> str:
-    """What a choice key allows, for its error text; empty for any other kind of key."""
+    """The values that a key with a fixed choice allows, for its error; empty for any other kind of key."""
     section: Any = Config
     for key in keys[:-1]:
         section = _sections().get(key, Config)
     hint = get_type_hints(section).get(keys[-1].split("[")[0])
-    kinds = [hint] if get_origin(hint) is Literal else get_args(hint)  # of a union, those that are a choice
+    kinds = [hint] if get_origin(hint) is Literal else get_args(hint)  # a union may hold choices
     choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     return f"; allowed: {', '.join(choices)}" if choices else ""

@@ -1,4 +1,4 @@
-"""What of a run's configuration may change when it goes on: nothing by accident, and not what the run consists of."""
+"""Which configuration keys may change when a run is resumed: those that the user names, and never those of FIXED."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from typing import Any
 
 import msgspec
 
+from td3_robot.config.loading import current_name
 from td3_robot.config.schema import Config
 from td3_robot.errors import UsageError
 
-_MADE_OF = {
+FIXED = {
     "task": "another task is another run",
     "seed": "its random streams have begun",
-    "timing": "one cannot go on from the other's checkpoints",
+    "timing": "neither timing can read the other's checkpoints",
     "network.hidden": "its networks have that shape",
     "learner.layer_norm": "its networks have that shape",
-    "learner.algorithm": "its networks are those of the other one",
-    "learner.twin_critics": "its networks are so many",
-    "learner.discount": "what its replay buffer holds was discounted with it",
-    "learner.n_step": "what its replay buffer holds was added up over so many steps",
+    "learner.algorithm": "its networks belong to that algorithm",
+    "learner.twin_critics": "its networks include that many critics",
+    "learner.discount": "its replay buffer holds discounted values",
+    "learner.n_step": "its replay buffer holds sums over that many steps",
     "learner.replay": "its replay buffer is of that kind",
-    "learner.normalise_observations": "its networks have learned from observations like that",
-    "learner.policy_average": "its average is kept from the start, at that pace",
+    "learner.normalise_observations": "its networks have learned from such observations",
+    "learner.policy_average": "its average began with that rate",
     "learner.learning_starts": "its updates are counted from there",
-    "learner.replay_ratio": "its updates are counted at that ratio from the start",
-    "learner.recordings": "they were read when it began",
+    "learner.replay_ratio": "its updates are counted with that ratio",
+    "learner.recordings": "it read them at its start",
     "learner.offline_updates": "its updates are counted from there",
     "launch": "other processes are another run",
     "learner.buffer_size": "its replay buffer has that size",
     "learner.replay_storage": "its replay buffer is there",
     "learner.start_from": "its actor has begun",
 }
-_MADE_OF_LOCKSTEP = {
-    "simulators": "each of its simulators goes on from its own state",
-    "robots": "each of its simulators goes on from its own state",
+"""Keys that a run keeps, and why."""
+FIXED_IN_LOCKSTEP = {
+    "simulators": "each of its simulators continues from its saved state",
+    "robots": "each of its simulators continues from its saved state",
 }
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values are not the same, with full names: the value before, and after."""
+    """Full names of the keys whose values differ, with the value before and after."""
     old, new = _leaves(msgspec.to_builtins(before)), _leaves(msgspec.to_builtins(after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
@@ -48,32 +50,35 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """The changes, each as ``key: old → new``.
 
     Args:
-        before, after: what the run was trained with, and is to go on with; what was ``auto`` is settled in both, so
-            that another device or precision is a change like any other.
-        declared: keys that are meant to change; a section stands for all its keys.
+        before: the configuration of the run's last training. In both configurations ``auto`` is resolved, so that
+            another device or precision counts as a change.
+        after: the configuration to resume with.
+        declared: keys that the user means to change; a section stands for all its keys.
 
     Raises:
-        UsageError: another key changes too, or one that a run cannot go on with.
+        UsageError: another key changes too, or a key that a run keeps.
     """
     changed = differences(before, after)
-    fixed = _MADE_OF | (_MADE_OF_LOCKSTEP if before.timing == "lockstep" else {})
+    fixed = FIXED | (FIXED_IN_LOCKSTEP if before.timing == "lockstep" else {})
     for key, (old, new) in changed.items():
         if key in fixed:
             raise UsageError(
                 f"{key} is {_text(old)} in the run and cannot become {_text(new)}: {fixed[key]}; start a new run"
             )
-    undeclared = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in declared)]
+    names = [current_name(name) for name in declared]
+    undeclared = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in names)]
     if undeclared:
         values = [(key, *map(_text, changed[key])) for key in undeclared]
         raise UsageError(
-            "the configuration differs from what the run was trained with: "
+            "the configuration differs from the run's: "
             f"{'; '.join(f'{key} is {old} there, {new} now' for key, old, new in values)}; "
-            f"if meant, say {' '.join(f'--set {key}={new}' for key, _, new in values)}"
+            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)}"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their full names."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The configuration of a run: one typed, frozen tree read from YAML.
+"""The configuration of a run: one typed, frozen tree of sections.
 
-Every key has a default that makes a correct (if not tuned) TD3 run; a YAML file states what differs. Unknown keys,
-wrong types, values out of range and contradictions are refused with one line.
+The defaults make a correct TD3 run, which is not tuned; a YAML file sets what differs. Unknown keys, wrong types,
+values out of range and contradictions are errors of one line. The docstring of each section documents its keys.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
-"""Between hidden layers: what still travels in one Weights message with the layers around them."""
+"""The most weights between hidden layers: with the layers around them they fit into one Weights message."""
 
 
 class NetworkConfig(Section, frozen=True):
-    """The shape that actor and critics share."""
+    """The shape that actor and critics share.
+
+    - ``hidden``: widths of the hidden layers.
+    """
 
     hidden: Annotated[tuple[Width, ...], Meta(min_length=1, max_length=8)] = (400, 300)
 
@@ -40,12 +43,14 @@ class NetworkConfig(Section, frozen=True):
 
 
 class ExplorationConfig(Section, frozen=True):
-    """Action noise, after the uniform actions of the first ``learner.learning_starts`` steps.
+    """Action noise. The first ``learner.learning_starts`` steps use uniform actions instead.
 
-    ``kind`` is ``gaussian``, ``ornstein_uhlenbeck`` or the noise of an installed package. ``noise`` is its standard
-    deviation as a fraction of half the action range; a range ``[low, high]`` is spread over the robots of a source, so
-    that some explore more than others. ``ornstein_uhlenbeck`` is x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1),
-    from 0 at each reset; Lillicrap et al. 2016 use 0.15 and 0.2. ``parameters`` are those of an installed noise.
+    - ``kind``: ``gaussian``, ``ornstein_uhlenbeck`` or the noise of an installed package.
+    - ``noise``: standard deviation, as a fraction of half the action range. A range ``[low, high]`` is spread over the
+      robots of a source, so that some explore more than others.
+    - ``theta``: of ``ornstein_uhlenbeck``, x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), from 0 at each reset.
+      Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
+    - ``parameters``: of the noise of an installed package, by name.
     """
 
     kind: str = "gaussian"
@@ -69,16 +74,18 @@ class ExplorationConfig(Section, frozen=True):
             raise ValueError(f"exploration.parameters: {error}") from None
 
     def noise_parameters(self) -> dict[str, float]:
-        """What is set for the parameters of the noise; ``theta`` is a key of its own."""
+        """The configured parameters of the noise, by name."""
         theta = {"theta": self.theta} if "theta" in noises.NOISES.load(self.kind).PARAMETERS else {}
         return {**theta, **self.parameters}
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Noise-free episodes on an environment of their own, every so many environment steps; ``every: 0`` is never.
+    """Noise-free episodes on a separate environment.
 
-    The run ends, and ends well, once an evaluation's mean return is at least ``target_return``. ``max_steps`` ends an
-    episode, and thus an evaluation, of a task that sets itself no time limit.
+    - ``every``: environment steps between two evaluations; 0 for none.
+    - ``episodes``: of one evaluation.
+    - ``max_steps``: ends an episode of a task without a time limit.
+    - ``target_return``: the run ends successfully when the mean return of an evaluation reaches it.
     """
 
     every: Natural = 5_000
@@ -88,22 +95,29 @@ class EvaluationConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.target_return is not None and not self.every:
-            raise ValueError("evaluation.target_return is set and evaluation.every is 0: it would never be found out")
+            raise ValueError(
+                "evaluation.target_return is set and evaluation.every is 0; it needs evaluations: set every"
+            )
 
 
 class CheckpointConfig(Section, frozen=True):
-    """How often (environment steps) the learner saves all it knows, how many stay; ``every: 0``: only at the end."""
+    """Checkpoints: everything that a resumed learner needs.
+
+    - ``every``: environment steps between two checkpoints; 0 for one at the end only.
+    - ``keep``: how many checkpoints stay on disk.
+    """
 
     every: Natural = 10_000
     keep: Count = 2
 
 
 class PacingConfig(Section, frozen=True):
-    """When a simulator steps: ``fast`` as soon as it may, ``realtime`` by the clock, once every control period.
+    """When a simulator steps.
 
-    In real time the Action for a Step is applied at the next deadline. If it has not come by then, ``fallback`` says
-    what is: ``hold`` each robot's last action (zero after a reset), or ``zero``; both within the action's limits. The
-    learner's replay ratio then holds back the learner alone: a robot cannot wait.
+    - ``mode``: ``fast`` steps as soon as possible; ``realtime`` steps once every control period and applies the Action
+      for a Step at the next deadline. The replay ratio then slows the learner only, because a robot cannot wait.
+    - ``fallback``: the action in real time if none arrived before the deadline. ``hold`` repeats each robot's last
+      action, which is zero after a reset; ``zero`` is zero. Both stay within the action limits.
     """
 
     mode: Literal["fast", "realtime"] = "fast"
@@ -111,10 +125,11 @@ class PacingConfig(Section, frozen=True):
 
 
 class A2CConfig(Section, frozen=True):
-    """The on-policy baseline (``launch: a2c``); learning rate, discount and network are those of the learner.
+    """The on-policy baseline, ``launch: a2c``. Learning rate, discount and network are the learner's.
 
-    ``episodes`` ends the training, if ``total_steps`` does not before. ``entropy`` is the weight of the policy's
-    entropy in the loss; the gradients of actor and critic are clipped to the norm ``gradient_norm`` each.
+    - ``episodes``: end the training, unless ``total_steps`` ends it first.
+    - ``entropy``: weight of the policy's entropy in the loss.
+    - ``gradient_norm``: the largest norm of the actor's gradient, and of the critic's.
     """
 
     episodes: Count = 500
@@ -123,18 +138,24 @@ class A2CConfig(Section, frozen=True):
 
 
 class PolicyConfig(Section, frozen=True):
-    """Whether a policy server or driver goes to ``active`` by itself; whether a server refuses learners' weights."""
+    """The policy server.
+
+    - ``autostart``: policy server and driver go to the state ``active`` without a command.
+    - ``frozen``: the server refuses the weights of learners.
+    """
 
     autostart: bool = True
     frozen: bool = False
 
 
 class RecordConfig(Section, frozen=True):
-    """Whether and how a run is recorded into its folder; ``record: true`` is short for ``record: {enabled: true}``.
+    """Recording into the run folder. ``record: true`` is short for ``record: {enabled: true}``.
 
-    A new file is begun after ``split_mb`` megabytes or ``split_s`` seconds; 0 is never. With ``ring_s`` above 0 only
-    the last so many seconds are kept, in at most ``ring_mb`` megabytes of memory, and written when something happens:
-    a fault, an emergency stop, or the signal SIGUSR1; nothing is split then.
+    - ``enabled``: record the run.
+    - ``split_mb``, ``split_s``: begin a new file after so many megabytes or seconds; 0 for one file.
+    - ``ring_s``: above 0, keep only the last so many seconds in memory, and write them at a fault, at an emergency stop
+      and at the signal SIGUSR1. A ring cannot be split.
+    - ``ring_mb``: the most megabytes of memory of the ring.
     """
 
     enabled: bool = False
@@ -148,15 +169,15 @@ class RecordConfig(Section, frozen=True):
             if self.ring_s and getattr(self, name):
                 raise ValueError(
                     f"record.ring_s is {self.ring_s:g} and record.{name} {getattr(self, name):g}: "
-                    "a ring is written into files of its own length; one of the two must be 0"
+                    "a ring cannot be split; one of the two must be 0"
                 )
 
 
 class EndpointsConfig(Section, frozen=True):
-    """Where the links are: ``ipc://PATH`` or ``tcp://HOST:PORT``. None: a private socket in the run's own folder.
+    """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket in the run folder.
 
-    ``keys`` is the folder of this machine's keys (see ``td3-robot keys``). With it every ``tcp://`` link is encrypted
-    and lets in known keys alone; without it none may go beyond loopback.
+    - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
+      admits known keys only. Without keys, no link may leave this machine.
     """
 
     policy: str | None = None
@@ -168,7 +189,15 @@ class EndpointsConfig(Section, frozen=True):
 
 
 class Config(Section, frozen=True):
-    """One run."""
+    """One run.
+
+    - ``task``: name of the environment.
+    - ``seed``: of everything random.
+    - ``total_steps``: environment steps of the run.
+    - ``simulators``: simulator processes; ``robots``: robots of each.
+    - ``timing``: ``free`` runs every process at full speed; ``lockstep`` makes each run with one seed bit-identical.
+    - ``launch``: name of the launch description, which lists the processes.
+    """
 
     task: str = "Walker2D"
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
@@ -192,16 +221,24 @@ class Config(Section, frozen=True):
     realtime: RealtimeConfig = RealtimeConfig()
 
     def __post_init__(self) -> None:
+        self._check_learner()
+        self._check_replay_ratio()
+        if self.timing == "lockstep":
+            self._check_lockstep()
+        if problem := self.randomization.problem():
+            raise ValueError(problem)
+
+    def _check_learner(self) -> None:
         learner = self.learner
         if learner.learning_starts >= self.total_steps and not learner.offline_updates:
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
-                "nothing would be learned"
+                "the learner would make no update"
             )
         if learner.offline_updates and self.pacing.mode == "realtime":
             raise ValueError(
-                f"learner.offline_updates is {learner.offline_updates} and pacing.mode is 'realtime': robots that "
-                "do not wait would act at random meanwhile; make the policy first (--steps 1), then learner.start_from"
+                f"learner.offline_updates is {learner.offline_updates} and pacing.mode is 'realtime': robots would act "
+                "at random during these updates; train offline first (--steps 1), then set learner.start_from"
             )
         if learner.batch_size > learner.buffer_size:
             raise ValueError(
@@ -212,42 +249,46 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
                 f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
-                "there would be nothing to sample"
-            )
-        if learner.replay_ratio is not None:
-            # One round of all robots, and one update: with less, simulators and learner would wait for each other.
-            needed = learner.replay_ratio * self.robots * self.simulators + 1
-            if learner.replay_ratio_band < needed:
-                raise ValueError(
-                    f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
-                    f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
-                )
-        elif self.timing == "lockstep":
-            raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
-        if self.evaluation.target_return is not None and self.timing == "lockstep":
-            raise ValueError(
-                f"evaluation.target_return is {self.evaluation.target_return} and timing is 'lockstep', which is the "
-                "same run each time: when an evaluation is ready is not; use timing free"
+                "the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # Rows of n steps come later than their Steps: a killed learner would lack some, and make others twice.
+            # Rows of n steps come later than their Steps: a killed learner would lose some and store others twice.
             raise ValueError(
-                f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; beside 'file' it must be 1, "
+                f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file' it must be 1, "
                 "or timing lockstep"
             )
-        if self.pacing.mode == "realtime" and self.timing == "lockstep":
+
+    def _check_replay_ratio(self) -> None:
+        learner = self.learner
+        if learner.replay_ratio is None:
+            return
+        # One round of all robots and one update: with less, simulators and learner would wait for each other.
+        needed = learner.replay_ratio * self.robots * self.simulators + 1
+        if learner.replay_ratio_band < needed:
+            raise ValueError(
+                f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
+                f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
+            )
+
+    def _check_lockstep(self) -> None:
+        if self.learner.replay_ratio is None:
+            raise ValueError("timing is 'lockstep' and learner.replay_ratio is null; lock-step needs a ratio")
+        if self.evaluation.target_return is not None:
+            raise ValueError(
+                f"evaluation.target_return is {self.evaluation.target_return} and timing is 'lockstep': the moment at "
+                "which an evaluation is ready differs from run to run; use timing free"
+            )
+        if self.pacing.mode == "realtime":
             raise ValueError(
                 "pacing.mode is 'realtime' and timing is 'lockstep'; lock-step waits and real time does not: "
                 "use pacing.mode fast, or timing free"
             )
         for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
-            if self.timing == "lockstep" and (value := getattr(self.safety, key)) is not None:
+            if (value := getattr(self.safety, key)) is not None:
                 raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
-        if problem := self.randomization.problem():
-            raise ValueError(problem)
 
     def agreement(self) -> dict[str, str]:
-        """What every process of one run must hold alike, as text: compared key by key in the handshake."""
+        """The values that all processes of a run must share, as text; the handshake compares them key by key."""
         return {
             "task": self.task,
             "timing": self.timing,
@@ -256,4 +297,5 @@ class Config(Section, frozen=True):
         }
 
     def to_yaml(self) -> str:
+        """The configuration as YAML, defaults included."""
         return yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)

@@ -1,4 +1,4 @@
-"""What every part of the configuration is made of."""
+"""The base class of configuration sections, and the number types of their keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Positive = Annotated[float, Meta(gt=0, le=1e12)]  # of which infinity and not-a-number are none
+Positive = Annotated[float, Meta(gt=0, le=1e12)]  # excludes infinity and NaN
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1)]
@@ -14,4 +14,4 @@ Natural = Annotated[int, Meta(ge=0)]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the configuration."""
+    """A map of keys in the YAML file. Unknown keys are errors."""

@@ -17,7 +17,7 @@ from td3_robot.config.learner import LearnerConfig
 
 
 @pytest.mark.parametrize(
-    ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: critics that know nothing")]
+    ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: untrained critics")]
 )
 def test_a_policy_to_start_from_must_fit(
     critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]

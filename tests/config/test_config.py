@@ -1,4 +1,4 @@
-"""Configuration: typed, refusing what it does not know, naming what it means."""
+"""Reading a configuration: values, overrides, and errors that name the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from td3_robot.config import loading as configuration
+from td3_robot.config import resume as changes
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.util import resources
@@ -29,7 +30,7 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
     assert configuration.load(file.stem) == configuration.load(file)
 
 
-def test_resolved_configuration_reads_back_as_itself() -> None:
+def test_a_resolved_configuration_reads_back_equal() -> None:
     config = configuration.parse(
         {}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5", "exploration.noise=[0.1, 0.4]"]
     )
@@ -37,7 +38,7 @@ def test_resolved_configuration_reads_back_as_itself() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """Said, they are the same; each can be left out alone; and the resolved file reads back."""
+    """``ddpg`` sets all three; each can also be switched off alone; the resolved file reads back."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -46,17 +47,17 @@ def test_ddpg_is_td3_without_its_three_additions() -> None:
         assert configuration.parse({}, ["learner.algorithm=ddpg", override]) == ddpg
 
 
-def test_lap_brings_its_loss() -> None:
+def test_lap_implies_the_huber_loss() -> None:
     assert configuration.parse({}, ["learner.replay=lap"]).learner.critic_loss == "huber"
     assert configuration.parse({}, ["learner.critic_loss=huber"]).learner.replay == "uniform"
 
 
-def test_overrides_go_in_as_typed_values() -> None:
+def test_overrides_are_typed() -> None:
     config = configuration.parse(
         {"learner": {"batch_size": 8}}, ["learner.batch_size=9", "learner.learning_rate=3e-4", "timing=lockstep"]
     )
     assert config.learner.batch_size == 9
-    assert config.learner.learning_rate == 3e-4  # which YAML alone reads as text
+    assert config.learner.learning_rate == 3e-4  # YAML 1.1 reads it as text
     assert config.timing == "lockstep"
 
 
@@ -178,14 +179,14 @@ def test_record_true_is_short_for_a_section() -> None:
         ("safety: {limits: {left: [0, 1], 'left': [0, 2]}}", "line 1: the key 'left' is there twice in one map"),
     ],
 )
-def test_a_key_that_is_there_twice_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    """YAML's readers keep the last, and drop limits without a word."""
+def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    """PyYAML keeps the last one and says nothing, which could drop safety limits."""
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         configuration.load(tmp_path / "c.yaml")
 
 
-def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
+def test_merged_keys_can_be_overridden(tmp_path: Path) -> None:
     text = "network: &small {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
     (tmp_path / "c.yaml").write_text(text)
     loaded = configuration.load(tmp_path / "c.yaml")
@@ -202,3 +203,37 @@ def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
 def test_a_choice_names_what_is_allowed(safety: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         configuration.parse({"safety": safety})
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``old.batch`` and ``speed`` are old names of two keys."""
+    names = {"old.batch": "learner.batch_size", "learner.speed": "learner.learning_rate"}
+    monkeypatch.setattr(configuration, "RENAMED", names)
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides"),
+    [
+        ({"old": {"batch": 9}, "learner": {"threads": 2}}, []),
+        ({"learner": {"batch_size": 8, "threads": 2}}, ["old.batch=9"]),
+    ],
+)
+@pytest.mark.usefixtures("renamed")
+def test_a_renamed_key_is_accepted_with_one_warning(
+    content: dict[str, Any], overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = configuration.parse(content, overrides, "robot.yaml").learner
+    assert (learner.batch_size, learner.threads) == (9, 2)
+    [warning] = caplog.records
+    assert warning.getMessage().endswith("the key old.batch is now called learner.batch_size")
+    assert changes.accepted(Config(), configuration.parse({}, ["old.batch=9"]), {"old.batch"}) == [
+        "learner.batch_size: 256 → 9"
+    ]
+
+
+@pytest.mark.usefixtures("renamed")
+def test_an_old_name_beside_the_new_one_is_refused() -> None:
+    content = {"learner": {"speed": 1, "learning_rate": 2}}
+    with pytest.raises(ConfigError, match=r"learner.speed is the old name of learner.learning_rate.*keep learner"):
+        configuration.parse(content)

@@ -1,4 +1,4 @@
-"""What may change when a run goes on."""
+"""Changes of the configuration when a run is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def config(*overrides: str) -> Config:
     return configuration.parse({}, overrides)
 
 
-def test_what_differs_is_named_in_full() -> None:
+def test_differences_have_full_names() -> None:
     after = config("robots=4", "learner.batch_size=128", "network.hidden=[5, 6]", "evaluation.target_return=900")
     assert changes.differences(Config(), after) == {
         "robots": (1, 4),
@@ -28,7 +28,7 @@ def test_what_differs_is_named_in_full() -> None:
 
 
 @pytest.mark.parametrize("declared", [{"learner.batch_size", "robots"}, {"learner", "robots", "seed"}])
-def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
+def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
     after = config("robots=4", "learner.batch_size=128")
     assert changes.accepted(Config(), after, declared) == ["robots: 1 → 4", "learner.batch_size: 256 → 128"]
 
@@ -36,15 +36,19 @@ def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "declared", "text"),
     [
-        (["learner.batch_size=128"], set(), r"is 256 there, 128 now; if meant, say --set learner\.batch_size=128$"),
+        (["learner.batch_size=128"], set(), r"is 256 there, 128 now; to change it, add --set learner\.batch_size=128$"),
         (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 there"),
         (["learner.batch_size=128"], {"lear"}, "batch_size is 256 there"),
         (
             ["learner.precision=bf16"],
             {"learner.threads"},
-            r'precision is "fp32" there, "bf16" now; if meant, say --set',
+            r'precision is "fp32" there, "bf16" now; to change it, add --set',
         ),
-        (["learner.threads=2"], set(), r"learner\.threads is 1 there, 2 now; if meant, say --set learner\.threads=2$"),
+        (
+            ["learner.threads=2"],
+            set(),
+            r"learner\.threads is 1 there, 2 now; to change it, add --set learner\.threads=2$",
+        ),
         (["learner.device=cuda"], set(), r'learner\.device is "cpu" there, "cuda" now'),
         (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": another task'),
         (["seed=1"], {"seed"}, "seed is 0 in the run"),
@@ -54,12 +58,12 @@ def test_what_was_declared_is_accepted_and_said(declared: set[str]) -> None:
         (["learner.replay_storage=file"], {"learner"}, 'replay_storage is "memory"'),
     ],
 )
-def test_what_was_not_or_cannot_be_is_refused(overrides: list[str], declared: set[str], text: str) -> None:
+def test_undeclared_and_fixed_keys_are_refused(overrides: list[str], declared: set[str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         changes.accepted(Config(), config(*overrides), declared)
 
 
-def test_another_arithmetic_is_declared_and_said() -> None:
+def test_a_change_of_arithmetic_is_declared_and_listed() -> None:
     after = config("learner.precision=bf16", "learner.threads=2", "learner.device=cuda")
     assert changes.accepted(Config(), after, {"learner.precision", "learner.threads", "learner.device"}) == [
         'learner.device: "cpu" → "cuda"',
@@ -68,7 +72,7 @@ def test_another_arithmetic_is_declared_and_said() -> None:
     ]
 
 
-def test_lockstep_goes_on_with_as_many_robots() -> None:
+def test_lockstep_resumes_with_the_same_robots() -> None:
     lockstep: Any = config("timing=lockstep")
     for key in ("robots", "simulators"):
         with pytest.raises(UsageError, match=f"{key} is 1 in the run and cannot become 2"):

@@ -262,7 +262,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # by hand, and then forgotten
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
-    assert "learner.batch_size is 32 there, 48 now; if meant, say --set learner.batch_size=48" in refused.lines[-1]
+    assert "learner.batch_size is 32 there, 48 now; to change it, add --set learner.batch_size=48" in refused.lines[-1]
     checkpoints = tmp_path / "run" / "checkpoint"
     *_, before_it, last = sorted(checkpoints.glob("checkpoint-*.safetensors"))
     lost = checkpoint.load(last)[1]["env_steps"] - checkpoint.load(before_it)[1]["env_steps"]
