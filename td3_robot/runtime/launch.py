@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +17,18 @@ from td3_robot.config.schema import Config
 from td3_robot.config.section import Section
 from td3_robot.errors import ConfigError
 from td3_robot.util import resources
+
+log = logging.getLogger(__name__)
+
+MOVED = {
+    "sims.node": "td3_robot_sims.node",
+    "sims.evaluator": "td3_robot_sims.evaluator",
+    "sims.evaluate": "td3_robot_sims.evaluate",
+    "sims.a2c": "td3_robot_sims.a2c",
+    "td3_robot.session.node": "td3_robot.recording.node",
+    "td3_robot.session.monitor_node": "td3_robot.monitor.node",
+}
+"""Module names of version 0.1.0 in launch descriptions, and their names now."""
 
 
 class RestartRule(Section, frozen=True):
@@ -62,6 +76,7 @@ def load(name: str) -> Launch:
         launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
+    launch = _renamed(launch, str(file))
     for module in (launch.evaluate, *(row.module for row in launch.processes.values())):
         if not _exists(module):
             raise ConfigError(f"launch description {str(file)!r}: there is no module {module!r}")
@@ -85,6 +100,23 @@ def expand(launch: Launch, config: Config) -> list[Process]:
         else:
             processes += [Process(f"{name}-{index}", row) for index in range(int(_value(config, row.count, name)))]
     return processes
+
+
+def _renamed(launch: Launch, file: str) -> Launch:
+    """The launch description with the present names of modules that have moved."""
+    rows = {
+        name: msgspec.structs.replace(row, module=_present(row.module, file)) for name, row in launch.processes.items()
+    }
+    return msgspec.structs.replace(launch, processes=rows, evaluate=_present(launch.evaluate, file))
+
+
+@functools.cache
+def _present(module: str, file: str) -> str:
+    """The present name of a module; warns once for each file and name that has changed."""
+    if module not in MOVED:
+        return module
+    log.warning("launch description %r: module %r is now %r; please write the new name", file, module, MOVED[module])
+    return MOVED[module]
 
 
 def _exists(module: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,40 @@ def test_the_training_expands_by_configuration() -> None:
     assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # there before the others
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
+
+
+OLD = """
+processes:
+  recorder: {module: td3_robot.session.node, when: record.enabled, essential: false}
+  learner: {module: td3_robot.learner.node, ends_run: true}
+  sim: {module: sims.node, count: simulators}
+  evaluator: {module: sims.evaluator, when: evaluation.every}
+evaluate: sims.evaluate
+"""
+
+
+def test_module_names_of_version_0_1_0_still_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(OLD)
+    for _ in range(2):
+        description = launch.load(str(file))
+    assert [row.module for row in description.processes.values()] == [
+        "td3_robot.recording.node",
+        "td3_robot.learner.node",
+        "td3_robot_sims.node",
+        "td3_robot_sims.evaluator",
+    ]
+    assert description.evaluate == "td3_robot_sims.evaluate"
+    moved = ("td3_robot.session.node", "sims.node", "sims.evaluator", "sims.evaluate")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"launch description {str(file)!r}: module {old!r} is now {launch.MOVED[old]!r}; please write the new name"
+        for old in moved
+    ]
+
+
+def test_moved_modules_exist() -> None:
+    assert all(importlib.util.find_spec(module) for module in launch.MOVED.values())
+    assert not set(launch.MOVED) & set(launch.MOVED.values())
 
 
 @pytest.mark.parametrize(
