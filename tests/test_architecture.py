@@ -165,3 +165,12 @@ def calls_of(module: Path, name: str, attribute: str) -> Iterator[ast.Call]:
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{name}.{attribute}":
             yield node
+
+
+def test_the_learners_core_loads_nothing_that_computes_or_compiles() -> None:
+    """Its node gives it the training, so that no core measures a processor or starts a compiler."""
+    code = "import sys, td3_robot.learner.core\nprint(*sorted(sys.modules))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"torch", "subprocess", "zmq", "td3_robot.learner.compute", "td3_robot.learner.training"}

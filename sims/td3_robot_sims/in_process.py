@@ -8,6 +8,7 @@ from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.learner import compute, prefill
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
@@ -33,7 +34,7 @@ class InProcess:
         self.network = Network()
         agreement = config.agreement()
         learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
-        self.learner = LearnerCore(config)
+        self.learner = make_core(config)
         prefill.begin(self.learner)
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}

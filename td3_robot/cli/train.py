@@ -22,7 +22,7 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
 from td3_robot.learner import beginning, room
-from td3_robot.learner.settle import settle
+from td3_robot.learner.machine_choices import resolve
 from td3_robot.runtime import launch
 from td3_robot.runtime import metrics_lines as records
 from td3_robot.runtime.node import Parser
@@ -101,7 +101,7 @@ def _created(options: argparse.Namespace) -> Prepared:
     overrides += [f"learner.offline_updates={options.offline}"] if options.offline is not None else []
     wanted = configuration.load(options.config, overrides)
     _check_installed(wanted)
-    config, device_memory, settled = settle(wanted)
+    config, device_memory, settled = resolve(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
         beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
@@ -121,7 +121,7 @@ def _resumed(options: argparse.Namespace) -> Prepared:
     overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
     wanted = configuration.load(options.config or run.config_file, overrides)
     _check_installed(wanted)
-    config, device_memory, settled = settle(wanted, before)
+    config, device_memory, settled = resolve(wanted, before)
     declared = {override.partition("=")[0] for override in overrides}
     changed = changes.accepted(before, config, declared)
     made = run.steps_made()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,18 +13,18 @@ from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, DivergenceError
-from td3_robot.learner import compute
 from td3_robot.learner.evaluations import Evaluations, next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.rate_limiter import RateLimiter
 from td3_robot.learner.rounds import Rounds
 from td3_robot.learner.sources import Source, Sources
-from td3_robot.learner.storage import Memory, Note, Storage
-from td3_robot.learner.training import Training
 from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import MAX_PAYLOAD, Bye, Evaluation, Hello, Message, SimulatorState, Step, Weights
 from td3_robot.safety import limits as safety
 from td3_robot.specs import RobotSpec
+
+if TYPE_CHECKING:  # it imports torch, starts compilers and touches files; the node makes it
+    from td3_robot.learner.training import Training
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,15 @@ class LearnerCore:
     def __init__(
         self,
         config: Config,
+        make_training: Callable[[RobotSpec], Training],
         *,
         spec: RobotSpec | None = None,
         provenance: Mapping[str, Any] | None = None,
-        storage: Callable[[int, int], Storage] = Memory,
-        admit: Callable[[RobotSpec], None] = lambda _: None,
     ) -> None:
         self.config = config
-        self._storage, self._admit = storage, admit
+        self._make_training = make_training
         self.provenance = dict(provenance or {})
         learner = config.learner
-        compute.precision(learner.precision, compute.device(learner.device))  # or say now what this machine lacks
         self.limiter = RateLimiter(
             learner.replay_ratio,
             learner.replay_ratio_band,
@@ -89,7 +87,7 @@ class LearnerCore:
 
     @property
     def updates(self) -> int:
-        return self.training.td3.updates if self.spec else 0
+        return self.training.updates if self.spec else 0
 
     @property
     def learning_rate(self) -> float:
@@ -165,8 +163,8 @@ class LearnerCore:
             Exploration(asked.kind, asked.noise, asked.noise_parameters()) if explores else Exploration("uniform"),
             {
                 **self.provenance,
-                "precision": self.training.config.precision,
-                **({"compiled": self.training.td3.compiled} if self.training.config.compiles else {}),
+                "precision": self.config.learner.precision,
+                **({"compiled": self.training.compiled} if self.config.learner.compiles else {}),
                 "version": self.version,
                 "updates": self.updates,
                 "env_steps": self.env_steps,
@@ -301,7 +299,7 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; nothing is joined over it", source.name, step.sequence)
         self._store(transitions, step)
-        if self.training.replay.storage.durable:
+        if self.training.durable:
             self.note(source.name, source.state())
         self.meter.acted(step.weights_version, self.updates)
         if self.env_steps >= self.next_record:
@@ -325,8 +323,7 @@ class LearnerCore:
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
         """Know the robot, and begin to learn for it, with the policy of a bundle if there is one."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)  # or say now what does not fit this robot
-        self._admit(spec)
-        self.training = Training(spec, self.config, self._storage)
+        self.training = self._make_training(spec)
         if bundle:
             self.training.begin_with(bundle)
         self.spec = spec
@@ -335,7 +332,7 @@ class LearnerCore:
 
     def recover(self) -> None:
         """Take up what the replay buffer's storage was told after the last checkpoint, or before there was one."""
-        notes = self.training.replay.storage.notes
+        notes = self.training.notes
         if notes:
             newest = max(notes.values(), key=lambda note: (note.total_added, note.env_steps))
             self.training.recover(newest.seen)
@@ -346,8 +343,7 @@ class LearnerCore:
 
     def note(self, source: str, state: dict[str, Any]) -> None:
         """Have the replay buffer's storage, if it outlives the process, keep how far all has come."""
-        replay = self.training.replay
-        replay.storage.commit(Note(replay.total_added, self.env_steps, source, state, self.training.seen()))
+        self.training.note(self.env_steps, source, state)
 
     def _learn_offline(self, now: float) -> list[Output]:
         """One update on what recordings hold; after the last one everybody is told its policy, and may go on."""

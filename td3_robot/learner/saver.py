@@ -12,6 +12,7 @@ from typing import Any
 from td3_robot.errors import BundleError
 from td3_robot.learner import checkpoint, compute, prefill, state
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.learner.room import announce
 from td3_robot.learner.storage import File, Memory, Storage
 from td3_robot.runtime.node import Node
@@ -51,7 +52,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
         return Memory(capacity, width)
 
     if saved is None:
-        core = LearnerCore(node.config, provenance=provenance, storage=room, admit=admit)
+        core = make_core(node.config, provenance=provenance, storage=room, admit=admit)
         prefill.begin(core)
         return core
     path, arrays, scalars = saved

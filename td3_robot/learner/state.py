@@ -17,6 +17,8 @@ from td3_robot.bundle import sha256
 from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
+from td3_robot.learner.machine_choices import AUTO
 from td3_robot.learner.storage import Memory, Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
@@ -53,8 +55,8 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     return arrays, {
         "spec": core.spec.describe(),
         "parts": parts,
-        "precision": core.training.config.precision,
-        "compiled": core.training.td3.compiled,
+        "precision": core.config.learner.precision,
+        "compiled": core.training.compiled,
         "env_steps": core.env_steps,
         "version": core.version,
         "published_at": core.published_at,
@@ -77,13 +79,22 @@ def restored(
     storage: Callable[[int, int], Storage] = Memory,
     admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
-    """A learner that goes on where :func:`save` was called; sources join anew. See :class:`LearnerCore` for the rest.
+    """A learner that continues where :func:`save` was called; sources join again. See :func:`make_core`.
 
     Raises:
         BundleError: the state does not fit the configuration.
+        ConfigError: this machine lacks the device or precision.
     """
-    core = LearnerCore(config, provenance=provenance, storage=storage, admit=admit)
+    core = make_core(config, provenance=provenance, storage=storage, admit=admit)
+    before, now = scalars.get("precision", core.config.learner.precision), core.config.learner.precision
+    if before != now and config.learner.precision == AUTO:
+        raise BundleError(
+            f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
+            f"if meant, say learner.precision: {now}"
+        )
     restore(core, arrays, scalars)
+    if before != now:
+        log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
     if not core.lockstep:
         core.publish()
     return core
@@ -101,15 +112,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             core.begin(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"checkpoint of another robot: {difference}")
-        before, now = scalars["precision"], core.training.config.precision
-        if before != now and core.config.learner.precision == "auto":
-            raise BundleError(
-                f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
-                f"if meant, say learner.precision: {now}"
-            )
-        if before != now:
-            log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
-        if (was := scalars["compiled"]) != core.training.td3.compiled:
+        if (was := scalars["compiled"]) != core.training.compiled:
             log.warning(
                 "updates round otherwise than before the checkpoint: they were %scompiled there, and here they are%s",
                 *("", " not") if was else ("not ", ""),

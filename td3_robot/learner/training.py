@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec.structs import replace
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import beginning, compiled, compute
+from td3_robot.learner import beginning, compiled
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.graph import CapturedUpdate
@@ -23,7 +23,7 @@ from td3_robot.learner.n_step import NStep
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.storage import Storage
+from td3_robot.learner.storage import Note, Storage
 from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
 from td3_robot.learner.value_check import ValueCheck
@@ -46,18 +46,17 @@ class Training:
 
     Args:
         spec: of the robot.
-        config: of the run; its ``network`` and ``learner`` are what counts, and its seed.
+        config: of the run, without ``auto``; its ``network``, ``learner`` and ``seed`` count.
         storage: makes room for the rows of the replay buffer.
 
     Raises:
-        ConfigError: the precision is not for this processor, or the replay buffer does not fit.
+        ConfigError: the replay buffer does not fit.
     """
 
     def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
-        device = compute.device(config.learner.device)
-        precision = compute.precision(config.learner.precision, device)
-        self.config = replace(config.learner, device=device.type, precision=precision)
-        learner, sizes = self.config, (spec.observation_size, spec.action_size)
+        device = torch.device(config.learner.device)
+        self.config = learner = config.learner
+        sizes = (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
         self.td3 = TD3(*sizes, self.hidden, learner, seeds[0], device)
@@ -95,6 +94,16 @@ class Training:
             self.normaliser.begin_with(mean, std, beginning.observations(bundle))
 
     @property
+    def updates(self) -> int:
+        """Updates made so far."""
+        return self.td3.updates
+
+    @property
+    def compiled(self) -> bool:
+        """Whether updates are compiled."""
+        return self.td3.compiled
+
+    @property
     def ready(self) -> bool:
         """Whether there is something to sample."""
         return len(self.replay) > 0
@@ -112,6 +121,20 @@ class Training:
     def end(self) -> None:
         """Store what n-step returns still wait with: no source goes on from here."""
         self.replay.add(*self.n_step.end())
+
+    @property
+    def durable(self) -> bool:
+        """Whether stored rows outlive this process."""
+        return self.replay.storage.durable
+
+    @property
+    def notes(self) -> Mapping[str, Note]:
+        """The newest note of each source that a durable storage holds."""
+        return self.replay.storage.notes
+
+    def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
+        """Let a durable storage record how far the learner and a source are."""
+        self.replay.storage.commit(Note(self.replay.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
         """What :meth:`store` has gathered of all transitions besides the rows, as plain values, exact to the bit."""

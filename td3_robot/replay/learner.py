@@ -25,6 +25,7 @@ from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Status, Step, Throttle, Weights
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import METRICS, Attachment, Entry
@@ -225,7 +226,7 @@ def _relive(
         del memory
         config, key = life.config, (life.name, life.incarnation)
         compute.use_threads(config.learner.threads, config.learner.threads_in)
-        core = LearnerCore(config, provenance=life.setting("provenance", dict)) if key in learning else None
+        core = make_core(config, provenance=life.setting("provenance", dict)) if key in learning else None
         told[key] = _Told(life, sum(len(step.phase) for _, step in recording.steps), core)
         return RecordedCore(told[key], life)
 
@@ -351,7 +352,7 @@ class _Storing:
             offline_updates=0,
         )
         network = NetworkConfig(hidden=(1,))
-        self._core = LearnerCore(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
+        self._core = make_core(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
         self.counted: dict[int, dict[str, int]] = {}
 
     def step(self, inputs: Sequence[Input], now: float) -> None:

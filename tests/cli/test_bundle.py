@@ -15,7 +15,7 @@ from td3_robot.cli import main as cli
 from td3_robot.config import loading as configuration
 from td3_robot.core_types import Peer
 from td3_robot.learner import checkpoint, state
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport.link import hello
@@ -93,7 +93,7 @@ def test_create_from_a_run(
     folder = RunFolder.create(tmp_path / "run", config)
     last.save(folder.policy_file)
     best.save(folder.best_file)
-    core = LearnerCore(config)
+    core = make_core(config)
     simulator = Peer("learner", b"1", hello("simulator", "sim-0", client=1, robots=1, spec=last.spec), {})
     core.step([(simulator, simulator.hello)], 0.0)
     content = rng.normal(size=(50, 10)).astype(np.float32)

@@ -16,7 +16,7 @@ from td3_robot.config.schema import Config, LearnerConfig
 from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner import beginning, state
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.learner.td3 import TD3
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
@@ -59,7 +59,7 @@ def test_goes_on_with_the_policy_that_is_served(
 ) -> None:
     """The same weights, never uniform actions; the actor changes after 20 updates of the critics and not before."""
     served = make_bundle(seed=3)
-    core = LearnerCore(config())
+    core = make_core(config())
     core.begin_with(served)
     driver, server = peer("driver", "leg", spec), peer("policy", "policy", spec, version=41)
     [(_, first)] = [item for item in core.step([(server, server.hello)], 0.0) if isinstance(item[1], Weights)]
@@ -80,7 +80,7 @@ def test_goes_on_with_the_policy_that_is_served(
 
 
 def test_a_checkpoint_goes_on_without_the_file(make_bundle: Make) -> None:
-    core = LearnerCore(config())
+    core = make_core(config())
     core.begin_with(make_bundle(seed=3))
     again = state.restored(config(), *state.save(core, 0.0))
     np.testing.assert_array_equal(actions(again.bundle()), actions(core.bundle()))
@@ -91,7 +91,7 @@ def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
     """Mean 1 of 30 observations, and 10 more of 5: (30 + 50) / 40 = 2. The variance 0.25 is within the groups; between
     them it adds 30/40 · 10/40 · 4² = 3: (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875."""
     served = normalised(make_bundle(seed=3), env_steps=30)
-    core = LearnerCore(config(normalise_observations=True))
+    core = make_core(config(normalise_observations=True))
     core.begin_with(served)
     np.testing.assert_array_equal(actions(core.bundle()), actions(served))
     assert core.training.normaliser
@@ -151,7 +151,7 @@ def test_a_learner_that_replaces_a_policy_by_nothing_says_so(
     spec: RobotSpec, make_step: Callable[..., Step], caplog: pytest.LogCaptureFixture
 ) -> None:
     del make_step
-    core = LearnerCore(config(start_from=None), spec=spec)
+    core = make_core(config(start_from=None), spec=spec)
     server = peer("policy", "policy", spec, version=41)
     core.step([(server, server.hello)], 0.0)
     assert "version 41 is replaced by weights that have learned nothing yet" in caplog.text

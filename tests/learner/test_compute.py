@@ -13,9 +13,9 @@ import torch
 from td3_robot.config.loading import parse
 from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
-from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.settle import main as look
-from td3_robot.learner.settle import settle
+from td3_robot.learner.factory import make_core
+from td3_robot.learner.machine_choices import main as look
+from td3_robot.learner.machine_choices import resolve
 
 CUDA = torch.device("cuda")
 
@@ -45,7 +45,7 @@ def test_the_device_is_what_is_wanted_or_what_there_is(monkeypatch: pytest.Monke
 def test_a_learner_without_the_device_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, None)
     with pytest.raises(ConfigError, match=r"learner\.device is 'cuda'"):
-        LearnerCore(parse({"learner": {"device": "cuda"}}))
+        make_core(parse({"learner": {"device": "cuda"}}))
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_a_precision_that_was_chosen_is_not_measured_again(monkeypatch: pytest.M
     """A learner that is started again while the machine is busy learns on in bf16; without the hardware it cannot."""
     chosen = parse({"learner": {"precision": "bf16"}})
     processor(monkeypatch, 0.98)
-    LearnerCore(chosen)
+    make_core(chosen)
     assert compute.precision("bf16") == "bf16"
     processor(monkeypatch, None)
     with pytest.raises(ConfigError, match="processor has neither AVX-512 BF16 nor AMX"):
-        LearnerCore(chosen)
+        make_core(chosen)
 
 
 @pytest.mark.parametrize(("before", "choice"), [(None, "new"), ("fp32", "new"), ("bf16", "kept")])
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_has_chosen(before: str | None, choice: str, monkeypa
     found = subprocess.CompletedProcess([], 0, '{"device": "cpu", "precision": "bf16", "device_memory": null}', "")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command) or found)
     config = parse({"learner": {"precision": "bf16"}})
-    assert settle(config, parse({"learner": {"precision": before}}) if before else None).config == config
+    assert resolve(config, parse({"learner": {"precision": before}}) if before else None).config == config
     assert asked[0][-3:] == ["cpu", "bf16", choice]
 
 
@@ -123,8 +123,8 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
 def test_settled_is_what_this_process_would_use() -> None:
     """By a process of its own, with this machine's processor; a run that asks for nothing needs none."""
     fixed = parse({})
-    assert settle(fixed) == (fixed, None, [])
-    config, memory, notices = settle(parse({"learner": {"device": "auto", "precision": "auto"}}))
+    assert resolve(fixed) == (fixed, None, [])
+    config, memory, notices = resolve(parse({"learner": {"device": "auto", "precision": "auto"}}))
     device = compute.device("auto")
     found = config.learner.precision
     measured = device.type == "cpu" and compute._bf16_lack(device) is None  # by each process for itself
@@ -132,7 +132,7 @@ def test_settled_is_what_this_process_would_use() -> None:
     assert config.learner.device == device.type
     assert (memory is None) == (device.type == "cpu")
     assert notices == [f"learner.device auto: {device.type} here", f"learner.precision auto: {found} here"]
-    assert settle(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision auto: ")
+    assert resolve(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision auto: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")
@@ -140,7 +140,7 @@ def test_what_this_machine_has_not_is_one_line() -> None:
     with pytest.raises(
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"
     ):
-        settle(parse({"learner": {"device": "cuda"}}))
+        resolve(parse({"learner": {"device": "cuda"}}))
 
 
 def test_numbers_that_vanish_are_zero_in_an_update_and_nowhere_else() -> None:

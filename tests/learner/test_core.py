@@ -21,6 +21,7 @@ from td3_robot.errors import BundleError, ConfigError, DivergenceError
 from td3_robot.learner import compute, state
 from td3_robot.learner import core as learner_core
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.learner.prefill import prefill
 from td3_robot.learner.storage import File
 from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
@@ -73,7 +74,7 @@ class World:
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
-    return World(LearnerCore(config()), spec, make_step)
+    return World(make_core(config()), spec, make_step)
 
 
 def throttles(outputs: list[Output]) -> list[Throttle]:
@@ -183,7 +184,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
     values = config(learning_starts=2)
     from msgspec.structs import replace as changed
 
-    world = World(LearnerCore(changed(values, timing="lockstep", simulators=2)), spec, make_step)
+    world = World(make_core(changed(values, timing="lockstep", simulators=2)), spec, make_step)
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a)) == []  # no policy server yet
     [sent] = published(world.join(world.peer("policy", "policy", version=7)))
@@ -258,8 +259,8 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
             world.give(sim, step)
         return world
 
-    straight = feed(World(LearnerCore(values, storage=room("straight")), spec, make_step), steps).core
-    victim = World(LearnerCore(values, storage=room("killed")), spec, make_step)
+    straight = feed(World(make_core(values, storage=room("straight")), spec, make_step), steps).core
+    victim = World(make_core(values, storage=room("killed")), spec, make_step)
     at_checkpoint = None
     if saved is not None:
         feed(victim, steps[:saved])
@@ -267,7 +268,7 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
         at_checkpoint = {name: array.copy() for name, array in arrays.items()}, json.loads(json.dumps(scalars))
     feed(victim, steps[saved or 0 : killed])
     rows = room("killed")
-    again = state.restored(values, *at_checkpoint, storage=rows) if at_checkpoint else LearnerCore(values, storage=rows)
+    again = state.restored(values, *at_checkpoint, storage=rows) if at_checkpoint else make_core(values, storage=rows)
     feed(World(again, spec, make_step), steps[killed - 1 :])
     assert again.env_steps == straight.env_steps > 100
     assert again.training.replay.total_added == straight.training.replay.total_added
@@ -283,7 +284,7 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
 def test_each_recording_ends_where_it_ends(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """Three-step returns of rewards 0 … 5, 0.99 their discount: none goes on in the next recording, all are stored."""
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
-    core = LearnerCore(config(n_step=3))
+    core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
     rewards = core.training.replay.rows[:4, 3 + 2]  # after observation and action
     assert rewards == pytest.approx([1 + 2 * 0.99 + 3 * 0.99**2, 2 + 3 * 0.99, 3, 5])
@@ -299,11 +300,11 @@ def test_recordings_that_outlive_a_learner_are_not_read_twice(
 
     values = config(replay_storage="file", normalise_observations=True)
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
-    core = LearnerCore(values, storage=room)
+    core = make_core(values, storage=room)
     assert prefill(core, [(spec, recorded), (spec, recorded[2:])]) == [5, 3]
     arrays, scalars = state.save(core, 0.0)
     again = state.restored(values, arrays, scalars, storage=room)
-    fresh = LearnerCore(values, storage=room)  # one without a checkpoint
+    fresh = make_core(values, storage=room)  # one without a checkpoint
     assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
     for other in (again, fresh):
         assert len(other.training.replay) == 8
@@ -371,7 +372,7 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """Held to half of 60 steps, then down to a tenth: after 40, a third of the way, 0.001 · (1 - 0.9 / 3) = 0.0007."""
     falling = config(learning_rate=0.001, learning_rate_end=0.1, learning_rate_falls_from=0.5)
-    world = World(LearnerCore(falling), spec, make_step)
+    world = World(make_core(falling), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(41):
@@ -400,7 +401,7 @@ def test_a_source_that_stands_still_does_not_starve_the_others(world: World) -> 
 
 
 def test_without_a_ratio_leave_is_given_once(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    world = World(LearnerCore(config(replay_ratio=None, learning_starts=0)), spec, make_step)
+    world = World(make_core(config(replay_ratio=None, learning_starts=0)), spec, make_step)
     assert world.idle(3) == []  # nothing to learn from, and nobody there
     sim = world.peer("simulator", "sim-0", robots=1)
     [grant] = throttles(world.join(sim))
@@ -414,7 +415,7 @@ def test_evaluations_do_not_pile_up(spec: RobotSpec, make_step: Callable[..., St
 
     base = config()
     every = changed(base, evaluation=changed(base.evaluation, every=1))
-    world = World(LearnerCore(every), spec, make_step)
+    world = World(make_core(every), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(12):
@@ -446,7 +447,7 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
 ) -> None:
     """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 29,700 are not."""
     monkeypatch.setattr(learner_core, "_RECORD_EVERY", 20)
-    world = World(LearnerCore(config(publish_every=1000)), spec, make_step)
+    world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
 
@@ -523,7 +524,7 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
             reward=random.normal(0, 3, 1).astype(np.float32),
         )
 
-    world = World(LearnerCore(config(**OPTIONS)), spec, make_step)
+    world = World(make_core(config(**OPTIONS)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(29):
@@ -553,7 +554,7 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
 
 def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """Through the bundle's bytes: the numpy actor acts as the learner's own actor does on the normalised batch."""
-    world = World(LearnerCore(config(normalise_observations=True)), spec, make_step)
+    world = World(make_core(config(normalise_observations=True)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(30):
@@ -572,11 +573,11 @@ def test_safety_settings_go_into_its_policies_or_are_refused_at_once(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)
-    core = LearnerCore(msgspec.structs.replace(config(), safety=settings))
+    core = make_core(msgspec.structs.replace(config(), safety=settings))
     world = World(core, spec, make_step)
     world.join(world.peer("simulator", "sim-0", robots=1))
     assert core.bundle(averaged=False).safety == settings
-    wrong = LearnerCore(msgspec.structs.replace(config(), safety=SafetyConfig(rate={"up": 5.0})))
+    wrong = make_core(msgspec.structs.replace(config(), safety=SafetyConfig(rate={"up": 5.0})))
     world = World(wrong, spec, make_step)
     with pytest.raises(ConfigError, match="robot 'Toy' has no action 'up'"):
         world.join(world.peer("simulator", "sim-0", robots=1))

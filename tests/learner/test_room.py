@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from td3_robot.config import loading as configuration
 from td3_robot.learner import checkpoint, state
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.learner.storage import File, Memory, Note
 from td3_robot.specs import Channel, RobotSpec
 
@@ -60,12 +60,12 @@ def update(training):
     for _ in range(2):
         training.td3.update(training.replay.sample(256))
 
-other = LearnerCore(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
+other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
 add(other.training.replay, 1000)
 update(other.training)  # what libraries take when they are used first
 before = memory()
 if sys.argv[3] == "fill":
-    core = LearnerCore(config, spec=spec, storage=room)
+    core = make_core(config, spec=spec, storage=room)
     add(core.training.replay, many)
     core.training.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
     update(core.training)

@@ -12,7 +12,7 @@ import pytest
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner import state
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
 from tests.learner.test_core import World, config, published, throttles
@@ -27,7 +27,7 @@ def lockstep_config() -> Any:
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
     """Two simulators and a policy server have joined, and somebody keeps cuts."""
-    world = World(LearnerCore(lockstep_config()), spec, make_step)
+    world = World(make_core(lockstep_config()), spec, make_step)
     world.core.rounds.keep()
     return world
 

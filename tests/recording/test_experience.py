@@ -15,6 +15,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError, SessionError
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.learner.prefill import begin, prefill
 from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.recording import experience
@@ -52,11 +53,11 @@ def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Ma
     """Robot 0: 5 of its first episode, 1 + 2 of its second; robot 1: 7 + 2; the lost Step costs each two."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
-    live, peer = LearnerCore(CONFIG), Peer("learner", b"k", hello, {})
+    live, peer = make_core(CONFIG), Peer("learner", b"k", hello, {})
     live.step([(peer, hello)], 0.0)
     for step in steps(make_step):
         live.step([(peer, step)], 0.0)
-    begun = LearnerCore(CONFIG)
+    begun = make_core(CONFIG)
     assert prefill(begun, [experience.read(path)]) == [len(rows(live))] == [(5 + 1 + 2) + (7 + 2)]
     assert rows(begun).tobytes() == rows(live).tobytes()
     assert (begun.env_steps, begun.updates) == (0, 0)
@@ -80,7 +81,7 @@ def test_parts_of_a_recording_are_one(make_step: Make, spec: RobotSpec, tmp_path
             ends = experience.recordings([Path(name) for name in names])
             assert sorted(map(len, ends)) == [1, len(parts)]
         config = {"network": {"hidden": [4]}, "learner": {"recordings": names, "n_step": 3}}
-        core = LearnerCore(configuration.parse(config))
+        core = make_core(configuration.parse(config))
         begin(core)
         begun.append(core)
     assert rows(begun[0]).tobytes() == rows(begun[1]).tobytes()
@@ -89,7 +90,7 @@ def test_parts_of_a_recording_are_one(make_step: Make, spec: RobotSpec, tmp_path
 
 def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spec: RobotSpec) -> None:
     """It is greeted with weights as ever, and no gap is seen between then and now."""
-    core = LearnerCore(CONFIG)
+    core = make_core(CONFIG)
     prefill(core, [(spec, steps(make_step))])
     assert core.version == 1
     hello = handshake.hello("simulator", "sim-0", client=0, incarnation=3, robots=2, spec=spec)
@@ -116,7 +117,7 @@ def test_offline(make_step: Make, spec: RobotSpec, save: Make, timing: str, rati
             "total_steps": 10,
         }
     )
-    core = LearnerCore(config)
+    core = make_core(config)
     begin(core)
     before = core.bundle()
     peer = Peer("learner", b"k", hello, {})
@@ -146,7 +147,7 @@ def test_nothing_to_learn_from_offline(make_step: Make, spec: RobotSpec, save: M
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
     learner = {"recordings": [str(path)], "offline_updates": 5}
     with pytest.raises(SessionError, match=r"nothing to learn from offline: .*a\.mcap: no transition is in there"):
-        begin(LearnerCore(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
+        begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
     with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
         configuration.parse({"learner": {"offline_updates": 5}})
 
@@ -162,7 +163,7 @@ def test_another_robots_recording_is_refused(
     bare = save("b.mcap", entries_of([("sim-0", make_step(0))]))
     with pytest.raises(SessionError, match="does not say which robot"):
         experience.read(bare)
-    core = LearnerCore(CONFIG)
+    core = make_core(CONFIG)
     prefill(core, [(spec, [])])
     other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
     with pytest.raises(BundleError, match="another robot's"):

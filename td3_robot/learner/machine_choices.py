@@ -1,0 +1,99 @@
+"""Replaces ``auto`` in ``learner.device`` and ``learner.precision`` by what is best on this machine.
+
+A run keeps the choice it started with, so that another machine, or another day, does not change its arithmetic.
+``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept`` is the process that looks. The caller then
+needs no torch, which takes a second and 200 MB to load.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from td3_robot.config.schema import Config
+from td3_robot.errors import ConfigError, NodeError, Td3RobotError
+
+AUTO = "auto"
+NEW, KEPT = "new", "kept"  # whether the run chooses its precision now, or chose it before
+
+
+class Resolved(NamedTuple):
+    """A configuration without ``auto``, and what the machine offers.
+
+    Attributes:
+        config: with the device and precision that the learner uses.
+        device_memory: free bytes of the GPU; None without a GPU.
+        notices: one line for each replaced ``auto``.
+    """
+
+    config: Config
+    device_memory: int | None
+    notices: list[str]
+
+
+def resolve(config: Config, before: Config | None = None) -> Resolved:
+    """Find the device and precision of a run in another process, which loads torch.
+
+    Args:
+        before: the configuration of the run that is resumed. A precision that stays the same is not measured again.
+
+    Raises:
+        ConfigError: this machine lacks what the configuration asks for.
+        NodeError: the other process failed.
+    """
+    learner = config.learner
+    if (learner.device, learner.precision) == ("cpu", "fp32"):
+        return Resolved(config, None, [])
+    choice = KEPT if before and before.learner.precision == learner.precision else NEW
+    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", learner.device, learner.precision, choice]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = done.stderr.strip().splitlines() or ["no message"]
+    if done.returncode == ConfigError.exit_code:
+        raise ConfigError(words[-1])
+    if done.returncode:
+        raise NodeError(f"cannot find out what this machine can learn with: {words[-1]}")
+    found = json.loads(done.stdout)
+    values = {"device": found["device"], "precision": found["precision"]}
+    notices = [f"learner.{key} auto: {value} here" for key, value in values.items() if getattr(learner, key) == AUTO]
+    return Resolved(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)
+
+
+def resolve_here(config: Config) -> Config:
+    """The configuration with the device and precision of this process; imports torch.
+
+    A precision other than ``auto`` is not measured: the run chose it before.
+
+    Raises:
+        ConfigError: this machine lacks what the configuration asks for.
+    """
+    from td3_robot.learner import compute  # here: the command line imports this module without torch
+
+    device = compute.device(config.learner.device)
+    precision = compute.precision(config.learner.precision, device)
+    return replace(config, learner=replace(config.learner, device=device.type, precision=precision))
+
+
+def main(device: str, precision: str, choice: str) -> int:
+    """Print the choice as one JSON object, or the reason on stderr if there is none."""
+    from td3_robot.learner import compute  # here: only this process loads torch
+
+    try:
+        there = compute.device(device)
+        found = {
+            "device": there.type,
+            "precision": compute.precision(precision, there, begins=choice == NEW),
+            "device_memory": compute.free_memory(there),
+        }
+    except Td3RobotError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
