@@ -74,20 +74,9 @@ def test_speed_is_steps_over_seconds() -> None:
     assert bench.speed(10, [2.0, 1.0, 5.0]) == {"steps_per_s": 5.0, "lowest": 2.0, "highest": 10.0}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ([], "the benchmark's name is missing; it must be one of: policy, link, sim, learner, train, record, replay"),
-        (
-            ["simm"],
-            "the benchmark's name is 'simm'; it must be one of: policy, link, sim, learner, train, record, replay",
-        ),
-        (["sim", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
-    ],
-)
-def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", *arguments]) == EXIT_USAGE
-    assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "sim", "--rounds", "0"]) == EXIT_USAGE
+    assert capsys.readouterr().err == "td3-robot bench: --rounds is 0; it must be at least 1\n"
 
 
 def test_an_argument_that_is_no_number_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,81 @@
+"""The commands of ``td3-robot``, one row each, and what commands and benchmarks share."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from td3_robot.errors import UsageError
+from td3_robot.util.text import meant
+
+
+class Verb(NamedTuple):
+    """One row of a table of commands.
+
+    Attributes:
+        place: the function to call, as ``module:function``. It takes the arguments and returns the exit code. The
+            module is imported when the command runs.
+        purpose: its line in the help text.
+        group: the heading that it stands under in the help text.
+    """
+
+    place: str
+    purpose: str
+    group: str = ""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Call the function; its exit code."""
+        module, _, function = self.place.partition(":")
+        code: int = getattr(importlib.import_module(module), function)(arguments)
+        return code
+
+
+_TRAIN, _DEPLOY, _RECORD, _WATCH, _MACHINE = "train", "deploy", "record and replay", "watch", "this machine"
+
+COMMANDS: dict[str, Verb] = {
+    "train": Verb("td3_robot.cli.train:main", "train a policy: start simulator, policy server and learner", _TRAIN),
+    "eval": Verb("td3_robot_sims.evaluate:main", "evaluate a policy, and make a video of it", _TRAIN),
+    "sim": Verb("td3_robot_sims.node:main", "run one more simulator for a training", _TRAIN),
+    "learner": Verb("td3_robot.learner.node:main", "run the learner of a training by hand", _TRAIN),
+    "bundle": Verb("td3_robot.cli.bundle:main", "make, show, verify, export and import policy files", _DEPLOY),
+    "policy": Verb("td3_robot.policy.node:main", "serve a policy to a robot, or by hand in a training", _DEPLOY),
+    "node": Verb(
+        "td3_robot.cli.node:main", "command a policy server and its robots: state, activate, estop, …", _DEPLOY
+    ),
+    "keys": Verb("td3_robot.cli.keys:main", "make keys, and choose which may connect from other machines", _DEPLOY),
+    "record": Verb("td3_robot.recording.node:main", "record what the processes of a run or a robot publish", _RECORD),
+    "info": Verb("td3_robot.recording.info:main", "show what a recording holds, and whether it is whole", _RECORD),
+    "play": Verb("td3_robot.recording.play:main", "play a recording to live nodes", _RECORD),
+    "replay": Verb("td3_robot.replay.check:main", "run the cores on recordings, and compare their outputs", _RECORD),
+    "export": Verb("td3_robot.recording.export:main", "convert a recording to tables, ROS 2 or Minari", _RECORD),
+    "recover": Verb("td3_robot.recording.recover:main", "make a whole recording from a damaged one", _RECORD),
+    "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _WATCH),
+    "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _WATCH),
+    "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _MACHINE),
+    "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _MACHINE),
+}
+"""Name of a command to its row. Adding a command takes a module and a row here."""
+
+
+def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
+    """The row of a table.
+
+    Raises:
+        UsageError: there is no such row; ``kind`` says what is missing, as ``command``.
+    """
+    if name not in table:
+        raise UsageError(f"unknown {kind} {name!r}; {meant(name, table, 'allowed:')}")
+    return table[name]
+
+
+def listing(table: Mapping[str, Verb]) -> str:
+    """The rows of a table for a help text, under the headings of their groups."""
+    lines: list[str] = []
+    group = ""
+    for name, verb in table.items():
+        if verb.group != group:
+            group = verb.group
+            lines.append(f"{group}:")
+        lines.append(f"  {name:<8} {verb.purpose}")
+    return "\n".join(lines)
