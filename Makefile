@@ -1,18 +1,18 @@
-# Everything a fresh machine with Python 3.11 and make needs. `make train` and `make test` set up by themselves.
+# A fresh machine needs only Python 3.11 and make. `make train` and `make test` set up the environment themselves.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Tests and trainings start many processes: without compiled modules each would compile this package anew.
+# Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test check format clean help
 
 help:
-	@echo "make train   set up, train Walker2D with three processes, show the curve's place"
+	@echo "make train   set up, train Walker2D with three processes, print where the curve is"
 	@echo "make test    set up, run every test"
-	@echo "make check   set up, ruff and mypy --strict"
+	@echo "make check   set up, ruff, mypy --strict and the document checks"
 	@echo "make format  set up, format the code"
 	@echo "make clean   remove the virtual environment and build leftovers"
 

@@ -1,4 +1,4 @@
-"""Tests of a policy as its owner would write them, with the fixtures that come with td3-robot."""
+"""Tests of a policy with the pytest fixtures of td3-robot."""
 
 import numpy as np
 
@@ -33,9 +33,9 @@ def test_the_same_observation_gives_the_same_action(recorded_session, fake_robot
 
 
 def test_every_action_answers_a_step(recorded_session):
-    said = [message for _, message in recorded_session(RECORDING).messages(["step", "action"])]
-    steps = {message.sequence for message in said if isinstance(message, Step)}
-    assert {message.answers for message in said if isinstance(message, Action)} <= steps
+    messages = [message for _, message in recorded_session(RECORDING).messages(["step", "action"])]
+    steps = {message.sequence for message in messages if isinstance(message, Step)}
+    assert {message.answers for message in messages if isinstance(message, Action)} <= steps
 
 
 def test_an_emergency_stop_is_answered_with_fault(memory_bus, manual_clock):
