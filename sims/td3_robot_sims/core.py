@@ -1,14 +1,13 @@
-"""The simulator without I/O: a source whose state can be saved, and gone back to, in lock-step."""
+"""The simulator without I/O: a source that can save its state, and continue from it, in lock-step."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 
 import msgspec
 
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Output
+from td3_robot.core_types import Origin, Output
 from td3_robot.driver import core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
@@ -28,13 +27,19 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
 
 
 def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """The core of the simulator of this name in a run with this configuration; close its ``envs`` in the end."""
+    """The core of a simulator; the caller closes its ``envs`` in the end.
+
+    Args:
+        config: of the run.
+        name: of the simulator.
+        incarnation: of the simulator.
+    """
 
     def environment(seed: int) -> Environment:
         return tasks.make(config.task, seed, config.randomization)
 
     envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
-    # At full speed nothing is due by a time: a simulator that is not to move stands still.
+    # At full speed no deadline applies: without Actions a simulator stands still.
     fast = config.pacing.mode == "fast"
     safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
     return SimulatorCore(
@@ -48,10 +53,10 @@ def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
 
 
 class SimulatorCore(SourceCore):
-    """See :class:`td3_robot.driver.core.SourceCore`; its robots are simulated, and begin with the learner's first word.
+    """A :class:`td3_robot.driver.core.SourceCore` with simulated robots. It begins with the learner's first Throttle.
 
     Raises:
-        BundleError: (in :meth:`step`) a state to go back to is damaged, or of another task or number of robots.
+        BundleError: (in :meth:`step`) a saved state is damaged, or of another task or number of robots.
     """
 
     def __init__(
@@ -67,28 +72,29 @@ class SimulatorCore(SourceCore):
         super().__init__(envs, source, incarnation, lockstep=lockstep, pacing=pacing, guard=guard)
         self.envs = envs
 
-    def _throttle(self, throttle: Throttle) -> list[Output]:
-        outputs = super()._throttle(throttle)
-        if throttle.save and throttle.answers == self.next_sequence:
-            outputs.append(("learner", self._state(snapshot.encode(self.envs, self.transitions, self._step))))
+    def receive(self, origin: Origin, message: Message, now: float) -> list[Output]:
+        if isinstance(message, SimulatorState):
+            return self._go_back(message)
+        outputs = super().receive(origin, message, now)
+        if isinstance(message, Throttle) and message.save and self._is_answered_by(message):
+            payload = snapshot.encode(self.envs, self.transitions, self.newest)
+            outputs.append(("learner", self._state(payload)))
         return outputs
 
-    def _take(self, message: Message) -> list[Output]:
-        return self._go_back(message) if isinstance(message, SimulatorState) else []
+    def _is_answered_by(self, throttle: Throttle) -> bool:
+        """Whether a Throttle answers the newest Step of this incarnation."""
+        return (throttle.incarnation, throttle.answers) == (self.incarnation, self.next_sequence)
 
     def _go_back(self, state: SimulatorState) -> list[Output]:
-        """Lock-step: be where a state was saved, and say so; then what was said of the Step there is said again."""
+        """Lock-step: continue from a saved state. Confirm it, and repeat its newest Step."""
         if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
-            self.transitions, self._step, reasons = snapshot.restore(state.payload, self.envs)
-            self.incarnation, self._action, self._use = state.incarnation, None, None
-            self._kept = deque([self._step] if self._step else [])
-            self._answered = self._allowed = 0
-            self._throttled = False
+            transitions, newest, reasons = snapshot.restore(state.payload, self.envs)
+            self.rewind(state.incarnation, transitions, newest)
             self.counters["episodes_not_restored"] += len(reasons)
             if reasons:
                 log.warning("not as before: %d robots begin a new episode; %s", len(reasons), reasons[0])
         outputs: list[Output] = [("learner", self._state(b""))]
-        return outputs + [(link, self._step) for link in ("learner", "policy") if self._step]
+        return outputs + [(link, self.newest) for link in ("learner", "policy") if self.newest]
 
     def _state(self, payload: bytes) -> SimulatorState:
         return SimulatorState(self.source, self.incarnation, self.next_sequence, payload)

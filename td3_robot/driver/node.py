@@ -91,13 +91,12 @@ def _drive_alone(node: Node, robot: Robot) -> None:
     try:
         node.spin(recorded, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
     except HandshakeError:
-        # Whoever has our name moves the robot now, even if it was ours before.
         if policy.refusal:
-            core.in_charge = policy.refusal.code != "name"
-        if core.in_charge:
+            core.contact.refused(rival=policy.refusal.code == "name")
+        if core.contact.in_charge:
             log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
         raise
     finally:
-        if core.in_charge:
+        if core.contact.in_charge:
             core.make_safe()
             body.close()

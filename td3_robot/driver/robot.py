@@ -68,7 +68,7 @@ class Robot(ABC):
 
 
 class RobotBody:
-    """A :class:`Robot` as :class:`td3_robot.driver.core.Body`; nothing that it raises passes through here.
+    """A :class:`Robot` as :class:`td3_robot.driver.body.Body`; nothing that it raises passes through here.
 
     An observation that is missing or not finite ends the episode (TRUNCATED, with the last sound one); nothing more is
     published until the next sound one begins another.

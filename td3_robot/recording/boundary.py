@@ -113,7 +113,7 @@ class RecordedBody:
     """A driver's robot whose calls are recorded: both the robot of the core, and its observer.
 
     Args:
-        body: the robot, as ``td3_robot.driver.core.Body``; all its attributes are available here.
+        body: the robot, as ``td3_robot.driver.body.Body``; all its attributes are available here.
     """
 
     def __init__(self, body: Any) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from td3_robot.core_types import Output
-from td3_robot.driver.core import HOLD_OFF, SourceCore
+from td3_robot.driver.contact import HOLD_OFF
+from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.node import unset
 from td3_robot.driver.pacing import RealTime
@@ -431,9 +432,9 @@ def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, ro
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
     assert core.due == 1.0 + HOLD_OFF == 1.5
-    assert (robot.told, robot.resets, core.in_charge) == ([], 0, False)
+    assert (robot.told, robot.resets, core.contact.in_charge) == ([], 0, False)
     outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
-    assert core.in_charge
+    assert core.contact.in_charge
     assert robot.told[0] == [0.25, 0.0]
     assert [type(message) for _, message in outputs] == [Step, LifecycleChange, LifecycleChange]
 
@@ -447,7 +448,7 @@ def test_a_driver_that_nobody_answers_makes_the_robot_safe(
     core.step([], 1.0)
     for now in (1.5, 1.7, 2.0, 2.5):  # the safe action every 0.5 s; it neither looks, nor resets, nor publishes
         assert core.step([], now) == []
-    assert core.in_charge
+    assert core.contact.in_charge
     assert core.due == 3.0
     assert (robot.told, robot.resets) == ([[0.25, 0.0]] * 3, 0)
     assert [record.message for record in caplog.records if record.name == "td3_robot.driver.core"] == [
@@ -464,13 +465,13 @@ def test_a_driver_that_is_told_to_wait_leaves_the_robot_alone(make_core: Make, r
     for number in range(9):
         assert core.step([wait], 1.0 + number * 0.25) == []
     assert core.due == 3.0 + HOLD_OFF
-    assert (robot.told, robot.resets, core.in_charge) == ([], 0, False)
+    assert (robot.told, robot.resets, core.contact.in_charge) == ([], 0, False)
     core.step([], 3.5)  # now the server is gone as well
-    assert (robot.told, core.in_charge) == ([[0.25, 0.0]], True)
+    assert (robot.told, core.contact.in_charge) == ([[0.25, 0.0]], True)
     core.step([wait], 3.6)
-    assert not core.in_charge
+    assert not core.contact.in_charge
     core.step([("policy", Welcome(1, "policy", 5))], 3.7)
-    assert core.in_charge
+    assert core.contact.in_charge
     assert robot.resets == 1
 
 
@@ -484,9 +485,9 @@ def test_a_driver_that_was_welcome_before_waits_as_well(make_core: Make, robot: 
     for now in (1.01, 1.26, 1.51):
         assert core.step([("policy", Heartbeat(0, 6))], now) == []
         assert core.step([], now + 0.2) == []
-    assert (len(robot.told), core.in_charge) == (told, False)
+    assert (len(robot.told), core.contact.in_charge) == (told, False)
     core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other one is gone
-    assert core.in_charge
+    assert core.contact.in_charge
     assert robot.told[told:][0] == [0.25, 0.0]  # 50 ms without an Action were over meanwhile
 
 

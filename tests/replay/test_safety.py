@@ -14,7 +14,8 @@ import pytest
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
 from td3_robot.config.schema import Config
-from td3_robot.driver import core as driver_core
+from td3_robot.driver import contact
+from td3_robot.driver.actuator import Actuator
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.messages import Action
@@ -201,8 +202,8 @@ def late_actions_are_applied(patch: Patch) -> None:
     answer = SourceCore._answer
 
     def eager(self: SourceCore, action: Action, now: float) -> None:
-        if self._step:
-            action = Action(*{**vars(action), "answers": self._step.sequence}.values())
+        if self.newest:
+            action = Action(*{**vars(action), "answers": self.newest.sequence}.values())
         answer(self, action, now)
 
     patch.setattr(SourceCore, "_answer", eager)
@@ -218,35 +219,35 @@ def robots_troubles_are_ignored(patch: Patch) -> None:
 
 
 def robots_are_told_nothing(patch: Patch) -> None:
-    patch.setattr(SourceCore, "_tell", lambda *_: None)
+    patch.setattr(Actuator, "apply", lambda *_: None)
 
 
 def robots_are_made_safe_with_the_next_step(patch: Patch) -> None:
-    patch.setattr(SourceCore, "_make_safe", lambda _: None)
+    patch.setattr(Actuator, "follow_guard", lambda _: None)
 
 
 def safe_action_between_steps_is_another(patch: Patch) -> None:
-    patch.setattr(SourceCore, "make_safe", lambda self: self._tell(self.body.commanded))
+    patch.setattr(Actuator, "make_safe", lambda self: self.apply(self._body.commanded))
 
 
 def robots_are_reset_under_the_last_action(patch: Patch) -> None:
-    patch.setattr(SourceCore, "_told_safe", property(lambda _: True, lambda *_: None), raising=False)
+    patch.setattr(Actuator, "made_safe", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def robots_are_moved_at_once(patch: Patch) -> None:
-    patch.setattr(driver_core, "HOLD_OFF", 0.0)
+    patch.setattr(contact, "HOLD_OFF", 0.0)
 
 
 def robots_wait_for_the_server(patch: Patch) -> None:
-    patch.setattr(driver_core, "HOLD_OFF", 1.0)
+    patch.setattr(contact, "HOLD_OFF", 1.0)
 
 
 def robots_stops_are_not_repeated(patch: Patch) -> None:
-    patch.setattr(SourceCore, "_own_stop", property(lambda _: None, lambda *_: None), raising=False)
+    patch.setattr(Actuator, "own_stop", property(lambda _: None, lambda *_: None), raising=False)
 
 
 def waiting_steps_are_not_repeated(patch: Patch) -> None:
-    patch.setattr(SourceCore, "_greet", lambda *_: [])
+    patch.setattr(SourceCore, "_steps_for", lambda *_: [])
 
 
 def who_comes_hears_of_no_stop(patch: Patch) -> None:

@@ -1,0 +1,70 @@
+"""The last link to the robots: it applies actions, the safe action above all, and hears what the robots report."""
+
+from __future__ import annotations
+
+from td3_robot.driver.body import Body
+from td3_robot.driver.guard import Guard
+from td3_robot.messages import Command
+from td3_robot.specs import Float32
+
+
+class Actuator:
+    """Applies actions to the robots of a source.
+
+    Args:
+        body: the robots.
+        guard: decides when the safe action is due.
+        source: name of the source, for the reason of an emergency stop.
+
+    Attributes:
+        made_safe: whether the robots got the safe action in this turn.
+        own_stop: the newest emergency stop of the robots while it is in force; stops of operators are not the source's
+            to repeat.
+    """
+
+    def __init__(self, body: Body, guard: Guard, source: str) -> None:
+        self.made_safe = False
+        self.own_stop: Command | None = None
+        self._body = body
+        self._guard = guard
+        self._source = source
+        self._is_safe = False  # the safe action holds since it became due
+        self._unsent: list[Command] = []
+
+    def begin_turn(self) -> None:
+        """A turn of the core begins."""
+        self.made_safe = False
+
+    def apply(self, action: Float32) -> None:
+        """Apply ``action``, float32[N, A], from now on."""
+        self._body.command(action)
+
+    def make_safe(self) -> None:
+        """Apply the safe action now."""
+        self.made_safe = True
+        self.apply(self._guard.safe_action(self._body.commanded))
+
+    def follow_guard(self) -> None:
+        """Apply the safe action at once when it becomes due. While it stays due, each step repeats it."""
+        if self._guard.safe and not self._is_safe:
+            self.make_safe()
+        self._is_safe = self._guard.safe
+
+    def lose_robots(self) -> None:
+        """Another process may move the robots from now on, so they may not be safe later."""
+        self._is_safe = False
+
+    def listen(self, now: float) -> None:
+        """Act on what the robots report: an emergency stop holds for everybody, a problem is FAULT."""
+        if self._body.stop:
+            reason, self._body.stop = self._body.stop, ""
+            self._guard.lifecycle.stop(reason, now)
+            self.own_stop = Command(0, "", "estop", f"{self._source}: {reason}"[:2048], 0, "", b"")
+            self._unsent.append(self.own_stop)
+        if self._body.problem:
+            self._guard.trouble(self._body.problem, now)
+
+    def take_stops(self) -> list[Command]:
+        """The emergency stops that the policy server has not been sent yet."""
+        taken, self._unsent = self._unsent, []
+        return taken

@@ -1,0 +1,84 @@
+"""How far the learner lets a source go, and the Steps that the learner may not have."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from td3_robot.messages import Step, Throttle
+from td3_robot.topics import QUEUE_LENGTH
+
+
+class Allowance:
+    """The learner's side of the replay ratio while all processes run freely.
+
+    Args:
+        waits: nothing is allowed before the learner's first Throttle, so that no Step is lost while processes start.
+
+    Attributes:
+        begun: whether the source may publish its first Step.
+        kept: the Steps that the learner has not dealt with, and the one before them.
+    """
+
+    def __init__(self, *, waits: bool) -> None:
+        self.begun = not waits
+        self.kept: deque[Step] = deque()
+        self._answered = 0  # Steps that the learner has dealt with
+        self._transitions = 0
+        self._version = 0
+
+    @property
+    def needs_version(self) -> int:
+        """The weights that have to answer the next Step; 0 is any."""
+        return 0
+
+    def permits(self, transitions: int, newest: Step | None) -> bool:
+        """Whether the learner allows another Step.
+
+        Args:
+            transitions: how many the source has made.
+            newest: the newest Step; None before the first.
+        """
+        del newest
+        return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
+
+    def throttle(self, throttle: Throttle) -> None:
+        """Take in the learner's word."""
+        self.begun = True
+        self._transitions = max(self._transitions, throttle.transitions_allowed)
+        if throttle.answers >= self._answered:
+            self._answered, self._version = throttle.answers, throttle.weights_version
+        while self.kept and self.kept[0].sequence < throttle.answers - 1:
+            self.kept.popleft()
+
+    def keep(self, step: Step) -> int:
+        """Keep a published Step until the learner has dealt with it.
+
+        Returns:
+            How many older Steps are forgotten for it: a robot in real time goes on while the learner is away.
+        """
+        self.kept.append(step)
+        if len(self.kept) <= QUEUE_LENGTH + 1:
+            return 0
+        self.kept.popleft()
+        return 1
+
+    def void(self) -> None:
+        """Forget what an earlier learner has allowed."""
+        self._transitions = 0
+
+    def rewind(self, step: Step | None) -> None:
+        """Begin again after this Step: the next Throttle allows the next Step."""
+        self.begun = False
+        self.kept = deque([step] if step else [])
+        self._answered = self._transitions = 0
+
+
+class LockStep(Allowance):
+    """The learner's side in lock-step: it answers every Step, and names the weights for the next."""
+
+    @property
+    def needs_version(self) -> int:
+        return self._version
+
+    def permits(self, transitions: int, newest: Step | None) -> bool:
+        return super().permits(transitions, newest) and (newest is None or self._answered > newest.sequence)

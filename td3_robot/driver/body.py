@@ -1,0 +1,53 @@
+"""The robots of a source as its core sees them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from td3_robot.messages import UInt8, UInt32, UInt64
+from td3_robot.specs import Float32, RobotSpec
+
+
+class Body(Protocol):
+    """N robots: simulated ones, or a real one with N = 1.
+
+    Attributes:
+        spec: of each robot.
+        phase: uint8[N], as in a Step.
+        episode: uint64[N], counts from 0.
+        episode_step: uint32[N], control periods since FIRST.
+        observation: float32[N, O].
+        reward: float32[N], 0 at FIRST.
+        action: float32[N, A], the applied action. At FIRST: the action that holds as the episode begins, 0 in a
+            simulator.
+        world: for each robot at FIRST with a drawn world: its index as text, and the drawn values.
+        commanded: float32[N, A], the newest commanded action.
+        problem: why the robots cannot work; empty if they can.
+        stop: why the robots want an emergency stop of everything; empty if they do not. The core clears it.
+    """
+
+    spec: RobotSpec
+    phase: UInt8
+    episode: UInt64
+    episode_step: UInt32
+    observation: Float32
+    reward: Float32
+    action: Float32
+    world: dict[str, dict[str, float]]
+    stop: str
+
+    @property
+    def problem(self) -> str: ...
+
+    @property
+    def commanded(self) -> Float32: ...
+
+    def command(self, action: Float32) -> None:
+        """Apply ``action``, float32[N, A], from now on. A simulator applies it in its next step."""
+
+    def step(self, action: Float32) -> int | None:
+        """End a control period with the applied ``action``, float32[N, A]; reset robots whose episode is over.
+
+        Returns:
+            The number of transitions, one for each robot within an episode. None: there is no observation to publish.
+        """
