@@ -1,4 +1,4 @@
-"""The simulator's core, driven by what its node was told: the same Steps, states and answers?"""
+"""Replays the simulator's core: its recorded turns must give the recorded Steps, states and Replies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from td3_robot_sims import core as sims_core
 from td3_robot_sims import tasks
 from td3_robot_sims.core import SimulatorCore
 
-SAID = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
-"""What a simulator's core says."""
+TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
+"""What is compared: all that a simulator sends."""
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every simulator whose beginning is recorded.
+    """Replay every simulator that is recorded from its start.
 
     Raises:
-        SessionError: the recording is damaged, or holds what no simulator can be driven by.
+        SessionError: the recording is damaged, or no simulator can have written it.
     """
     found, notes = lives.whole(session, "simulator")
     made: list[SimulatorCore] = []
@@ -32,12 +32,11 @@ def replay(session: Session) -> Outcome:
         return RecordedCore(made[-1], life)
 
     try:
-        for _ in lives.relive(session, found, SAID, make):
-            pass
+        lives.relive(session, found, TOPICS, make)
     finally:
         for core in made:
             core.envs.close()
     packages = {package for life in found.values() for package in tasks.find(life.config.task)[0].packages}
-    outcome = lives.outcome(found.values(), SAID, tuple(sorted(packages)))
+    outcome = lives.outcome(found.values(), TOPICS, tuple(sorted(packages)))
     outcome.notes += notes
     return outcome

@@ -19,7 +19,7 @@ from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
-SAID = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
+TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
 """The topics of a driver that are compared."""
 _PACKAGES = ("numpy",)
 
@@ -111,12 +111,7 @@ def replay(session: Session) -> Outcome:
     Raises:
         SessionError: the recording is damaged, or no driver can have written it.
     """
-    found, notes = lives.whole(session, "driver")
-    for _ in lives.relive(session, found, SAID, _make):
-        pass
-    outcome = lives.outcome(found.values(), SAID, _PACKAGES)
-    outcome.notes += notes
-    return outcome
+    return lives.replay(session, "driver", TOPICS, _PACKAGES, _make)[1]
 
 
 def _make(life: Life, memory: Memory) -> RecordedCore:

@@ -1,8 +1,9 @@
-"""The learner's core, driven by what its node was told: the same weights, Throttles, losses and transitions?
+"""Replays the learner's core: its recorded turns must give the recorded weights, Throttles, losses and transitions.
 
-All that a learner says follows from its Start and its Turns, in lock-step and running free: which Steps had come before
-which update is what the Turns say. Of one whose beginning is not recorded, or that began with more than the recording
-holds, the transitions are still made again, and compared with those that ``--update`` has put into the recording.
+All that a learner sends follows from its Start and its Turns, in lock-step and running free: the Turns show which Steps
+came before which update. Some lives cannot learn again here, and some recordings lack the learner's turns. Then a
+learner that only stores is driven, with turns rebuilt from the recorded Steps where they are lost. It gives the
+transitions and counters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -26,32 +27,31 @@ from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
-from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Status, Step, Throttle, Weights
+from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Start, Status, Step, Throttle, Weights
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import METRICS, Attachment, Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives, machines
-from td3_robot.replay.lives import Life, Memory
+from td3_robot.replay.lives import Key, Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.specs import Float32
 
+TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
+"""What is compared of learners that can learn again."""
 REFERENCE = "reference/transitions.safetensors"
-"""The attachment that holds the transitions as they were when it was made."""
+"""The attachment with the expected transitions."""
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 
 
-Key = tuple[str, int]
-"""Name and incarnation of a node, or source."""
-
 _O, _A, _1 = ({"wire": FieldType("array", "", dtype="<f4", shape=(size,))} for size in "OA1")
 
 
 @dataclass(frozen=True, eq=False)
 class Transition(Message):
-    """A row of the replay buffer; never sent anywhere."""
+    """A row of the replay buffer. It is compared like a message, and never sent."""
 
     NAME: ClassVar[str] = "transition"
 
@@ -64,7 +64,7 @@ class Transition(Message):
 
 @dataclass(frozen=True, eq=False)
 class Losses(Message):
-    """A line of metrics.jsonl about training, without the time; never sent anywhere."""
+    """A line of metrics.jsonl about training, without times. It is compared like a message, and never sent."""
 
     NAME: ClassVar[str] = "loss statistics"
 
@@ -72,10 +72,10 @@ class Losses(Message):
 
 
 def replay(session: Session) -> Outcome:
-    """Replay the learner.
+    """Replay every learner of a session.
 
     Raises:
-        SessionError: the recording is damaged, holds no configuration, or a reference that is none.
+        SessionError: the recording or its reference is damaged, or it holds no configuration.
     """
     recording = _Recording(session)
     if not recording.steps:
@@ -84,34 +84,33 @@ def replay(session: Session) -> Outcome:
     outcome = Outcome(notes=notes)
     learners = sorted(recording.learners | found.keys())
     alone = len(learners) == 1
-    told = _relive(session, found, recording, alone, outcome)
+    driven = _relive(session, found, recording, alone, outcome)
     for key in learners:
-        _compare_counters(recording, key, found.get(key), told.get(key), alone, outcome)
-    expected = _reference(session)
-    if alone and told:
-        got = next(iter(told.values())).stored()
-    elif missing := sorted(recording.names() - recording.hellos.keys()):
-        outcome.notes.append(f"transitions: which robot {', '.join(missing)} is was not recorded: there is no Hello")
+        _compare_counters(recording, key, found.get(key), driven.get(key), alone, outcome)
+    if alone and driven:
+        got = next(iter(driven.values())).rows()
+    elif missing := recording.unknown():
+        outcome.notes.append(f"transitions: which robot {missing} is was not recorded: there is no Hello")
         return outcome
     else:
-        got = recording.stored.rows()
-    if expected is None:
-        whose = "transitions, row by row: " if learners else "there is no learner in it, and of its Steps' transitions "
-        outcome.notes.append(f"{whose}the recording holds none to compare with; --update adds them")
-    rows = [(None, item) for item in (expected if expected is not None else [])]
-    outcome.parts.append(Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got)))
+        got = recording.rebuilt.rows()
+    outcome.parts.append(_compare_transitions(session, got, bool(learners), outcome))
     return outcome
 
 
 class _Recording:
-    """What of a session concerns the learner."""
+    """The part of a session that concerns learners.
+
+    Attributes:
+        hellos: the first Hello of each source, by name.
+        statuses: the last Status with Steps of each learner.
+    """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
         self.config: Config = session.config()
         self.hellos: dict[str, Hello] = {}
         self.steps: list[tuple[Entry, Step]] = []
-        self.statuses: dict[Key, tuple[Entry, Status]] = {}  # the last one with Steps of each learner
+        self.statuses: dict[Key, tuple[Entry, Status]] = {}
         self.learners: set[Key] = set()
         statuses: list[tuple[Entry, Status]] = []
         topics = [kind.NAME for kind in (Hello, Step, Throttle, Status)]
@@ -125,20 +124,27 @@ class _Recording:
                 statuses.append((entry, message))
             else:
                 self.learners.add((entry.publisher, entry.incarnation))
-        self._undelivered = any(s.counters.get("undelivered") for e, s in statuses if e.publisher in self.names())
+        self._sources = {step.source for _, step in self.steps}
+        self._undelivered = any(s.counters.get("undelivered") for e, s in statuses if e.publisher in self._sources)
         for entry, status in statuses:
             key = entry.publisher, entry.incarnation
             if key in self.learners and status.counters.get("steps"):
                 self.statuses[key] = entry, status
 
-    def names(self) -> set[str]:
-        return {step.source for _, step in self.steps}
+    @property
+    def rows(self) -> int:
+        """The most transitions that the Steps can make."""
+        return sum(len(step.phase) for _, step in self.steps)
+
+    def unknown(self) -> str:
+        """The sources whose Hello is not recorded; empty if there are none."""
+        return ", ".join(sorted(self._sources - self.hellos.keys()))
 
     def not_counted(self) -> str | None:
-        """Why the counters of a learner cannot be counted from the Steps alone; None if they can."""
-        if missing := sorted(self.names() - self.hellos.keys()):
-            return f"which robot {', '.join(missing)} is was not recorded: there is no Hello"
-        if len(self.names()) != 1:
+        """Why rebuilt turns do not give a learner's counters; None if they do."""
+        if missing := self.unknown():
+            return f"which robot {missing} is was not recorded: there is no Hello"
+        if len(self._sources) != 1:
             return "in which order it saw the Steps of several sources is not recorded"
         if self._undelivered:
             return "there were Steps that did not reach it"
@@ -151,40 +157,51 @@ class _Recording:
         return None
 
     @functools.cached_property
-    def stored(self) -> _Storing:
-        """A learner that was told all recorded Steps in their order; there must be a Hello of each source."""
-        core = _Storing(self.config, sum(len(step.phase) for _, step in self.steps))
+    def rebuilt(self) -> _Learner:
+        """A learner with rebuilt turns: one for each recorded Step, in recorded order. All Hellos must be there."""
+        life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
+        learner = _Learner(life, self.rows, None)
+        core = RecordedCore(learner, life)
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
         joined: dict[str, int] = {}
         for _, step in self.steps:
             peer = peers[step.source]
             if joined.get(step.source) != step.incarnation:
                 joined[step.source] = step.incarnation
-                core.step([(peer, peer.hello)], 0.0)
-            core.step([(peer, step)], 0.0)
-        return core
+                life.drive(core, [(peer, peer.hello)], 0.0)
+            life.drive(core, [(peer, step)], 0.0)
+        return learner
 
 
-class _Told:
-    """The learner of a life, and one that only stores, both told the same.
+class _Learner:
+    """Two cores that are told the same turns: one learns as the recorded one did, one only stores.
+
+    The core that stores never ends, never updates, and its buffer holds all transitions.
 
     Args:
-        learning: None where what was learned cannot be computed again.
+        rows: the most transitions there can be.
+        learning: the core that learns; None if its computations cannot be repeated.
+
+    Attributes:
+        counted: the counters by the number of Steps.
     """
 
     def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
         self.learning = learning
+        self.counted: dict[int, dict[str, int]] = {}
         self._life = life
-        self._storing = _Storing(life.config, rows)
+        self._storing = _storing(life.config, rows)
         if learning and learning.lockstep:
             learning.rounds.keep()
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         self._storing.step(inputs, now)
+        counts = self._storing.counts()
+        self.counted[counts.get("steps", 0)] = {name: counts[name] for name in ("steps", *_COUNTED) if name in counts}
         if self.learning is None:
             return []
         rounds = self.learning.rounds
-        # When to take a cut is its saver's business, who also takes one when told to stop: what was said shows it.
+        # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show it.
         rounds.wanted = any(throttle.save for throttle in self._life.says(Throttle))
         outputs = self.learning.step(inputs, now)
         if rounds.setback:
@@ -193,22 +210,36 @@ class _Told:
             rounds.taken()
         return outputs
 
-    def stored(self) -> list[Transition]:
-        return self._storing.rows()
+    def rows(self) -> list[Transition]:
+        """All transitions, in the order they were stored."""
+        spec = self._storing.spec
+        if spec is None:
+            return []
+        edges = np.cumsum([spec.observation_size, spec.action_size, 1, 1])
+        return [Transition(*np.split(row, edges)) for row in self._storing.training.replay.state()[0]["rows"]]
 
-    @property
-    def counted(self) -> dict[int, dict[str, int]]:
-        """The counters by the number of Steps."""
-        return self._storing.counted
+
+def _storing(config: Config, rows: int) -> LearnerCore:
+    learner = replace(
+        config.learner,
+        learning_starts=_NEVER - 1,
+        buffer_size=max(2, rows),
+        batch_size=1,
+        compile=False,
+        recordings=(),
+        offline_updates=0,
+    )
+    network = NetworkConfig(hidden=(1,))
+    return make_core(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
 
 
 def _relive(
     session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
-) -> dict[Key, _Told]:
-    """Drive the learners of these lives, and note in the outcome what they say; those that could be driven.
+) -> dict[Key, _Learner]:
+    """Drive the learners of these lives, and add what they send to the outcome; returns those that were driven.
 
     Args:
-        alone: there is no other learner in the recording.
+        alone: the recording has no other learner.
     """
     learning: dict[Key, Life] = {}
 
@@ -220,64 +251,35 @@ def _relive(
             note(life, why)
         else:
             learning[key] = life
-    told: dict[Key, _Told] = {}
+    driven: dict[Key, _Learner] = {}
 
     def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         config, key = life.config, (life.name, life.incarnation)
         compute.use_threads(config.learner.threads, config.learner.threads_in)
         core = make_core(config, provenance=life.setting("provenance", dict)) if key in learning else None
-        told[key] = _Told(life, sum(len(step.phase) for _, step in recording.steps), core)
-        return RecordedCore(told[key], life)
+        driven[key] = _Learner(life, recording.rows, core)
+        return RecordedCore(driven[key], life)
 
-    said = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
-    for _ in lives.relive(session, found, said, make):
-        pass
+    lives.relive(session, found, TOPICS, make)
     for key, life in list(learning.items()):
-        if key in told and (why := _compiled_otherwise(life, told[key].learning)):
+        if key in driven and (why := _compiled_otherwise(life, driven[key].learning)):
             note(life, why)
             del learning[key]
-    result = lives.outcome(learning.values(), said, _PACKAGES)
     outcome.turns = sum(life.told for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
-    outcome.parts += result.parts
+    outcome.parts += lives.outcome(learning.values(), TOPICS, _PACKAGES).parts
     if len(recording.learners) > 1:
         outcome.notes.append(f"loss statistics: {len(recording.learners)} learners made them, or one in as many lives")
     for key, life in learning.items():
-        core = told[key].learning if key in told else None
+        core = driven[key].learning if key in driven else None
         if core and alone and not life.stopped:
             outcome.parts += _compare_losses(session, core, outcome)
-    return told
-
-
-def _compare_counters(
-    recording: _Recording, key: Key, life: Life | None, told: _Told | None, alone: bool, outcome: Outcome
-) -> None:
-    """The counters of a learner's last Status with those counted again, or a note why there are none."""
-    whose = f"counters of {key[0]} ({key[1]})" if not alone else "the learner's counters"
-    status = recording.statuses.get(key)
-    counted: dict[int, dict[str, int]] = {}
-    if status is None:
-        why: str | None = "no Status of it with Steps is recorded"
-    elif life and not life.setting("new", bool):
-        why = "it went on from a checkpoint, or a replay file, that is not in the recording"
-    elif life and told:
-        why, counted = "its last Status came later" if life.stopped else None, told.counted
-    elif not alone:
-        why = "its beginning is not recorded"
-    elif not (why := recording.not_counted()):
-        counted = recording.stored.counted
-    if why or status is None:
-        outcome.notes.append(f"{whose}: {why}")
-        return
-    entry, said = status
-    others = {name: value for name, value in said.counters.items() if name not in _COUNTED and name != "steps"}
-    ours = dataclasses.replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
-    outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, said)], [ours]))
+    return driven
 
 
 def _not_learned(session: Session, life: Life) -> str | None:
-    """Why what the learner computed cannot be computed again; None if it can."""
+    """Why the learner's computations cannot be repeated; None if they can."""
     learner = life.config.learner
     if not life.setting("new", bool):
         return "it went on from a checkpoint, or a replay file, that is not in the recording"
@@ -293,20 +295,46 @@ def _not_learned(session: Session, life: Life) -> str | None:
 
 
 def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
-    """Why what the learner computed, and now computes, is the same up to rounding only; None if it is so to the bit."""
+    """Why the learner's results can be the same up to rounding only; None if they can be the same to the bit."""
     weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
     now = core.training.td3.compiled
-    try:  # at the end as at the beginning: it may have failed meanwhile, and gone on without
-        told = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
+    try:  # at both ends, because a compiled update may fail in between, and then runs on uncompiled
+        then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
-        return None  # it will differ
-    if told == [now, now]:
+        return None  # the comparison reports it
+    if then == [now, now]:
         return None
     return (
-        f"its updates were {'not ' * now}compiled{' at times' * (now in told)}, and here they are{' not' * (not now)}"
+        f"its updates were {'not ' * now}compiled{' at times' * (now in then)}, and here they are{' not' * (not now)}"
     )
+
+
+def _compare_counters(
+    recording: _Recording, key: Key, life: Life | None, driven: _Learner | None, alone: bool, outcome: Outcome
+) -> None:
+    """Compare the counters of a learner's last Status, or note why they are not compared."""
+    whose = f"counters of {key[0]} ({key[1]})" if not alone else "the learner's counters"
+    status = recording.statuses.get(key)
+    counted: dict[int, dict[str, int]] = {}
+    if status is None:
+        why: str | None = "no Status of it with Steps is recorded"
+    elif life and not life.setting("new", bool):
+        why = "it went on from a checkpoint, or a replay file, that is not in the recording"
+    elif life and driven:
+        why, counted = "its last Status came later" if life.stopped else None, driven.counted
+    elif not alone:
+        why = "its beginning is not recorded"
+    elif not (why := recording.not_counted()):
+        counted = recording.rebuilt.counted
+    if why or status is None:
+        outcome.notes.append(f"{whose}: {why}")
+        return
+    entry, said = status
+    others = {name: value for name, value in said.counters.items() if name not in _COUNTED and name != "steps"}
+    ours = dataclasses.replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
+    outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, said)], [ours]))
 
 
 def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:
@@ -327,7 +355,7 @@ def _timeless(record: Mapping[str, Any]) -> Losses:
 
 
 def _losses(session: Session) -> list[dict[str, Any]] | None:
-    """What the recorded run said of its training; None where that is not in the recording."""
+    """The training lines of the recorded run; None if the recording lacks them."""
     attached = session.attachments.get(METRICS)
     if attached is None:
         return None
@@ -338,39 +366,14 @@ def _losses(session: Session) -> list[dict[str, Any]] | None:
         raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
 
 
-class _Storing:
-    """A learner that only stores: it is never done, never updates, and its buffer holds everything."""
-
-    def __init__(self, config: Config, rows: int) -> None:
-        learner = replace(
-            config.learner,
-            learning_starts=_NEVER - 1,
-            buffer_size=max(2, rows),
-            batch_size=1,
-            compile=False,
-            recordings=(),
-            offline_updates=0,
-        )
-        network = NetworkConfig(hidden=(1,))
-        self._core = make_core(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
-        self.counted: dict[int, dict[str, int]] = {}
-
-    def step(self, inputs: Sequence[Input], now: float) -> None:
-        self._core.step(inputs, now)
-        counts = self._core.counts()
-        self.counted[counts.get("steps", 0)] = {name: counts[name] for name in ("steps", *_COUNTED) if name in counts}
-
-    def rows(self) -> list[Transition]:
-        if self._core.spec is None:
-            return []
-        stored = self._core.training.replay.state()[0]["rows"]
-        return list(_rows(stored, self._core.spec.observation_size, self._core.spec.action_size))
-
-
-def _rows(stored: Float32, o: int, a: int) -> Iterator[Transition]:
-    edges = np.cumsum([o, a, 1, 1])
-    for row in stored:
-        yield Transition(*np.split(row, edges))
+def _compare_transitions(session: Session, got: list[Transition], learned: bool, outcome: Outcome) -> Replayed:
+    """Compare transitions with the reference; without one, only make it."""
+    expected = _reference(session)
+    if expected is None:
+        whose = "transitions, row by row: " if learned else "there is no learner in it, and of its Steps' transitions "
+        outcome.notes.append(f"{whose}the recording holds none to compare with; --update adds them")
+    rows = [(None, item) for item in expected or []]
+    return Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got))
 
 
 def _attachment(transitions: list[Transition]) -> Attachment:
