@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from td3_robot.errors import ConfigError
 from td3_robot.registry import Registry
-from td3_robot.util.text import meant
+from td3_robot.util.text import did_you_mean
 
 NOISES = Registry(
     "exploration noise",
@@ -48,7 +48,7 @@ def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
     known: Mapping[str, Parameter] = NOISES.load(kind).PARAMETERS
     for name, value in given.items():
         if name not in known:
-            raise ConfigError(f"{kind} noise has no parameter {name!r}; {meant(name, known, 'allowed:')}")
+            raise ConfigError(f"{kind} noise has no parameter {name!r}; {did_you_mean(name, known, 'allowed:')}")
         _, low, high = known[name]
         if not low <= value <= high:
             raise ConfigError(f"{name} of {kind} noise is {value}; allowed: {low:g} to {high:g}")

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from td3_robot.errors import ConfigError
-from td3_robot.util.text import meant
+from td3_robot.util.text import did_you_mean
 
 
 class Registry:
@@ -66,7 +66,7 @@ class Registry:
             ConfigError: there is no such row; the message names the nearest one or lists all.
         """
         if name not in self:
-            raise ConfigError(f"{label or self.kind} is {name!r}; {meant(name, self.rows, 'allowed:')}")
+            raise ConfigError(f"{label or self.kind} is {name!r}; {did_you_mean(name, self.rows, 'allowed:')}")
 
     def load(self, name: str) -> Any:
         """Import what a row names.

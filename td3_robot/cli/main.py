@@ -12,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from td3_robot.cli.verbs import COMMANDS, find, listing
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
 from td3_robot.util.extras import missing
-from td3_robot.util.text import nobody_reads
+from td3_robot.util.text import discard_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # a subclass of OSError, so it comes first
-        nobody_reads()
+        discard_output()
         return EXIT_CHECK_FAILED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

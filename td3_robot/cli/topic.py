@@ -17,7 +17,7 @@ from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Node, Parser
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
-from td3_robot.util.text import meant, say
+from td3_robot.util.text import did_you_mean, say
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """What is offered to those who watch; Turns are for recorders."""
@@ -84,7 +84,7 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
 
 def _kind(topic: str) -> type[Message]:
     if topic not in MESSAGES:
-        raise UsageError(f"there is no topic {topic!r}; {meant(topic, sorted(MESSAGES), 'allowed:')}")
+        raise UsageError(f"there is no topic {topic!r}; {did_you_mean(topic, sorted(MESSAGES), 'allowed:')}")
     return MESSAGES[topic]
 
 

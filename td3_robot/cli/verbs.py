@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from td3_robot.errors import UsageError
-from td3_robot.util.text import meant
+from td3_robot.util.text import did_you_mean
 
 
 class Verb(NamedTuple):
@@ -65,7 +65,7 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
         UsageError: there is no such row; ``kind`` says what is missing, as ``command``.
     """
     if name not in table:
-        raise UsageError(f"unknown {kind} {name!r}; {meant(name, table, 'allowed:')}")
+        raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]
 
 

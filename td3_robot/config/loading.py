@@ -18,7 +18,7 @@ from td3_robot.config.schema import Config
 from td3_robot.config.section import Section
 from td3_robot.errors import ConfigError
 from td3_robot.util import files, resources
-from td3_robot.util.text import near
+from td3_robot.util.text import similar
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
     hints = get_type_hints(section)
     for key, value in tree.items():
         if key not in hints:
-            alike = near(str(key), hints) or _elsewhere(str(key))
+            alike = similar(str(key), hints) or _elsewhere(str(key))
             hint = f"did you mean {alike[0]!r}?" if alike else f"known keys: {', '.join(hints)}"
             raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}; {hint}")
         inner = hints[key]
@@ -155,7 +155,7 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
 def _elsewhere(key: str) -> list[str]:
     """The full names of keys in any section that look like ``key``."""
     names = {name: f"{section}.{name}" for section, inner in _sections().items() for name in get_type_hints(inner)}
-    return [names[name] for name in near(key, names, alike=0.7)]  # stricter, because there are many names
+    return [names[name] for name in similar(key, names, alike=0.7)]  # stricter, because there are many names
 
 
 def _sections() -> dict[str, type[Struct]]:

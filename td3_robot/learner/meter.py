@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from td3_robot.util.rate import RateMeter
+
 _RECENT = 20  # episodes in the moving mean return
 _REMEMBERED = 1000  # versions whose age is known
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
@@ -22,7 +24,7 @@ class Meter:
         self._updates_at: dict[int, int] = {}
         self._wall_before = 0.0
         self._started: float | None = None
-        self._before: tuple[float, int, int] | None = None
+        self._rates = RateMeter()
 
     def start(self, now: float) -> None:
         """The clock runs from the first call on; ``now`` in seconds."""
@@ -53,12 +55,8 @@ class Meter:
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def rates(self, env_steps: int, updates: int, now: float) -> dict[str, float]:
-        """Steps and updates a second since the call before; nothing at the first."""
-        before, self._before = self._before, (now, env_steps, updates)
-        if before is None or now <= before[0]:
-            return {}
-        seconds = now - before[0]
-        return {"steps_per_s": (env_steps - before[1]) / seconds, "updates_per_s": (updates - before[2]) / seconds}
+        """Steps and updates per second since the last call; empty at the first call."""
+        return self._rates(now, steps_per_s=env_steps, updates_per_s=updates)
 
     def figures(self, now: float) -> dict[str, float]:
         """The gauges by name; ``return_mean`` once an episode was seen whole."""

@@ -25,6 +25,7 @@ from td3_robot.runtime import node as nodes
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.util import files
 from td3_robot.util.process_lock import claim
+from td3_robot.util.rate import RateMeter
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def _learn(node: Node) -> None:
     if evaluations.reached:
         log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
     saver = Saver(node, core)
-    rate = Rates()
+    rate = RateMeter(period=0.5, smoothing=5.0)
     with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):
 
         def after() -> bool:
@@ -80,7 +81,8 @@ def _learn(node: Node) -> None:
             # Before a simulator has joined, a learner does not know how far rows that outlived a process go.
             if core.spec:
                 began_at = core.env_steps if began_at is None else began_at
-                figures = core.figures(time.monotonic()) | rate(core.env_steps, core.updates) | {"began_at": began_at}
+                figures = core.figures(time.monotonic()) | {"began_at": began_at}
+                figures |= rate(time.monotonic(), steps_per_s=core.env_steps, updates_per_s=core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
         node.spin(recorded, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)
@@ -123,26 +125,6 @@ def _provenance(config: Config) -> dict[str, Any]:
         "config": config.to_yaml(),
         "versions": {"td3-robot": version("td3-robot"), "torch": version("torch"), "python": platform.python_version()},
     }
-
-
-class Rates:
-    """Steps and updates a second since the last call, smoothed over about five seconds."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, int, int] | None = None
-        self._rates = {"steps_per_s": 0.0, "updates_per_s": 0.0}
-
-    def __call__(self, env_steps: int, updates: int) -> dict[str, float]:
-        now = time.monotonic()
-        if self._last is None:
-            self._last = now, env_steps, updates
-        elif now - self._last[0] >= 0.5:
-            seconds = now - self._last[0]
-            weight = 1.0 if not self._rates["steps_per_s"] else min(1.0, seconds / 5.0)
-            for key, delta in (("steps_per_s", env_steps - self._last[1]), ("updates_per_s", updates - self._last[2])):
-                self._rates[key] += weight * (delta / seconds - self._rates[key])
-            self._last = now, env_steps, updates
-        return dict(self._rates)
 
 
 if __name__ == "__main__":

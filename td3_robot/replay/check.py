@@ -21,7 +21,7 @@ from td3_robot.replay import machines, rewrite
 from td3_robot.replay.compare import Comparison, compare, plot
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.runtime.node import Parser
-from td3_robot.util.extras import import_own, missing
+from td3_robot.util.extras import import_user_module, missing
 
 CORES: dict[str, str] = {
     "policy": "td3_robot.replay.policy",
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.parts and options.update:
         raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
     for module in options.modules:
-        if problem := import_own(module):
+        if problem := import_user_module(module):
             raise UsageError(f"--import {module}: {problem}")
     sessions = [options.files] if options.parts else [[file] for file in options.files]
     good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()

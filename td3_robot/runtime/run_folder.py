@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, RunFolderError
 from td3_robot.messages import Status
 from td3_robot.util import files
+from td3_robot.util.process_lock import locked
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{12,})\.safetensors")
 
@@ -169,18 +168,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one supervisor; the lock goes with the process, however it ends.
+        """Hold the folder for one supervisor, at most until the process ends.
 
         Raises:
             RunFolderError: another process is training in it.
         """
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise RunFolderError(f"run folder {str(self.path)!r} is in use by another training") from None
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / ".lock", wait=False))
+            except BlockingIOError:
+                raise RunFolderError(f"run folder {str(self.path)!r} is in use by another training") from None
             yield
-        finally:
-            os.close(descriptor)

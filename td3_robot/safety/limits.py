@@ -18,7 +18,7 @@ from msgspec import Meta
 from td3_robot.config.section import Positive, Section
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
-from td3_robot.util.text import meant
+from td3_robot.util.text import did_you_mean
 
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
@@ -176,7 +176,7 @@ def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec
         return dict.fromkeys(range(len(names)), setting)
     for name in setting:
         if name not in names:
-            hint = meant(name, names, "it has")
+            hint = did_you_mean(name, names, "it has")
             raise ConfigError(f"safety.{key}: robot {spec.name!r} has no action {name!r}; {hint}")
     return {names.index(name): value for name, value in setting.items()}
 

@@ -17,7 +17,6 @@ Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZ
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -30,6 +29,7 @@ import zmq
 from td3_robot.errors import KeysError
 from td3_robot.topics import LINKS
 from td3_robot.util import files
+from td3_robot.util.process_lock import locked
 
 OPERATOR = "operator"
 ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
@@ -252,15 +252,12 @@ class KeyFolder:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time, so that two commands do not undo each other."""
-        try:
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / ".lock", wait=True))
+            except OSError as error:
+                raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
             yield
-        finally:
-            os.close(descriptor)
 
 
 REVOCATION_TIME = 0.1

@@ -1,4 +1,4 @@
-"""What the control loop asks of small arrays, in as little time as it can be asked."""
+"""Fast checks of small arrays, for control loops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 32
-"""Numbers up to which Python adds them up sooner than numpy does."""
+"""Up to this many numbers, Python's sum is faster than numpy's."""
 
 
 def finite(array: NDArray[Any]) -> bool:
     """Whether all numbers of a float array are finite.
 
-    A sum is not finite if one number is not, and one call computes that of squares; only where it overflows are the
-    numbers looked at one by one.
+    The sum of the numbers, or of their squares, is not finite if any number is not. The slow check of each number runs
+    only if that sum overflows.
     """
     total = sum(array.ravel().tolist()) if array.size <= FEW else np.vdot(array, array)
     return math.isfinite(total) or bool(np.isfinite(array).all())

@@ -1,4 +1,4 @@
-"""Modules that are not there: which extra of the package brings one, and those of the user's own."""
+"""Modules that may be missing: those of the package's extras, and those of the user."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Commands, and the modules that they need beyond the base install."""
+"""Command to the modules that it needs beyond the base install."""
 
 
 def missing(error: ModuleNotFoundError) -> str | None:
-    """What to do about a module that could not be imported, in words; None if no extra brings it."""
+    """What a user can do about a failed import; None if no extra installs the module."""
     extra = _EXTRAS.get((error.name or "").split(".")[0])
     if extra == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
         version = ".".join(map(str, sys.version_info[:2]))
@@ -40,11 +40,11 @@ def missing(error: ModuleNotFoundError) -> str | None:
     return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'" if extra else None
 
 
-def import_own(module: str) -> str | None:
-    """Import a module of the user's own; why it cannot be, in one line, or None."""
+def import_user_module(module: str) -> str | None:
+    """Import a module of the user; the reason in one line if that fails, else None."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         text = " ".join(str(error).split())
         return f"{type(error).__name__}: {text}{where}"

@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any instant leaves the old content or the new, never half of it."""
+"""Files: reads with a size limit, writes that a crash cannot leave half done, errors that name the file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Errors of the operating system inside the block name this file if they name none: those of a write do not.
+    """Errors of the operating system inside the block name this file if they name none, as those of writes do.
 
-    Or if they name one beside it whose name begins like ``instead_of``, which no person has given.
+    Args:
+        path: the file.
+        instead_of: beginning of the names of temporary files, which errors must not show either; empty for none.
     """
     try:
         yield
@@ -29,23 +31,23 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """A file of ``most`` bytes, or of fewer.
+    """The content of a file of at most ``most`` bytes.
 
     Raises:
-        OSError: it cannot be read, or is longer (a device may never end).
+        OSError: the file cannot be read or is longer; a device may never end.
     """
     with naming(path), path.open("rb") as file:
         content = file.read(most + 1)
         if len(content) > most:
-            raise OSError(errno.EFBIG, f"more than the {most:,} bytes that are allowed", str(path))
+            raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
     return content
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write beside the target (readable by nobody else until it is there), flush to the disk, rename over it.
+    """Write a temporary file that only this user can read, flush it to the disk, and rename it to ``path``.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the old file is untouched and nothing is left over.
+        OSError: the disk is full or the folder cannot be written. The old file stays, the temporary one is removed.
     """
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
@@ -53,14 +55,14 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """A file beside the target, to be written inside the block; then it is flushed to the disk and renamed over it.
+    """A temporary file to write inside the block. After the block it is flushed to the disk and renamed to ``path``.
 
     Raises:
-        OSError: as :func:`write_atomically`; or there is something under that name which is no file.
+        OSError: as :func:`write_atomically`, or ``path`` is a folder, a device or a pipe.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # it must not become one
+    if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is a device or a pipe, not a file", str(path))
     beginning = f".{path.name}-"
     with naming(path, instead_of=beginning):
@@ -80,9 +82,9 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have a file's new name on the disk: until then a power cut brings the old content back.
+    """Flush a new name in a folder to the disk, or a power cut brings the old content back.
 
-    Where that cannot be done (some file systems, a folder that may not be read) the file is in place all the same.
+    Some file systems and unreadable folders do not allow it; the file is in place without it.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -93,7 +95,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def free(folder: Path) -> int | None:
-    """Bytes that a user may still write to the disk of a folder (which need not be there yet); None if not known."""
+    """Free bytes on the disk of a folder, which may not exist yet; None if unknown."""
     for place in (folder, *folder.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
@@ -101,18 +103,20 @@ def free(folder: Path) -> int | None:
 
 
 def allocated(path: Path) -> int:
-    """Bytes of disk that a file has taken already; 0 for none."""
+    """Bytes that a file takes on its disk; 0 if it does not exist."""
     with contextlib.suppress(OSError):
         return 512 * path.stat().st_blocks
     return 0
 
 
 def user_folder(variable: str, otherwise: str) -> Path:
-    """``td3-robot`` in the folder of the user's that this environment variable names, or else in the other one.
+    """This program's folder among the user's, see the XDG Base Directory Specification.
 
-    (XDG Base Directory Specification.)
+    Args:
+        variable: environment variable that names the parent folder.
+        otherwise: the parent folder where the variable is not set.
 
     Raises:
-        RuntimeError: that is in a home, and there is none.
+        RuntimeError: the folder is in the user's home, and the user has none.
     """
     return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

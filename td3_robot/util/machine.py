@@ -1,4 +1,4 @@
-"""The machine that figures were measured on: a figure without it says nothing."""
+"""Facts about this machine: processor, memory, compiler, versions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Processor, cores, load and versions, as plain JSON values; ``load`` is the 1-minute average before measuring.
+    """Processor, cores, load and versions, as plain JSON values.
 
-    ``vector`` names the instruction sets that decide in which order matrix products are summed.
+    ``load`` is the average of the last minute. ``vector`` lists the instruction sets that decide in which order matrix
+    products are summed.
+
+    Args:
+        packages: whose versions to include.
     """
     return {
         "processor": _processor(),
@@ -34,7 +38,7 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def version(package: str) -> str:
-    """The installed version of a package; empty where none is known, as of one that was not installed by pip."""
+    """The installed version of a package; empty if it is not installed, or not by pip."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -49,12 +53,12 @@ def available_cores() -> int:
 
 
 def compiler() -> str:
-    """The C++ compiler that torch takes here, as it is called; ``CXX`` names another one."""
+    """The command of the C++ compiler that torch uses; the environment variable ``CXX`` sets another one."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_lack() -> str | None:
-    """What torch does not find here to compile with; None for nothing."""
+    """What torch misses on this machine to compile; None if it has everything."""
     if not shutil.which(compiler()):
         return f"there is no C++ compiler {compiler()!r} (CXX names another one)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -62,7 +66,7 @@ def compiler_lack() -> str | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Memory of a process (None: this one) that is in RAM now; None where there is no Linux to ask."""
+    """Bytes of RAM that a process has now (None: this process); None on systems other than Linux."""
     try:
         pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -71,7 +75,7 @@ def resident_bytes(process: int | None = None) -> int | None:
 
 
 def processor_seconds(process: int) -> float | None:
-    """Processor time that a process has taken, in user and system mode; None where there is no Linux to ask."""
+    """Processor time of a process in user and system mode; None on systems other than Linux."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -80,10 +84,10 @@ def processor_seconds(process: int) -> float | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process could still take without swapping; None where there is no Linux to ask.
+    """Bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The least of what the kernel calls available, and of what the control groups of the process (a container's limit,
-    say) leave of their limit; memory that only caches files counts as free.
+    The smallest of the kernel's available memory and what is left of the limits of the process's control groups, as
+    containers set them. Memory that caches files counts as free.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -102,11 +106,11 @@ def available_memory() -> int | None:
 
 
 def _group_rooms(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """What a control group and those above it have left, where they have a limit; inside a container only its root."""
+    """Bytes left of the limits of a control group and its parents; a container sees the root only."""
     rooms: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
-        with contextlib.suppress(OSError, ValueError):  # no such group here, or no limit ("max")
+        with contextlib.suppress(OSError, ValueError):  # there is no such group, or no limit ("max")
             most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))
             rows = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
             rooms.append(most - now + next((int(row[1]) for row in rows if row[0] == cached), 0))
@@ -123,7 +127,7 @@ def _vector() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """What Linux says of the first processor; empty where there is no Linux to ask."""
+    """A value of the first processor; empty on systems other than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,37 +1,60 @@
-"""Something that only one process of this machine may have at a time."""
+"""Locks that one process at a time holds. The operating system releases them when the process ends."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from td3_robot.errors import UsageError
 
 _CREDENTIALS = struct.Struct("iII")  # pid, uid and gid of unix(7)
-_LOOK = 0.1  # seconds between two tries
+_RETRY_PERIOD = 0.1  # seconds
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing. Only processes that use this function respect it.
+
+    Args:
+        path: of the file.
+        wait: until another process has released it.
+
+    Raises:
+        BlockingIOError: another process holds it, and ``wait`` is False.
+        OSError: the file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def claim(
     what: str, refusal: str, patience: float = 0.0, stopped: Callable[[], object] = lambda: False
 ) -> socket.socket:
-    """Hold it until the socket is closed or the process ends, however it ends.
+    """Claim a name on this machine until the socket is closed or the process ends.
 
-    It is an abstract Unix address (unix(7)): no file is left behind, and no user's permissions matter, so another user
-    can take it first; processes in another network namespace are another machine.
+    The claim is an abstract Unix address (unix(7)). It leaves no file behind and ignores permissions, so another user
+    can claim the name first. Processes in another network namespace count as another machine.
 
     Args:
-        what: names it.
-        refusal: the text of the error, to which is added which process has it, of which user.
-        patience: seconds for which one that is about to end is waited for.
-        stopped: asked while waiting; if so, there is no more waiting.
+        what: the name.
+        refusal: text of the error. The function appends the process that holds the name, and its user.
+        patience: seconds to wait for a holder that is about to end.
+        stopped: asked while waiting; True ends the wait.
 
     Raises:
-        UsageError: another process has it.
+        UsageError: another process holds the name.
     """
     end = time.monotonic() + patience
     while True:
@@ -40,7 +63,7 @@ def claim(
         except UsageError:
             if time.monotonic() >= end or stopped():
                 raise
-            time.sleep(_LOOK)
+            time.sleep(_RETRY_PERIOD)
 
 
 def _claim(what: str, refusal: str) -> socket.socket:
@@ -48,7 +71,7 @@ def _claim(what: str, refusal: str) -> socket.socket:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         held.bind(address)
-        held.listen(socket.SOMAXCONN)  # so that who holds it can be asked of the kernel
+        held.listen(socket.SOMAXCONN)  # the kernel then tells others who holds it
     except OSError as error:
         held.close()
         if error.errno != errno.EADDRINUSE:
@@ -58,13 +81,13 @@ def _claim(what: str, refusal: str) -> socket.socket:
 
 
 def _holder(address: str) -> str:
-    """Who holds an address, in words; empty where that cannot be told any more."""
+    """The process that holds an address, as text; empty if it cannot be found out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:
             probe.connect(address)
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # it has just ended, or nobody else can be asked: too many have
+        except OSError:  # the holder has just ended, or too many processes have asked it
             return ""
     process, user, _ = _CREDENTIALS.unpack(credentials)
     return f" (process {process}" + (")" if user == os.getuid() else f" of another user, {user})")

@@ -1,6 +1,6 @@
-"""Finds and reads YAML: the configurations and launch descriptions that travel with the package, and a person's own.
+"""Find and read YAML files: shipped configurations and launch descriptions, and those of the user.
 
-In a wheel they lie in ``td3_robot/data``; in a checkout, in the top-level folders of the same names.
+Shipped files are in ``td3_robot/data`` of an installed wheel, and in top-level folders of a checkout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from td3_robot.errors import ConfigError
-from td3_robot.util.text import near
+from td3_robot.util.text import similar
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -25,29 +25,34 @@ def folder(kind: str) -> Path:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file ``name`` if it exists, else the shipped one of that name; a bare word is the shipped one first.
+    """The file to read.
+
+    Args:
+        kind: ``configs`` or ``launch``.
+        name: a path, or the name of a shipped file. A bare word as ``ant`` prefers the shipped file.
 
     Raises:
-        ConfigError: neither exists; the text names the near ones.
+        ConfigError: there is no such file; the text names similar shipped ones.
     """
     path = Path(name)
     shipped = folder(kind) / f"{path.stem}.yaml"
     candidates = [path]
     if str(path.parent) in (".", kind) and path.suffix in ("", ".yaml"):
-        # A bare word is the shipped one, whatever lies around under that name; otherwise a file is meant.
         candidates = [shipped, path] if name == path.stem else [path, shipped]
-    with contextlib.suppress(OSError):  # a name too long for a file
+    with contextlib.suppress(OSError):  # the name is too long for a file
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
-    alike = near(path.stem, known, 3) or known
+    alike = similar(path.stem, known, 3) or known
     raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(alike)}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a map has twice, of which YAML's own readers silently drop the first. Takes 1e-3 for a number,
-    as JSON and YAML 1.2 do, and a number without a fraction for a whole one, so that 1e5 may be a count."""
+    """Refuses duplicate keys, of which PyYAML silently drops the first, and reads numbers as JSON and YAML 1.2 do.
+
+    1e-3 is a number. A number without a fraction is an integer, so that 1e5 may be a count.
+    """
 
     def construct_yaml_float(self, node: Any) -> float:
         value: float = super().construct_yaml_float(node)
@@ -59,7 +64,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in composed.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice in one map")
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value!r} appears twice in one map")
             seen.add(name)
         return composed
 
@@ -71,10 +76,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """What a YAML document says, as plain values.
+    """The content of a YAML document as plain values.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or a map has a key twice.
-        ValueError, RecursionError: a value in it cannot be understood.
+        yaml.YAMLError: the text is not YAML, or a map has a duplicate key.
+        ValueError, RecursionError: a value cannot be read.
     """
     return yaml.load(text, _Loader)

@@ -1,4 +1,4 @@
-"""Text for a person's terminal: what a file or a peer wrote, and what a person may have meant to write."""
+"""Text for a terminal: output from files and peers made safe, and suggestions for mistyped words."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LONGEST = 100  # characters
-_ALIKE = 0.5  # of 1, which difflib gives to two words that are the same
+_ALIKE = 0.5  # difflib's ratio, which is 1 for equal words
 _LISTED = 32  # words
 STANDARD_OUTPUT = "standard output"
-"""Names it in errors, as a file."""
+"""The file name of standard output in errors."""
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """A value on one line of a terminal, which it cannot steer: escaped if need be, and cut where it is longer."""
+    """A value as one printable line, so that it cannot control the terminal; shortened to ``longest`` characters."""
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def near(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIKE) -> list[str]:
-    """The known words that this one is like, the likeliest first."""
+def similar(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIKE) -> list[str]:
+    """The known words that look like this one, the most similar first."""
     return difflib.get_close_matches(word, list(known), most, alike)
 
 
-def meant(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A question for the known word that this one is like; where none is, the first ones after ``otherwise``."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A question that suggests the most similar known word; if none is similar, ``otherwise`` and the known words."""
     words = list(known)
-    if alike := near(word, words):
+    if alike := similar(word, words):
         return f"did you mean {alike[0]!r}?"
     return f"{otherwise} {', '.join(words[:_LISTED])}" + ", …" * (len(words) > _LISTED)
 
 
 def say(text: str) -> bool:
-    """Print a line, or several, at once; False where nobody reads any more (``| head``).
+    """Print and flush lines; False if the reader has closed the pipe, as ``head`` does.
 
     Raises:
-        OSError: it cannot be written otherwise.
+        OSError: the text cannot be written for another reason.
     """
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        nobody_reads()
+        discard_output()
         return False
     except OSError as error:
-        nobody_reads()
+        discard_output()
         error.filename = STANDARD_OUTPUT
         raise
     return True
 
 
-def nobody_reads() -> None:
-    """Have what is still in the buffer of standard output go nowhere, or leaving would fail over it."""
+def discard_output() -> None:
+    """Send the rest of standard output nowhere, or Python would fail at exit when it flushes the buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -178,7 +178,7 @@ def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
     assert "robot is it for" in run("import", file, tmp_path / "out")[2]
     for command in ("show", "verify"):
-        assert "cannot be read: more than the 268,435,456 bytes that are allowed" in run(command, "/dev/zero")[2]
+        assert "cannot be read: more than 268,435,456 bytes" in run(command, "/dev/zero")[2]
     assert "not a zip file" in run("import", file, tmp_path / "out", "--like", file)[2]
     assert "--best needs a run folder" in run("create", file, tmp_path / "out", "--best")[2]
     assert "--noise is -1.0" in run("create", file, tmp_path / "out", "--noise", "-1")[2]

@@ -174,9 +174,9 @@ def test_record_true_is_short_for_a_section() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("safety: {hang_ms: 5}\npolicy: {}\nsafety: {rate: 1}\n", "line 3: the key 'safety' is there twice in one map"),
-        ("learner:\n  threads: 1\n  threads: 2\n", "line 3: the key 'threads' is there twice in one map"),
-        ("safety: {limits: {left: [0, 1], 'left': [0, 2]}}", "line 1: the key 'left' is there twice in one map"),
+        ("safety: {hang_ms: 5}\npolicy: {}\nsafety: {rate: 1}\n", "line 3: the key 'safety' appears twice in one map"),
+        ("learner:\n  threads: 1\n  threads: 2\n", "line 3: the key 'threads' appears twice in one map"),
+        ("safety: {limits: {left: [0, 1], 'left': [0, 2]}}", "line 1: the key 'left' appears twice in one map"),
     ],
 )
 def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the control loop asks of arrays."""
+"""Fast checks of arrays."""
 
 from __future__ import annotations
 

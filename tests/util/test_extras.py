@@ -1,4 +1,4 @@
-"""What is said about modules that are not installed."""
+"""Errors about modules that are not installed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from td3_robot.util.extras import missing
         ("nothing", (3, 12), None),
     ],
 )
-def test_what_to_do(module: str, version: tuple[int, int], text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_extra(
+    module: str, version: tuple[int, int], text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "version_info", version)
     assert missing(ModuleNotFoundError(f"No module named {module!r}", name=module)) == text

@@ -13,7 +13,7 @@ from td3_robot.runtime import learning_curve as curve
 from td3_robot.util import files
 
 
-def test_replaces_whole(tmp_path: Path) -> None:
+def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     files.write_atomically(path, b"one")
     files.write_atomically(path, b"two")
@@ -35,7 +35,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_curve_reads_what_a_crash_left(tmp_path: Path) -> None:
+def test_the_curve_skips_a_line_that_a_crash_cut(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     rows = [
         {"kind": "train", "env_steps": 1000, "return_mean": 3.0},
@@ -47,7 +47,7 @@ def test_curve_reads_what_a_crash_left(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+def test_only_files_are_replaced(tmp_path: Path) -> None:
     """A pipe stands for a device, which only root may make; as root, /dev/full would become a file."""
     pipe, folder = tmp_path / "pipe", tmp_path / "folder"
     os.mkfifo(pipe)

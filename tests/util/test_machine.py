@@ -1,4 +1,4 @@
-"""The machine that figures are measured on."""
+"""Facts about this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of this machine at a time, and who it is."""
+"""Names that one process of this machine can claim."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
 from td3_robot.errors import UsageError
-from td3_robot.util.process_lock import claim
+from td3_robot.util.process_lock import claim, locked
 
 _HOLD = """
 import os, sys
@@ -25,7 +26,7 @@ input()
 
 
 @pytest.mark.parametrize("user", [os.getuid(), 65534])
-def test_the_second_is_told_who_the_first_is(user: int) -> None:
+def test_the_error_names_the_holder(user: int) -> None:
     if user != os.getuid() and os.getuid() != 0:
         pytest.skip("only root may start a process of another user")
     what = str(uuid.uuid4())
@@ -34,7 +35,7 @@ def test_the_second_is_told_who_the_first_is(user: int) -> None:
         assert first.stdout
         assert first.stdout.readline() == b"held\n"
         whose = "" if user == os.getuid() else " of another user, 65534"
-        for _ in range(100):  # whoever asks leaves nothing behind that would stand in the way of the next
+        for _ in range(100):  # a failed claim must not block the next one
             with pytest.raises(UsageError) as refused:
                 claim(what, "it is taken")
             assert str(refused.value) == f"it is taken (process {first.pid}{whose})"
@@ -43,8 +44,15 @@ def test_the_second_is_told_who_the_first_is(user: int) -> None:
         claim(what, "it is taken").close()
 
 
-def test_one_that_is_about_to_end_is_waited_for() -> None:
+def test_a_claim_waits_for_a_holder_that_ends() -> None:
     what = str(uuid.uuid4())
     first = claim(what, "it is taken")
     threading.Timer(0.3, first.close).start()
     claim(what, "it is taken", patience=60).close()
+
+
+def test_a_file_lock_has_one_holder(tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock", wait=False), pytest.raises(BlockingIOError), locked(tmp_path / ".lock", wait=False):
+        pass
+    with locked(tmp_path / ".lock", wait=True):
+        pass

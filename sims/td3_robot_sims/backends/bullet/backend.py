@@ -8,7 +8,7 @@ from typing import ClassVar
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
-from td3_robot.util.text import near
+from td3_robot.util.text import similar
 from td3_robot_sims.backends.base import Backend, Environment
 from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specification
 
@@ -47,7 +47,7 @@ class BulletBackend(Backend):
         if name in self.models:
             return self.models[name]
         by_lower_case = {known.lower(): known for known in self.models}
-        alike = near(name.lower(), by_lower_case, 3) or list(by_lower_case)
+        alike = similar(name.lower(), by_lower_case, 3) or list(by_lower_case)
         raise ConfigError(
             f"task {name!r} does not exist; near ones: {', '.join(by_lower_case[known] for known in alike)} "
             "(tasks of other backends are named BACKEND:NAME, as gymnasium:Pendulum-v1)"

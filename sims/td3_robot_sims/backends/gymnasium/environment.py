@@ -115,7 +115,7 @@ class DiscreteEnvironment(GymnasiumEnvironment):
 
 def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
     """Gymnasium's environment, able to draw if the task can."""
-    if module and (problem := extras.import_own(module)):
+    if module and (problem := extras.import_user_module(module)):
         raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}")
     try:
         with warnings.catch_warnings():
