@@ -22,7 +22,8 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, compute
+from td3_robot.learner import checkpoint
+from td3_robot.learner.engine import threads
 from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.metrics import MetricsWriter
@@ -278,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(node: Node) -> None:
     config = node.config
-    compute.use_threads(1)
+    threads.use_threads(1)
     core = A2CCore(config)
     checkpoint.tidy(node.run.checkpoints)
     if saved := checkpoint.load_newest(node.run.checkpoints):

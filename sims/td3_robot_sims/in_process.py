@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.learner import compute, prefill
+from td3_robot.learner import prefill
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
 from td3_robot.messages import Evaluation, SimulatorState, Step, Weights
 from td3_robot.policy import core as policy_core
@@ -27,7 +28,7 @@ class InProcess:
     """
 
     def __init__(self, config: Config, clock: Callable[[], float] | None = None) -> None:
-        compute.use_threads(config.learner.threads, config.learner.threads_in)
+        selection.use_threads(config.learner)
         self.config = config
         self._time = -1  # ms
         self.clock = clock or (lambda: self._time * 1e-3)

@@ -13,11 +13,11 @@ import torch
 
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.learner import compiled, compute
 from td3_robot.learner.device_replay import DeviceReplay
-from td3_robot.learner.graph import CapturedUpdate
-from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.td3 import DTYPES, TD3
+from td3_robot.learner.engine import selection
+from td3_robot.learner.engine.td3 import DTYPES
+from td3_robot.learner.engine.threads import ThreadsIn, use_threads
+from td3_robot.learner.replay import ReplayBuffer
 
 STORED = 200_000  # transitions in each replay buffer
 
@@ -37,7 +37,7 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
     Args:
         kind: ``sb3`` is Stable-Baselines3. ``fp32`` and ``bf16`` are ours with the critics side by side in two threads.
             ``operators fp32`` is ours with all threads inside operators. ``compiled fp32`` is the same with a compiled
-            update, see :mod:`td3_robot.learner.compiled`. ``products fp32`` makes only an update's matrix products.
+            update, see :mod:`td3_robot.learner.engine.compiled`. ``products fp32`` makes only the matrix products.
 
     Raises:
         LacksError: the contestant cannot run here.
@@ -49,12 +49,13 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
     if name == "products":
         torch.set_num_threads(1)
         return products_alone(hidden, threads, DTYPES[precision], torch.device(device))
-    where: compute.ThreadsIn = "operators" if name in ("operators", "compiled") else "critics"
-    compute.use_threads(threads, where)
+    where: ThreadsIn = "operators" if name in ("operators", "compiled") else "critics"
+    use_threads(threads, where)
     config = LearnerConfig(
         precision=precision,  # type: ignore[arg-type]
         threads=threads,
         threads_in=where,
+        device=device,  # type: ignore[arg-type]
         compile=name == "compiled",
         layer_norm=layer_norm,
         learning_rate=1e-3,
@@ -63,19 +64,18 @@ def contestant(kind: str, *, hidden: Sequence[int], threads: int, device: str, l
 
 
 def ours(hidden: Sequence[int], config: LearnerConfig, device: torch.device) -> Run:
-    td3 = TD3(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
+    algorithm = selection.make(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
     host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
-    if config.compile and (problem := compiled.use(td3, host.example(BATCH))):
-        raise LacksError(problem)
-    on_gpu = device.type == "cuda"
-    buffer = DeviceReplay(host, device) if on_gpu else host
-    update: Callable[[Batch], object] = CapturedUpdate(td3) if on_gpu else td3.update
+    algorithm.prepare(host.example(BATCH))
+    if config.compile and not algorithm.compiled:
+        raise LacksError("the update cannot be compiled; the log has the reason")
+    buffer = DeviceReplay(host, device) if device.type == "cuda" else host
     buffer.add(*transitions(STORED), np.ones(STORED, np.float32))
 
     def run(updates: int) -> None:
         for _ in range(updates):
-            update(buffer.sample(BATCH))
-        td3.metrics()  # waits for the device
+            algorithm.learn(buffer.sample(BATCH))
+        algorithm.metrics()  # waits for the device
 
     return run
 
@@ -89,15 +89,15 @@ def stable_baselines3(hidden: Sequence[int], device: str) -> Run:
     environment.observation_space = box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
     environment.action_space = box(-1, 1, (ACTIONS,), np.float32)
     policy = {"net_arch": list(hidden)}
-    td3 = sb3.TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
-    td3.set_logger(logger.Logger(None, []))
-    buffer = td3.replay_buffer
+    model = sb3.TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
+    model.set_logger(logger.Logger(None, []))
+    buffer = model.replay_buffer
     observation, action, reward, next_observation = transitions(STORED)
     buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
     # train() averages its losses in numpy at its end, which waits for the device.
-    return lambda updates: td3.train(gradient_steps=updates, batch_size=BATCH)
+    return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
 
 
 def products_alone(hidden: Sequence[int], threads: int, dtype: torch.dtype, device: torch.device) -> Run:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from td3_robot.config.section import Count, Fraction, Natural, NonNegative, Positive, Section
+from td3_robot.learner.algorithms import table as algorithms
 
 IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
-    ("algorithm", "ddpg"): {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
+    **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
 """A choice in ``learner``, and the values of other keys that it implies: their defaults, and the only ones allowed."""
@@ -70,7 +71,7 @@ class LearnerConfig(Section, frozen=True):
       without a compiler a warning says so. Only ``threads`` inside operators then count. No effect on a GPU or in bf16.
     """
 
-    algorithm: Literal["td3", "ddpg"] = "td3"
+    algorithm: str = "td3"
     twin_critics: bool = True
     batch_size: Count = 256
     learning_rate: Positive = 3e-4
@@ -106,6 +107,9 @@ class LearnerConfig(Section, frozen=True):
     critics_first: Natural = 0
 
     def __post_init__(self) -> None:
+        if self.algorithm not in algorithms.ALGORITHMS:
+            allowed = ", ".join(algorithms.ALGORITHMS.names())
+            raise ValueError(f"learner.algorithm is {self.algorithm!r}; allowed: {allowed}")
         if self.start_from is not None and not self.critics_first:
             raise ValueError(
                 f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: untrained critics "

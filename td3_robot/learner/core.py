@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 class LearnerCore:
-    """TD3 on the transitions of any number of sources, in the order they come (or, in lock-step, in rounds).
+    """Learns from the transitions of any number of sources, in the order they come (or, in lock-step, in rounds).
 
     One call of :meth:`step` makes at most one update (in lock-step: all that one round owes), so that input is looked
     at between updates. ``records`` collects metrics for whoever writes them; take them with :meth:`take_records`.

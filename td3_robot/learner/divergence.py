@@ -42,11 +42,11 @@ class Divergence:
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:
-        """What is wrong with these :meth:`TD3.metrics`; None if nothing."""
+        """What is wrong with these :meth:`Algorithm.metrics`; None if nothing."""
         for name, value in metrics.items():
             if not math.isfinite(value):
                 return f"{name} is {value}: networks hold numbers that are not finite"
-        size = metrics["q_target_size"]
+        size = metrics.get("q_target_size", 0.0)
         if size > self.bound:
             return (
                 f"the critics' values have exploded: q_target_size is {size:.3g}, above {self.bound:.3g}, which is "

@@ -16,8 +16,8 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import BundleError, DivergenceError
-from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.engine import selection
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.learner.saver import Saver, is_new, start
 from td3_robot.messages import Evaluation, SimulatorState, Step
@@ -47,7 +47,7 @@ def _learn_alone(node: Node) -> None:
 
 
 def _learn(node: Node) -> None:
-    compute.use_threads(node.config.learner.threads, node.config.learner.threads_in)
+    selection.use_threads(node.config.learner)
     provenance, new = _provenance(node.config), is_new(node.run)
     core = start(node, provenance)
     recorded = node.recorded(core, {"provenance": provenance, "new": new})

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import beginning, compiled
+from td3_robot.learner import beginning
 from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.divergence import Divergence
-from td3_robot.learner.graph import CapturedUpdate
+from td3_robot.learner.engine import selection
 from td3_robot.learner.n_step import NStep
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.prioritised import PrioritisedReplay
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.storage import Note, Storage
-from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
 from td3_robot.learner.value_check import ValueCheck
 from td3_robot.messages import Step
@@ -59,21 +57,15 @@ class Training:
         sizes = (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
-        self.td3 = TD3(*sizes, self.hidden, learner, seeds[0], device)
+        self.algorithm = selection.make(*sizes, self.hidden, learner, seeds[0], device)
         rows: ReplayBuffer
         if learner.replay == "lap":
             rows = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
         else:
             rows = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
-        self.replay: ReplayBuffer | DeviceReplay = rows
-        self._improve: Callable[[Batch], Sequence[Tensor]] = self.td3.update
-        if device.type == "cuda":
-            self.replay = DeviceReplay(rows, device)
-            if learner.replay == "uniform":  # LAP wants to hear the errors of each update
-                self._improve = CapturedUpdate(self.td3)
+        self.replay: ReplayBuffer | DeviceReplay = DeviceReplay(rows, device) if device.type == "cuda" else rows
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
-        if learner.compiles:
-            compiled.use(self.td3, self._prepared(rows.example(learner.batch_size)))
+        self.algorithm.prepare(self._prepared(rows.example(learner.batch_size)))
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)
         self.divergence = Divergence(learner.discount)
         self.value_check = ValueCheck(learner.discount)
@@ -88,7 +80,7 @@ class Training:
             BundleError: see :func:`td3_robot.learner.beginning.check`.
         """
         beginning.check(bundle, self.spec, self.hidden, self.config)
-        self.td3.begin_with(bundle.tensors)
+        self.algorithm.begin_with(bundle.tensors)
         if self.normaliser:
             mean, std = bundle.tensors[OBSERVATION_MEAN], bundle.tensors[OBSERVATION_STD]
             self.normaliser.begin_with(mean, std, beginning.observations(bundle))
@@ -96,12 +88,12 @@ class Training:
     @property
     def updates(self) -> int:
         """Updates made so far."""
-        return self.td3.updates
+        return self.algorithm.updates
 
     @property
     def compiled(self) -> bool:
         """Whether updates are compiled."""
-        return self.td3.compiled
+        return self.algorithm.compiled
 
     @property
     def ready(self) -> bool:
@@ -152,8 +144,9 @@ class Training:
 
     def update(self, learning_rate: float) -> None:
         """One update, on a batch drawn from the replay buffer."""
-        self.td3.set_learning_rate(learning_rate)
-        self.replay.learned(self._improve(self._prepared(self.replay.sample(self.config.batch_size))))
+        self.algorithm.set_learning_rate(learning_rate)
+        batch = self._prepared(self.replay.sample(self.config.batch_size))
+        self.replay.learned(self.algorithm.learn(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
         """What networks see of a batch."""
@@ -161,20 +154,20 @@ class Training:
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
         """A copy of what a policy bundle holds: of the actor, or of its average, with the normalisation if there is."""
-        tensors = self.td3.actor_tensors(averaged=averaged)
+        tensors = self.algorithm.actor_tensors(averaged=averaged)
         return tensors | self.normaliser.tensors() if self.normaliser else tensors
 
     def problem(self) -> str | None:
         """Why training is to be given up; None if it is sound. Waits for the device."""
-        return self.divergence.problem(self.td3.metrics(clear=False))
+        return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call, see docs/metrics.md. Waits for the device."""
-        return self.td3.metrics() | self.value_check.figures(self.td3, self.normaliser)
+        return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Part]:
         """What a checkpoint holds, by the name under which its state is saved."""
-        parts: dict[str, Part] = {"td3": self.td3, "replay": self.replay, "n_step": self.n_step}
+        parts: dict[str, Part] = {self.algorithm.part: self.algorithm, "replay": self.replay, "n_step": self.n_step}
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
     def _gatherers(self) -> dict[str, Part]:

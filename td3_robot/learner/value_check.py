@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay import Batch
-from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
@@ -141,8 +141,8 @@ class ValueCheck:
         self._robots = robots
         self.episodes = deque(episodes, maxlen=_RECENT)
 
-    def figures(self, td3: TD3, normaliser: Normaliser | None) -> dict[str, float]:
-        """Means over the newest whole episodes; nothing before there is one. Waits for the device.
+    def figures(self, algorithm: Algorithm, normaliser: Normaliser | None) -> dict[str, float]:
+        """Means over the newest whole episodes; nothing before there is one, or without values. Waits for the device.
 
         ``return_discounted_mean`` is what came from the first step on, ``return_expected_mean`` what the first critic
         says now. Where an episode was cut off, what it says of the rest is part of neither.
@@ -154,7 +154,9 @@ class ValueCheck:
         batch = Batch(torch.from_numpy(first), torch.from_numpy(action), column, torch.from_numpy(last), column)
         if normaliser:
             batch = normaliser(batch)
-        begin, end = td3.values(batch.observation, batch.action), td3.values(batch.next_observation)
+        begin, end = algorithm.values(batch.observation, batch.action), algorithm.values(batch.next_observation)
+        if begin is None or end is None:
+            return {}
         expected = begin[:, 0].cpu().numpy() - left * end[:, 0].cpu().numpy()
         return {
             "return_discounted_mean": float(discounted.mean()),

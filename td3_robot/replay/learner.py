@@ -26,6 +26,7 @@ from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
 from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Start, Status, Step, Throttle, Weights
 from td3_robot.recording.boundary import RecordedCore
@@ -256,7 +257,7 @@ def _relive(
     def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         config, key = life.config, (life.name, life.incarnation)
-        compute.use_threads(config.learner.threads, config.learner.threads_in)
+        selection.use_threads(config.learner)
         core = make_core(config, provenance=life.setting("provenance", dict)) if key in learning else None
         driven[key] = _Learner(life, recording.rows, core)
         return RecordedCore(driven[key], life)
@@ -299,7 +300,7 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
-    now = core.training.td3.compiled
+    now = core.training.compiled
     try:  # at both ends, because a compiled update may fail in between, and then runs on uncompiled
         then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:

@@ -8,21 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config import loading as configuration
-from td3_robot.config.schema import Config, LearnerConfig
+from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner import beginning, state
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.td3 import TD3
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.link import hello
-from tests.learner.test_td3 import batches
 
 Make = Callable[..., Bundle]
 
@@ -99,35 +96,6 @@ def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
     found = core.bundle().tensors
     assert found[OBSERVATION_MEAN][0] == pytest.approx(2)
     assert found[OBSERVATION_STD][0] == pytest.approx(np.sqrt(3.1875))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_critics_learn_first(precision: Any) -> None:
-    """With policy_delay 2 and 5 updates first, update 6 is the first to move the actor; targets of critics follow."""
-    td3 = TD3(5, 3, (16,), LearnerConfig(critics_first=5, precision=precision), seed=1)
-    actor, target = td3.actor.flat.clone(), td3.critics_target.flat.clone()
-    for batch in batches(5, seed=2):
-        td3.update(batch)
-    assert torch.equal(td3.actor.flat, actor)
-    assert torch.equal(td3.actor_target.flat, actor)
-    assert not torch.equal(td3.critics_target.flat, target)
-    assert td3.metrics()["actor_loss"] == 0
-    [batch] = batches(1, seed=3)
-    td3.update(batch)
-    assert not torch.equal(td3.actor.flat, actor)
-    assert td3.metrics()["actor_loss"] != 0
-
-
-def test_means_count_the_actor_s_own_updates() -> None:
-    """8 updates, 5 of them of the critics alone: the actor moved at 6 and 8."""
-    td3 = TD3(5, 3, (16,), LearnerConfig(critics_first=5), seed=1)
-    losses = []
-    for batch in batches(8, seed=2):
-        before = td3.measured.sums[-1].item()
-        td3.update(batch)
-        losses.append(td3.measured.sums[-1].item() - before)
-    assert [loss != 0 for loss in losses] == [False] * 5 + [True, False, True]
-    assert td3.metrics()["actor_loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
 def test_what_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:

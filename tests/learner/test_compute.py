@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -141,55 +140,3 @@ def test_what_this_machine_has_not_is_one_line() -> None:
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"
     ):
         resolve(parse({"learner": {"device": "cuda"}}))
-
-
-def test_numbers_that_vanish_are_zero_in_an_update_and_nowhere_else() -> None:
-    """The smallest normal number of float32 is 1.2e-38: a tenth of 2e-37 is above it, a tenth of 2e-38 below."""
-    normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
-    second = compute.second_thread(2)
-    assert second
-
-    def tenths() -> tuple[float, float]:
-        return (normal / 10).item(), (vanishing / 10).item()
-
-    with compute.vanishing_is_zero():
-        flushed = tenths(), second.submit(tenths).result()
-    for normal_tenth, vanishing_tenth in flushed:
-        assert normal_tenth == pytest.approx(2e-38)
-        assert vanishing_tenth == 0
-    assert tenths()[1] == pytest.approx(2e-39)
-
-
-FOUR_THREADS = """
-import torch
-from td3_robot.learner import compute
-
-compute.use_threads(4)
-second = compute.second_thread(4)
-vanishing = torch.full((1 << 20,), 2e-38)
-
-def tenths():
-    bits = (vanishing / 10).view(torch.int32)  # compared as numbers, they would be zero again
-    return [int((half != 0).sum()) for half in bits.chunk(2)]
-
-with compute.vanishing_is_zero():
-    print(torch.get_num_threads(), tenths(), second.submit(tenths).result())
-print(tenths())
-"""
-
-
-@pytest.mark.parametrize(
-    ("threads", "where", "inside", "second"),
-    [(1, "critics", 1, False), (2, "critics", 1, True), (5, "critics", 2, True), (1, "operators", 1, False),
-     (3, "operators", 3, False)],
-)  # fmt: skip
-def test_where_threads_are(threads: int, where: Any, inside: int, second: bool) -> None:
-    compute.use_threads(threads, where)
-    assert torch.get_num_threads() == inside
-    assert (compute.second_thread(threads, where) is not None) == second
-
-
-def test_numbers_that_vanish_are_zero_in_the_threads_inside_operators_too() -> None:
-    """With four threads each of the two has one more. It stays like this for what the caller computes outside."""
-    done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["2 [0, 0] [0, 0]", f"[{1 << 19}, 0]"]

@@ -379,7 +379,7 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
         world.give(sim, world.make_step(sequence))
         assert (world.core.learning_rate == 0.001) == (sequence <= 30)
     assert world.core.learning_rate == pytest.approx(0.0007)
-    for adam in (world.core.training.td3.actor_adam, world.core.training.td3.critics_adam):
+    for adam in (world.core.training.algorithm.actor_adam, world.core.training.algorithm.critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
@@ -430,14 +430,14 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     world.join(sim)
     for sequence in range(14):
         world.give(sim, world.make_step(sequence))
-    world.core.training.td3.update(world.core.training.replay.sample(4))
+    world.core.training.algorithm.learn(world.core.training.replay.sample(4))
     before = world.core.version
     assert world.core.final_bundle().provenance["version"] == before + 1
-    world.core.training.td3.actor.flat.fill_(float("nan"))
+    world.core.training.algorithm.actor.flat.fill_(float("nan"))
     with pytest.raises(DivergenceError, match=r"training diverged: the policy's weights are no longer finite \("):
         world.core.bundle()
-    world.core.training.td3.critics.flat.fill_(float("nan"))
-    world.core.training.td3.update(world.core.training.replay.sample(4))
+    world.core.training.algorithm.critics.flat.fill_(float("nan"))
+    world.core.training.algorithm.learn(world.core.training.replay.sample(4))
     with pytest.raises(DivergenceError, match="critic_loss is nan"):
         state.save(world.core, 0.0)  # nothing of it goes into a checkpoint
 
@@ -465,7 +465,7 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
     assert good is not None
     assert Bundle.decode(good).provenance["env_steps"] == 20
     for name in ("critic1.1.bias", "critic2.1.bias"):
-        world.core.training.td3.critics_target.named[name].fill_(30_000)
+        world.core.training.algorithm.critics_target.named[name].fill_(30_000)
     message = (
         r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
         r"100 times .* rewards of 1 can add up to \(after 40 steps .*kept: the policy of 20 steps and the checkpoints"
@@ -563,7 +563,7 @@ def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_ste
     core = world.core
     batch = core.training.replay.sample(16)
     assert core.training.normaliser
-    seen = core.training.td3.actor.forward(core.training.normaliser(batch).observation)[0].tanh().numpy()
+    seen = core.training.algorithm.actor.forward(core.training.normaliser(batch).observation)[0].tanh().numpy()
     actor = Actor(Bundle.decode(core.bundle().encode()))
     np.testing.assert_allclose(actor(batch.observation.numpy()), seen * actor.half + actor.middle, atol=1e-6)
     assert seen.std(0).max() > 1e-3

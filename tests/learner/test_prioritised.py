@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
+from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.prioritised import PrioritisedReplay, SumTree
-from td3_robot.learner.td3 import TD3
-from tests.learner.reference import ReferenceTD3
+from tests.learner.td3_cases import Exact
 from tests.learner.test_replay import transitions
-from tests.learner.test_td3 import nets_of, noise_to_come
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
@@ -84,10 +83,10 @@ def test_unfilled_rows_are_never_drawn() -> None:
     assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # rounding: the last one
 
 
-def test_priorities_are_those_of_the_reference() -> None:
+def test_priorities_are_those_of_the_written_algorithm() -> None:
     config = LearnerConfig(critic_loss="huber", replay="lap", learning_rate=1e-3)
-    td3 = TD3(O, A, (8,), config, seed=5)
-    reference = ReferenceTD3(nets_of(td3), config)
+    td3 = FastTD3(O, A, (8,), config, seed=5)
+    exact = Exact(td3)
     buffer = PrioritisedReplay(50, O, A, seed=6, exponent=0.4)
     random = np.random.default_rng(7)
     observation, following = (random.normal(size=(50, O)).astype(np.float32) for _ in range(2))
@@ -97,10 +96,8 @@ def test_priorities_are_those_of_the_reference() -> None:
     expected = np.ones(50)
     for _ in range(5):
         batch = buffer.sample(16)
-        noise = noise_to_come(td3, 16, A).numpy().astype(np.float64)
-        buffer.learned(td3.update(batch))
-        s, a, r, s2, discount = (tensor.numpy().astype(np.float64) for tensor in batch)
-        found = np.abs(reference.update(s, a, r[:, 0], s2, discount[:, 0], noise)).max(0)
+        buffer.learned(td3.learn(batch))
+        found = torch.cat(exact.learn(batch), 1).abs().amax(1).numpy()
         expected[buffer._drawn] = np.maximum(found, 1) ** 0.4
     assert expected.max() > 1.2
     np.testing.assert_allclose(buffer.priorities, expected, rtol=1e-4)

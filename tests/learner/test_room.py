@@ -16,10 +16,10 @@ from td3_robot.config.loading import parse
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay import ReplayBuffer
 from td3_robot.learner.room import announce, needs
 from td3_robot.learner.storage import ROWS, File
-from td3_robot.learner.td3 import TD3
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
@@ -58,7 +58,7 @@ def add(replay, count):
 
 def update(training):
     for _ in range(2):
-        training.td3.update(training.replay.sample(256))
+        training.algorithm.learn(training.replay.sample(256))
 
 other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
 add(other.training.replay, 1000)
@@ -133,10 +133,10 @@ def test_what_lies_on_a_gpu_by_its_tensors(precision: str, device: torch.device)
     config = parse(
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
     )
-    td3 = TD3(22, 6, config.network.hidden, config.learner, 0, device)
+    td3 = FastTD3(22, 6, config.network.hidden, config.learner, 0, device)
     replay = DeviceReplay(ReplayBuffer(20_000, 22, 6, 0), device)
     replay.add(*(np.ones((300, *shape), np.float32) for shape in ((22,), (6,), (), (22,), ())))
-    td3.update(replay.sample(256))
+    td3.learn(replay.sample(256))
     blocks = storages(td3, {}, set())
     for name in ("_rows", "_batch_rows"):
         storages(getattr(replay, name), blocks, set())

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.td3 import TD3
 from td3_robot.learner.transitions import Assembler
 from td3_robot.learner.value_check import ValueCheck
 from td3_robot.messages import Step
@@ -49,7 +49,7 @@ def test_only_whole_episodes_count() -> None:
 @pytest.mark.parametrize("normalise", [False, True])
 def test_figures_of_a_known_critic(normalise: bool) -> None:
     """A critic that always says 10: of one episode 10 - 10/8 = 8.75 where 2.75 came, of the other 10 where 2 came."""
-    td3 = TD3(4, 2, (8,), LearnerConfig(), seed=1)
+    td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()
     td3.critics.named["critic1.1.bias"].fill_(10)
     td3.critics.refresh()
@@ -61,7 +61,7 @@ def test_figures_of_a_known_critic(normalise: bool) -> None:
 
 def test_the_critic_is_asked_with_the_action_and_then_with_the_policys() -> None:
     """One hidden unit relu(s₀ + a₀) with weight 2: Q = 2 relu(s₀ + a₀). The policy says tanh(0.5 s₀)."""
-    td3 = TD3(1, 1, (1,), LearnerConfig(), seed=1)
+    td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
         td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))
     td3.critics.named["critic1.0.bias"].zero_()

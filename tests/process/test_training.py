@@ -227,7 +227,7 @@ def test_without_a_compiler_a_training_goes_on_as_it_is(
     assert run.finish() == 0, run.output()
     assert "there is no C++ compiler '/nowhere/g++' (CXX names another one): updates are made" in run.output()
     log = (tmp_path / "run" / "logs" / "learner.log").read_text()
-    assert re.search(r"WARNING updates are not compiled and slower for it: .*/nowhere/g\+\+", log), log
+    assert re.search(r"WARNING updates are not compiled and therefore slower: .*/nowhere/g\+\+", log), log
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 

@@ -1,8 +1,7 @@
-"""TD3's update as a CUDA graph: one launch in place of some hundred.
+"""The engine's update as a CUDA graph: one launch instead of about a hundred.
 
-An update of small networks takes a GPU less time than Python needs to launch its kernels. A graph launches them all,
-with the same memory each time; what differs between two updates lies in that memory: the batch, the noise, the
-learning rate.
+A GPU makes an update of small networks faster than Python can launch its kernels. A graph launches all of them at once,
+on the same memory each time. That memory holds what differs between two updates: batch, noise and learning rate.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.learner.replay import Batch
-from td3_robot.learner.td3 import TD3
+
+if TYPE_CHECKING:
+    from td3_robot.learner.engine.td3 import FastTD3
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ Work = Callable[[], object]
 
 
 def capture(work: Work) -> Work:
-    """Record ``work`` on the GPU without doing it; the result does it.
+    """Record ``work`` on the GPU without running it.
+
+    Returns:
+        A function that runs it.
 
     Raises:
         RuntimeError: it cannot be captured.
@@ -38,7 +42,7 @@ def capture(work: Work) -> Work:
 
 
 def aside(work: Work) -> None:
-    """Do ``work`` on another stream than the current one: before a capture, libraries want to be set up there."""
+    """Run ``work`` on a side stream; libraries must initialise themselves there before a capture."""
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     side.wait_stream(current)
@@ -48,22 +52,23 @@ def aside(work: Work) -> None:
 
 
 class CapturedUpdate:
-    """Calls do what :meth:`TD3.update` does, through two graphs: with and without the delayed policy step.
+    """Makes updates like :meth:`FastTD3.improve` through two graphs: with and without the delayed policy update.
 
-    The first updates run as they are: the weight of ``policy_average`` is not constant yet, or the actor stands still
-    for ``critics_first``. A graph is used once its first launch has given what the same update gives without it. Where
-    capture or that check fails, a warning says so, ``problem`` holds the reason, and all updates run as they are from
-    there on.
+    The first updates run without a graph: until the weight of ``policy_average`` is constant, and during the critics'
+    warm-up (``critics_first``). The first launch of a graph must give the same result as the update without it. If
+    capture or this check fails, a warning gives the reason, ``problem`` keeps it, and all later updates run without.
 
     Args:
-        td3: on a GPU.
-        capture, warm_up: how work is captured, and done before; for tests.
+        engine: on a GPU.
+        capture, warm_up: how to capture work, and how to run it before; for tests.
     """
 
-    def __init__(self, td3: TD3, capture: Callable[[Work], Work] = capture, warm_up: Callable[[Work], None] = aside):
-        config = td3.config
+    def __init__(
+        self, engine: FastTD3, capture: Callable[[Work], Work] = capture, warm_up: Callable[[Work], None] = aside
+    ) -> None:
+        config = engine.config
         self.problem: str | None = None
-        self._td3 = td3
+        self._engine = engine
         self._capture, self._warm_up = capture, warm_up
         averages = math.ceil(1 / config.policy_average) if config.policy_average else 0
         self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates made
@@ -72,14 +77,14 @@ class CapturedUpdate:
         self._noise: Tensor | None = None
 
     def __call__(self, batch: Batch) -> Sequence[Tensor]:
-        """One update; the critics' errors are not told: there are none to read before the device is done."""
-        td3 = self._td3
-        noise = td3.draw_noise(len(batch.action))
-        if self.problem is not None or td3.updates < self._from:
-            td3.improve(batch, noise)
+        """Make one update. It returns no errors of the critics: reading them would wait for the device."""
+        engine = self._engine
+        noise = engine.draw_noise(len(batch.action))
+        if self.problem is not None or engine.updates < self._from:
+            engine.improve(batch, noise)
             return ()
         inputs = self._place(batch, noise)
-        with_policy = (td3.updates + 1) % td3.config.policy_delay == 0
+        with_policy = (engine.updates + 1) % engine.config.policy_delay == 0
         if with_policy in self._graphs:
             self._launch(self._graphs[with_policy])
         else:
@@ -87,9 +92,9 @@ class CapturedUpdate:
         return ()
 
     def _place(self, batch: Batch, noise: Tensor) -> tuple[Batch, Tensor]:
-        """The inputs in the memory that the graphs read."""
+        """Copy the inputs to the memory that the graphs read."""
         if self._batch is None or self._noise is None or self._noise.shape != noise.shape:
-            self._graphs.clear()  # they know other memory
+            self._graphs.clear()  # they read other memory
             device = noise.device
             here = batch.action.device == device
             self._batch = batch if here else Batch(*(tensor.to(device) for tensor in batch))
@@ -101,38 +106,38 @@ class CapturedUpdate:
         return self._batch, self._noise
 
     def _launch(self, graph: Work) -> None:
-        count = self._td3.updates
+        count = self._engine.updates
         graph()
-        self._td3.updates = count + 1
+        self._engine.updates = count + 1
 
     def _try(self, with_policy: bool, batch: Batch, noise: Tensor) -> None:
-        """One update, and whether it can be captured."""
-        td3 = self._td3
-        before = td3.state()
-        self._warm_up(lambda: td3.improve(batch, noise))
-        after = td3.state()
-        td3.restore(*before)
+        """Make one update, and find out whether it can be captured."""
+        engine = self._engine
+        before = engine.state()
+        self._warm_up(lambda: engine.improve(batch, noise))
+        after = engine.state()
+        engine.restore(*before)
         try:
-            graph = self._capture(lambda: td3.improve(batch, noise))
-            td3.updates = after[1]["updates"] - 1  # capturing counts, and does nothing
+            graph = self._capture(lambda: engine.improve(batch, noise))
+            engine.updates = after[1]["updates"] - 1  # capturing counted one, and ran nothing
             self._launch(graph)
-            self.problem = difference(before[0], after[0], td3.state()[0])
+            self.problem = difference(before[0], after[0], engine.state()[0])
         except RuntimeError as error:
             self.problem = str(error).partition("\n")[0]
         if self.problem is None:
             self._graphs[with_policy] = graph
         else:
             self._graphs.clear()
-            td3.restore(*after)
-            log.warning("updates are not captured in a CUDA graph and slower for it: %s", self.problem)
+            engine.restore(*after)
+            log.warning("updates are not captured in a CUDA graph and therefore slower: %s", self.problem)
 
 
 def difference(
     before: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
 ) -> str | None:
-    """Where ``found`` is not ``expected``; None if all are equal but for rounding.
+    """Where ``found`` differs from ``expected``; None if all are equal up to rounding.
 
-    Allowed are 1 % of the largest change since ``before`` and two steps of float32 of the largest value.
+    The limit is 1 % of the largest change since ``before``, plus two rounding steps of the largest value in float32.
     """
     for name, array in expected.items():
         if array.dtype != np.float32:
@@ -140,5 +145,5 @@ def difference(
         error = np.abs(found[name] - array).max()
         limit = 0.01 * np.abs(array - before[name]).max() + 2.4e-7 * np.abs(array).max()
         if not error <= limit:
-            return f"{name} differs by {error:.2g} from what it is without the graph"
+            return f"{name} differs by {error:.2g} from its value without the graph"
     return None

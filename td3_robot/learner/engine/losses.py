@@ -1,4 +1,4 @@
-"""What the critics minimise: a loss of the error δ = Q(s, a) - y, and its slope."""
+"""The losses of an error δ = Q(s, a) - y, with their derivatives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Loss(NamedTuple):
-    """A loss of each error, and its derivative; both float32[B, 1] to float32[B, 1]."""
+    """A loss of each error, and its derivative; both map float32[B, 1] to float32[B, 1]."""
 
     value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
 
 
 def _huber(error: Tensor) -> Tensor:

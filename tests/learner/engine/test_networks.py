@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from td3_robot.learner.networks import Adam, Layer, Layout, Network, joined
+from td3_robot.learner.engine.networks import Adam, Layer, Layout, Network, joined
 
 SIZES = [7, 33, 20, 3]
 
@@ -159,9 +159,9 @@ def test_tracking_moves_a_fraction_of_the_way() -> None:
     a, _ = made(["one"], 8)
     b, _ = made(["one"], 9)
     start = b.flat.clone()
-    b.track(a, 0.25)
+    b.polyak_update(a, 0.25)
     torch.testing.assert_close(b.flat, 0.75 * start + 0.25 * a.flat)
-    b.track(a, 1.0)
+    b.polyak_update(a, 1.0)
     assert torch.equal(b.flat, a.flat)
 
 

@@ -11,9 +11,9 @@ import torch
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.device_replay import DeviceReplay
-from td3_robot.learner.graph import CapturedUpdate, Work, aside, difference
+from td3_robot.learner.engine.graph import CapturedUpdate, Work, aside, difference
+from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.td3 import TD3
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 
@@ -45,17 +45,19 @@ def buffer(device: torch.device) -> DeviceReplay:
     return made
 
 
-def trained(config: LearnerConfig, device: torch.device, updates: int, **how: Any) -> tuple[TD3, CapturedUpdate | None]:
+def trained(
+    config: LearnerConfig, device: torch.device, updates: int, **how: Any
+) -> tuple[FastTD3, CapturedUpdate | None]:
     """After ``updates`` with a falling learning rate: captured if ``how`` says so."""
-    td3, replay = TD3(O, A, (24, 16), config, 3, device), buffer(device)
+    td3, replay = FastTD3(O, A, (24, 16), config, 3, device), buffer(device)
     captured = CapturedUpdate(td3, **how) if how else None
     for number in range(updates):
         td3.set_learning_rate(1e-3 / (1 + number))
-        (captured or td3.update)(replay.sample(B))
+        (captured or td3.learn)(replay.sample(B))
     return td3, captured
 
 
-def alike(one: TD3, other: TD3, device: torch.device) -> bool:
+def alike(one: FastTD3, other: FastTD3, device: torch.device) -> bool:
     assert one.state()[1] == other.state()[1]
     pairs = [(array, other.state()[0][name]) for name, array in one.state()[0].items()]
     if device.type == "cpu":
@@ -103,7 +105,7 @@ class Graph:
     Of what the work does, what it writes into memory stays, and no attribute that it sets.
     """
 
-    def __init__(self, td3: TD3) -> None:
+    def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
         self._objects = (td3.measured, td3.actor_adam, td3.critics_adam)
         for adam in self._objects[1:]:
@@ -134,11 +136,11 @@ def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed
     """After a resume at an even and an odd number of updates; and after going back in the midst of it."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
-        td3, replay = TD3(O, A, (24, 16), config, 3), buffer(cpu)
+        td3, replay = FastTD3(O, A, (24, 16), config, 3), buffer(cpu)
         for _ in range(resumed_at):
-            td3.update(replay.sample(B))
+            td3.learn(replay.sample(B))
         td3.restore(*td3.state())
-        update = CapturedUpdate(td3, Graph(td3), do) if captures else td3.update
+        update = CapturedUpdate(td3, Graph(td3), do) if captures else td3.learn
         seen = []
         for number in range(40):
             update(replay.sample(B))
@@ -185,8 +187,8 @@ def test_another_batch_reaches_the_captured_memory() -> None:
     results = []
     recorder = Recorder()
     for captured in (False, True):
-        td3 = TD3(O, A, (24, 16), LearnerConfig(), 3)
-        update = CapturedUpdate(td3, recorder, do) if captured else td3.update
+        td3 = FastTD3(O, A, (24, 16), LearnerConfig(), 3)
+        update = CapturedUpdate(td3, recorder, do) if captured else td3.learn
         host = buffer(torch.device("cpu")).host
         for size in (B, B, B, B, B, B, 16, 16, 16):
             update(host.sample(size))
@@ -202,6 +204,6 @@ def test_differences_by_hand() -> None:
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     far = {"w": np.array([1.1, 2.0011], np.float32), "generator": np.ones(3, np.uint8)}
     assert difference(before, after, near) is None
-    assert difference(before, after, far) == "w differs by 0.0011 from what it is without the graph"
+    assert difference(before, after, far) == "w differs by 0.0011 from its value without the graph"
     assert difference(before, before, near) is not None
     assert difference(before, after, {"w": np.array([np.nan, 2.0], np.float32)}) is not None

@@ -1,9 +1,9 @@
-"""Multilayer perceptrons with a hand-written gradient, and Adam: what TD3 spends its time in.
+"""Multilayer perceptrons with a hand-written gradient, and Adam: the inner loop of the engine.
 
-Autograd and ``torch.nn`` are left out on purpose. All parameters of a network (of both critics, say) lie in one
-vector, so that an Adam step, a Polyak step and a change of precision are one call each, and in bfloat16 every matrix
-product reads and writes the precision it is fastest in. Passes change nothing but return what they find, so that they
-can be compiled, see :mod:`td3_robot.learner.compiled`. ``td3-robot bench learner`` measures what that is worth.
+They use neither autograd nor ``torch.nn``. All parameters of a network, such as both critics, are in one vector, so
+that an Adam step, a Polyak update and a change of precision are one call each. In bfloat16 every matrix product reads
+and writes the precision that is fastest. Passes have no side effects, so that
+:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the gain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 ALIGNMENT = 32  # elements: every parameter starts on a cache line, in both precisions
@@ -22,7 +22,7 @@ NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm
 
 
 class Layer(NamedTuple):
-    """The parameters of one layer, or their gradients; LayerNorm's are None for a layer without it."""
+    """The parameters of one layer, or their gradients; LayerNorm's are None in a layer without it."""
 
     weight: Tensor  # [out, in]
     bias: Tensor  # [out]
@@ -31,10 +31,10 @@ class Layer(NamedTuple):
 
 
 class Layout:
-    """Where each parameter of a :class:`Network` lies in its vector.
+    """Where each parameter of a :class:`Network` is in its vector.
 
-    The weights and biases of hidden layers come first, in ``[0, low_size)``: one cast takes them all to a lower
-    precision. Alignment leaves gaps.
+    The weights and biases of hidden layers come first, in ``[0, low_size)``, so that one cast lowers the precision of
+    all of them. Alignment leaves gaps.
     """
 
     def __init__(self, heads: Sequence[str], sizes: Sequence[int], layer_norm: bool) -> None:
@@ -58,7 +58,7 @@ class Layout:
                 self.low_size = self.size
 
     def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
-        """The parameters in a vector, by name; those of ``[0, low_size)`` in ``low_vector`` where that is given."""
+        """Views of the parameters in a vector, by name; those in ``[0, low_size)`` from ``low_vector`` if given."""
         views = {}
         for name, shape in self.shapes.items():
             slot = self._slots[name]
@@ -68,15 +68,15 @@ class Layout:
 
 
 class Trace(NamedTuple):
-    """What a forward pass leaves for the backward pass."""
+    """What a backward pass needs from the forward pass."""
 
     head: int
-    inputs: list[Tensor]  # of each layer, [in, B]; of the last one in float32
+    inputs: list[Tensor]  # of each layer, [in, B]; the last one's are float32
     norms: list[tuple[Tensor, Tensor, Tensor]]  # LayerNorm's input [B, out], mean, 1/deviation
 
 
 Gradient = list[Tensor]
-"""Of every parameter of a network, float32 and contiguous, in the order of :attr:`Network.named`."""
+"""The gradient of every parameter of a network, float32 and contiguous, in the order of :attr:`Network.named`."""
 
 
 class Network:
@@ -84,11 +84,11 @@ class Network:
 
     A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last is linear. Hidden matrix products
     run in ``dtype`` and add up in float32. The last layer, LayerNorm and the parameters themselves are always float32:
-    bfloat16's 8 bits do for a direction, but not for the value of a state or for adding a small step to a weight.
+    bfloat16's 8 bits are enough for a direction, but not for a value or for adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.
-        sizes: of input, hidden layers (one at least) and output.
+        sizes: of input, at least one hidden layer, and output.
         layer_norm: LayerNorm with learned scale and shift after each hidden linear map.
         dtype: ``torch.float32`` or ``torch.bfloat16``.
 
@@ -112,13 +112,13 @@ class Network:
         self.layout = layout = Layout(heads, sizes, layer_norm)
         self.flat = torch.zeros(layout.size, device=device)
         self.named = layout.views(self.flat)
-        # What products read: in float32 simply the vector above.
+        # The parameters that products read; in float32 they are the vector above.
         self._hidden_flat = self.flat[: layout.low_size]
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
         self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads)
-        # Within, a batch has a row for each neuron: [features, B]. Where that is so in memory, too, products are up to
-        # 1.17 times as fast on an Intel Xeon. But LayerNorm wants the numbers of a sample together, and so does oneDNN.
+        # Inside, a batch is [features, B]. With that memory layout, products are up to 1.17 times as fast on an Intel
+        # Xeon. LayerNorm and oneDNN need the numbers of one sample side by side.
         self._by_neuron = same and not layer_norm and self.flat.device.type == "cpu"
         self._relu_of_linear = self._plain if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
 
@@ -137,17 +137,17 @@ class Network:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over a change of ``flat``."""
+        """Copy a change of ``flat`` to the low-precision parameters."""
         if self._low_flat is not self.flat:
             self._low_flat.copy_(self._hidden_flat)
 
-    def track(self, other: Network, fraction: float) -> None:
-        """Move the parameters ``fraction`` of the way to those of ``other`` (Polyak averaging)."""
+    def polyak_update(self, other: Network, fraction: float) -> None:
+        """θ ← θ + fraction (θ_other - θ)."""
         self.flat.lerp_(other.flat, fraction)
         self.refresh()
 
     def forward(self, x: Tensor, head: int = 0) -> tuple[Tensor, Trace]:
-        """The outputs float32[B, out] for inputs float32[B, in], and what a backward pass needs."""
+        """The outputs float32[B, out] of one head for inputs float32[B, in], and the trace for a backward pass."""
         trace = Trace(head, [], [])
         *hidden, last = self._layers[head]
         x = x.t().to(self.dtype)
@@ -159,9 +159,9 @@ class Network:
         return self._product(last.weight, x).t() + last.bias, trace
 
     def backward(self, trace: Trace, d_output: Tensor) -> list[Layer]:
-        """The gradient of one head's parameters, from the loss's gradient float32[B, out] to its outputs.
+        """The gradient of one head's parameters, given the loss's gradient by its outputs, float32[B, out].
 
-        Weights and biases of hidden layers have it in ``dtype``; :func:`joined` completes it.
+        That of hidden weights and biases is in ``dtype``; :func:`joined` converts it.
         """
         d = d_output.t()
         layers = self._layers[trace.head]
@@ -176,7 +176,7 @@ class Network:
         return gradient
 
     def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
-        """float32[B, columns]: the loss's gradient to some of the inputs; parameters' gradients are not touched."""
+        """The loss's gradient by some of the inputs, float32[B, columns]."""
         d = d_output.t()
         layers = self._layers[trace.head]
         for index in range(len(layers) - 1, -1, -1):
@@ -187,11 +187,11 @@ class Network:
         return d.t().float()
 
     def _product(self, matrix: Tensor, x: Tensor) -> Tensor:
-        """matrix @ x [features, B], laid out as is quickest."""
+        """matrix @ x [features, B], in the fastest memory layout."""
         return torch.mm(matrix, x) if self._by_neuron else torch.mm(x.t(), matrix.t()).t()
 
     def _plain(self, x: Tensor, layer: Layer) -> Tensor:
-        # torch.addmm would copy the bias first to where the product is then added to it.
+        # torch.addmm would first copy the bias to every column of the result.
         return torch.mm(layer.weight, x).add_(layer.bias[:, None]).relu_()
 
     def _hidden(self, x: Tensor, layer: Layer, trace: Trace) -> Tensor:
@@ -203,9 +203,9 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """From the gradient to a hidden layer's output (overwritten) to that to its linear map, through LayerNorm.
+        """The gradient by a hidden layer's linear map, from that by its output, which is overwritten.
 
-        With LayerNorm, the gradients of its parameters come second and third.
+        With LayerNorm, the gradients of its parameters are second and third.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -222,12 +222,12 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
     Args:
-        learning_rate: a number, or float32[] on the network's device, which can be changed where the step is captured.
+        learning_rate: a number, or float32[] on the network's device, which a captured step reads anew each time.
         clip: the largest norm of each head's gradient; None for no limit.
 
     Attributes:
         mean, square: float32[layout.size], the running moments m and v.
-        count: float32[], the steps made.
+        count: float32[], the number of steps.
     """
 
     def __init__(self, network: Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
@@ -241,11 +241,11 @@ class Adam:
         self._of_parameters = [list(views(vector).values()) for vector in (network.flat, self.mean, self.square)]
         self._counts = [self.count] * len(network.named)
         self._gradient: Gradient = [torch.zeros_like(value) for value in network.named.values()]
-        self._keeps = network.flat.device.type == "cuda"  # a captured step writes where the last one did
-        self._norm = torch.zeros_like(self.count)  # of the newest step, where there is a clip
+        self._keeps = network.flat.device.type == "cuda"  # a captured step always uses the same memory
+        self._norm = torch.zeros_like(self.count)  # of the newest step, if there is a clip
 
     def step(self, gradient: Gradient) -> None:
-        """Move the network along this gradient; which is overwritten where it is to be clipped."""
+        """Make one step down this gradient; clipping overwrites it."""
         if self._keeps:
             torch._foreach_copy_(self._gradient, gradient)
         else:
@@ -265,9 +265,10 @@ class Adam:
         return _norm(self._gradient) if self.clip is None else self._norm
 
     def _clip(self, limit: float) -> Tensor:
-        """Scale each head's part of the gradient down to a Euclidean norm of ``limit``; float32[], all its norm before.
+        """Scale each head's gradient down to a Euclidean norm of ``limit``, without waiting for the device.
 
-        No synchronisation with the device.
+        Returns:
+            float32[]: the norm of the whole gradient before.
         """
         size = len(self._gradient) // len(self.network.heads)
         heads = [self._gradient[begin : begin + size] for begin in range(0, len(self._gradient), size)]
@@ -278,7 +279,7 @@ class Adam:
 
 
 def joined(parts: Sequence[Sequence[Sequence[Layer]]]) -> Gradient:
-    """A network's gradient, from those of each layer of each head; they add up where several threads share the rows."""
+    """A network's gradient: the sum over the parts of the batch, each given by head and layer."""
     first, *others = (
         [value.float() for layers in part for layer in layers for value in layer if value is not None] for part in parts
     )
@@ -288,15 +289,15 @@ def joined(parts: Sequence[Sequence[Sequence[Layer]]]) -> Gradient:
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    """float32[]: the Euclidean norm of all their numbers."""
+    """The Euclidean norm of all tensors together, float32[]."""
     norm: Tensor = torch.stack(torch._foreach_norm(tensors)).norm()
     return norm
 
 
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
-    """Zero the gradient ``d``, in place, where the ReLU's output is not positive."""
+    """Zero the gradient ``d`` in place where the ReLU's output is not positive."""
     if d.dtype == torch.bfloat16 and d.device.type == "cpu":
-        # It is positive exactly when its bits, read as an integer, are: three times as fast.
+        # A bfloat16 is positive exactly when its bits are a positive integer; that is three times as fast.
         d, output = d.view(torch.int16), output.view(torch.int16)
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 
@@ -313,9 +314,9 @@ def _by_layer(named: dict[str, Tensor], heads: Sequence[str]) -> list[list[Layer
 
 
 def _relu_of_linear(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Layer], Tensor]:
-    """The quickest ``relu(linear(x))`` in bfloat16: oneDNN's, in one pass, where build and processor have it.
+    """The fastest ``relu(linear(x))``: in bfloat16 oneDNN's fused operator, if build and processor have it.
 
-    (In float32 that one takes 1.05 to 1.5 times as long as a product and two passes over it, on an Intel Xeon.)
+    In float32 that operator takes 1.05 to 1.5 times as long as a product and two passes over it, on an Intel Xeon.
     """
     operators: Any = torch.ops.mkldnn
     if (

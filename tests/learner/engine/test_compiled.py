@@ -13,10 +13,10 @@ import torch
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.loading import parse
-from td3_robot.learner import compiled, compute
+from td3_robot.learner.engine import compiled, threads
+from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay import Batch, ReplayBuffer
 from td3_robot.learner.storage import Memory
-from td3_robot.learner.td3 import TD3
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 from td3_robot.util import machine
@@ -27,7 +27,7 @@ O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    compute.use_threads(1)
+    threads.use_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -36,8 +36,8 @@ def example() -> Batch:
     return ReplayBuffer(1, O, A, seed=2).example(B)
 
 
-def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> TD3:
-    td3 = TD3(O, A, (24, 16), config, seed=3)
+def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> FastTD3:
+    td3 = FastTD3(O, A, (24, 16), config, seed=3)
     random = np.random.default_rng(1)
     buffer = ReplayBuffer(100, O, A, seed=2)
     if compiler:
@@ -48,7 +48,7 @@ def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> TD3:
 
     buffer.add(normal(O), np.tanh(normal(A)), normal(), normal(O), (random.random(100) < 0.8).astype(np.float32))
     for _ in range(updates):
-        td3.update(buffer.sample(B))
+        td3.learn(buffer.sample(B))
     return td3
 
 
@@ -99,7 +99,7 @@ def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], C
     return compiler
 
 
-@pytest.mark.parametrize(("call", "which"), [(1, "critics'"), (2, "policy's")])
+@pytest.mark.parametrize(("call", "which"), [(1, "critics"), (2, "policy")])
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,10 +110,10 @@ def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], C
     ids=["too large", "no numbers", "otherwise in memory, in whose order Adam takes it"],
 )
 def test_what_compiles_to_something_else_is_not_used(change: Spoiled, call: int, which: str) -> None:
-    td3 = TD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
-    assert compiled.use(td3, example(), spoiling(change, call)) == f"the {which} gradient compiled is another one"
-    assert td3.critics_slopes == td3._critics_slopes
-    assert td3.actor_slopes == td3._actor_slopes
+    td3 = FastTD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
+    assert compiled.use(td3, example(), spoiling(change, call)) == f"the compiled gradient of the {which} is different"
+    assert td3.critics_gradient == td3._critics_gradient
+    assert td3.actor_gradient == td3._actor_gradient
     assert td3.second is not None
 
 
@@ -122,7 +122,7 @@ def test_without_a_home_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # which is what it does where it knows no home
-    problem = compiled.use(TD3(O, A, (24, 16), LearnerConfig(), seed=3), example())
+    problem = compiled.use(FastTD3(O, A, (24, 16), LearnerConfig(), seed=3), example())
     assert problem == "Could not determine home directory."
 
 
@@ -151,7 +151,7 @@ def test_what_fails_later_is_done_without(caplog: pytest.LogCaptureFixture) -> N
     plain, failing = trained(config, 3).state()[0], trained(config, 3, compiler).state()[0]
     assert all(np.array_equal(array, failing[name]) for name, array in plain.items())
     assert calls == 3
-    assert caplog.text.count("updates are not compiled and slower for it: No such compiler") == 1
+    assert caplog.text.count("updates are not compiled and therefore slower: No such compiler") == 1
 
 
 @pytest.mark.parametrize("normalised", [False, True])

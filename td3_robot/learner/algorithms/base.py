@@ -1,0 +1,264 @@
+"""The base class of learning algorithms: what the learner asks of one, and the helpers for writing one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.errors import BundleError
+from td3_robot.learner import compute
+from td3_robot.learner.algorithms import state
+from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
+from td3_robot.learner.algorithms.networks import initialise
+from td3_robot.learner.replay import Batch
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Algorithm:
+    """A learning algorithm: its networks, its optimisers, and one update of them.
+
+    To write one, subclass this class, create networks and optimisers in :meth:`build`, and write :meth:`update` in
+    plain PyTorch with autograd. Then add a row to :data:`td3_robot.learner.algorithms.table.ALGORITHMS`, or an entry
+    point in the group ``td3_robot.algorithms`` of a package. ``td3.py`` in this folder is the example.
+
+    The class attribute ``consumes`` names what :meth:`update` learns from:
+
+    - ``"transitions"``, off-policy: the learner keeps a replay buffer and calls :meth:`update` with a :class:`Batch` of
+      random transitions, ``learner.replay_ratio`` times for each environment step.
+    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` with consecutive steps,
+      oldest first, that the newest exported policy took. Such an algorithm defines the layout of its rollouts. A
+      discrete policy exports one score for each action: the policy server sends the scores, and the environment takes
+      the action with the highest one.
+
+    The base class saves and restores the state. It covers every ``nn.Module``, ``torch.optim.Optimizer`` and
+    ``Tensor`` that is an attribute, ``random``, ``updates`` and the metrics. Other attributes are not saved: they must
+    follow from the configuration and from these.
+
+    Args:
+        observation_size, action_size: O and A.
+        hidden: sizes of the hidden layers.
+        config: the ``learner`` section; ``device`` and ``precision`` are settled.
+        seed: of the initial parameters and of all random numbers; torch's global generator is not used.
+        device: where the networks are. Batches may be elsewhere.
+
+    Attributes:
+        updates: updates made, the current one included.
+        random: the generator of all random numbers. It is on the CPU, so that they are the same on every device.
+        td_errors: δ = Q(s, a) - y of each critic in the newest update, float32[B, 1]. Prioritised replay reads them;
+            empty if the algorithm has none.
+        compiled: whether an engine has compiled the update.
+    """
+
+    consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
+    part: ClassVar[str] = "algorithm"
+    """The name of the algorithm's part in a checkpoint."""
+    means: ClassVar[tuple[str, ...]] = ()
+    """Metrics that are reported as means, even before there is an update."""
+    gauges: ClassVar[tuple[str, ...]] = ()
+    """Metrics of which only the newest value is reported. The learner stops if ``q_target_size``, the mean |y|, is too
+    large for any return."""
+
+    actor: Any  # created by build()
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        hidden: Sequence[int],
+        config: LearnerConfig,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.observation_size, self.action_size, self.hidden = observation_size, action_size, tuple(hidden)
+        self.config = config
+        self.device = torch.device(device)
+        self.random = torch.Generator().manual_seed(seed)
+        self.updates = 0
+        self.td_errors: Sequence[Tensor] = ()
+        self.compiled = False
+        self.measured = RunningMetrics(self.means, self.gauges)
+        self.build()
+
+    # -- to be written by an algorithm ---------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Create networks and optimisers as attributes; ``self.actor`` is the network that :meth:`policy` exports."""
+        raise NotImplementedError
+
+    def update(self, batch: Any) -> Metrics:
+        """Make one update.
+
+        Args:
+            batch: see ``consumes``. Tensors are on the algorithm's device.
+
+        Returns:
+            Metrics by name: tensors of one number each, on the device.
+        """
+        raise NotImplementedError
+
+    def policy(self, *, averaged: bool) -> nn.Module:
+        """The network that acts, or with ``averaged`` the one that is evaluated and kept."""
+        del averaged
+        actor: nn.Module = self.actor
+        return actor
+
+    def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor | None:
+        """Expected returns Q(s, a), or Q(s, π(s)) without ``action``; None if the algorithm has no such value.
+
+        Args:
+            observation: float32[B, O].
+            action: float32[B, A], normalised.
+
+        Returns:
+            float32[B, 1] on the device.
+        """
+        del observation, action
+        return None
+
+    # -- helpers for an algorithm --------------------------------------------------------------------------------
+
+    def network(self, module: Module) -> Module:
+        """Draw the initial parameters of a network from ``random`` and move it to the device."""
+        initialise(module, self.random)
+        return module.to(self.device)
+
+    def adam(self, *modules: nn.Module) -> torch.optim.Adam:
+        """Adam at the configured learning rate; :meth:`minimise` clips the gradient of each module by itself."""
+        groups = [{"params": list(module.parameters())} for module in modules]
+        return torch.optim.Adam(groups, lr=self.config.learning_rate, fused=True)
+
+    def minimise(self, loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
+        """Make one step down the gradient of ``loss``, clipped to ``learner.gradient_clip``.
+
+        Returns:
+            float32[]: the Euclidean norm of the whole gradient before clipping.
+        """
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        limit = math.inf if self.config.gradient_clip is None else self.config.gradient_clip
+        norms = [nn.utils.clip_grad_norm_(group["params"], limit) for group in optimiser.param_groups]
+        optimiser.step()
+        norm: Tensor = torch.stack(norms).norm()
+        return norm
+
+    def randn_like(self, tensor: Tensor) -> Tensor:
+        """Standard normal numbers of the shape, type and device of ``tensor``."""
+        return torch.randn(tensor.shape, generator=self.random).to(tensor)
+
+    def due(self, every: int) -> bool:
+        """Whether this update is an ``every``-th one."""
+        return self.updates % every == 0
+
+    # -- for the learner -----------------------------------------------------------------------------------------
+
+    def prepare(self, example: Batch) -> None:
+        """Prepare for batches of the sizes and memory layout of ``example``; an engine compiles the update here."""
+
+    def learn(self, batch: Batch) -> Sequence[Tensor]:
+        """Make one update and record its metrics.
+
+        Returns:
+            ``td_errors`` of this update.
+        """
+        self.updates += 1
+        batch = Batch(*(tensor.to(self.device) for tensor in batch))
+        low_precision = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16", cache_enabled=False
+        )
+        with compute.flush_denormals(), low_precision:
+            self.measured.add(self.update(batch))
+        return self.td_errors
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next update on; it is not part of :meth:`state`."""
+        for optimiser in state.optimisers(self).values():
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+
+    def metrics(self, *, clear: bool = True) -> dict[str, float]:
+        """Means over the updates since the last call, and gauges of the newest update. Waits for the device.
+
+        Args:
+            clear: start new means.
+        """
+        found = self.measured.read(self.updates)
+        if clear:
+            self.measured.clear(self.updates)
+        return found
+
+    def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
+        """A copy of the policy for a bundle: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.
+
+        The policy server applies ReLU after each hidden layer and tanh after the last.
+        """
+        tensors = actor_parameters(self.policy(averaged=averaged))
+        return {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
+        """Start from this policy, named and shaped as by :meth:`actor_tensors`."""
+        for name, tensor in actor_parameters(self.policy(averaged=False)).items():
+            tensor.copy_(torch.from_numpy(actor[name]))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state but those of optimisers, by name."""
+        return state.tensors(self)
+
+    def restored(self) -> None:
+        """Called after :meth:`restore` has written :meth:`tensors`."""
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of everything :meth:`restore` needs: named arrays, and scalars fit for JSON."""
+        tensors = self.tensors() | state.optimiser_tensors(self)
+        arrays: dict[str, NDArray[Any]] = {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
+        arrays["generator"] = self.random.get_state().numpy().copy()
+        return arrays, {"updates": self.updates, **self.measured.state(self.updates)}
+
+    @torch.no_grad()
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state`: later updates are bit for bit the same as without the restart.
+
+        Raises:
+            BundleError: the state is incomplete, damaged or of other networks. Nothing has changed then.
+        """
+        tensors = self.tensors()
+        state.check(arrays, tensors, f"{self.part} state")
+        random = torch.Generator()
+        try:
+            updates = int(scalars["updates"])
+            random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
+            optimisers = state.read_optimisers(self, arrays)
+            self.measured.restore(scalars, updates)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BundleError(f"{self.part} state: {type(error).__name__} {error}") from None
+        self.updates, self.random = updates, random
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.tensor(arrays[name]))
+        for optimiser, saved in optimisers:
+            optimiser.load_state_dict(saved)
+        self.restored()
+
+
+def actor_parameters(policy: nn.Module) -> dict[str, Tensor]:
+    """The weights and biases of a policy's linear layers, as a bundle names them."""
+    linear = [module for module in policy.modules() if isinstance(module, nn.Linear)]
+    return {
+        f"actor.{index}.{kind}": getattr(layer, kind)
+        for index, layer in enumerate(linear)
+        for kind in ("weight", "bias")
+    }
+
+
+@torch.no_grad()
+def polyak_update(target: nn.Module, network: nn.Module, fraction: float) -> None:
+    """θ' ← θ' + fraction (θ - θ'), for every parameter."""
+    for ours, theirs in zip(target.parameters(), network.parameters(), strict=True):
+        ours.lerp_(theirs, fraction)

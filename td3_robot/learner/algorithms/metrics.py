@@ -1,0 +1,66 @@
+"""Metrics of an algorithm between two reads: means that add up on the device, and newest values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Metrics = Mapping[str, Tensor]
+"""Metrics of one update by name: tensors of one number each."""
+
+
+class RunningMetrics:
+    """Adds up the metrics of updates. Only :meth:`read` and :meth:`state` wait for the device.
+
+    Args:
+        means: names that are reported before there is a value, as 0.
+        gauges: names of which the newest value is reported, and 0 before there is one. All others are means.
+    """
+
+    def __init__(self, means: tuple[str, ...], gauges: tuple[str, ...]) -> None:
+        self._declared = dict.fromkeys(means, 0.0)
+        self._gauges: dict[str, Tensor | float] = dict.fromkeys(gauges, 0.0)
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, metrics: Metrics) -> None:
+        """Take in the metrics of one update."""
+        for name, value in metrics.items():
+            value = value.detach()
+            if name in self._gauges:
+                self._gauges[name] = value
+            else:
+                self._sums[name] = self._sums[name] + value if name in self._sums else value.float()
+                self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self, updates: int) -> dict[str, float]:
+        """The means since :meth:`clear`, and the gauges."""
+        del updates
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        return self._declared | means | {name: float(value) for name, value in self._gauges.items()}
+
+    def clear(self, updates: int) -> None:
+        """Start new means."""
+        del updates
+        self._sums, self._counts = {}, {}
+
+    def state(self, updates: int) -> dict[str, Any]:
+        """Scalars for :meth:`restore`."""
+        del updates
+        sums = {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
+        return {"sums": sums, "gauges": {name: float(value) for name, value in self._gauges.items()}}
+
+    def restore(self, scalars: Mapping[str, Any], updates: int) -> None:
+        """Continue from :meth:`state`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the state is damaged. Nothing has changed then.
+        """
+        del updates
+        sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
+        counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}
+        gauges = {name: float(scalars["gauges"][name]) for name in self._gauges}
+        self._sums, self._counts, self._gauges = sums, counts, dict(gauges)

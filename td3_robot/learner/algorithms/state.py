@@ -1,0 +1,91 @@
+"""The state of an algorithm as named arrays, found in its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from td3_robot.errors import BundleError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def tensors(owner: object) -> dict[str, Tensor]:
+    """Every tensor in an attribute of ``owner`` or in a module in one, as ``attribute.name``.
+
+    A module in two attributes is there once.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for attribute, value in vars(owner).items():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            found |= {f"{attribute}.{name}": tensor for name, tensor in value.state_dict().items()}
+        elif isinstance(value, Tensor):
+            found[attribute] = value.detach()
+    return found
+
+
+def optimisers(owner: object) -> dict[str, Optimizer]:
+    """The optimisers in attributes of ``owner``, by attribute."""
+    return {attribute: value for attribute, value in vars(owner).items() if isinstance(value, Optimizer)}
+
+
+def optimiser_tensors(owner: object) -> dict[str, Tensor]:
+    """What optimisers keep for each parameter, as ``attribute.index.name``; nothing before their first step."""
+    return {
+        f"{attribute}.{index}.{name}": value
+        for attribute, optimiser in optimisers(owner).items()
+        for index, kept in optimiser.state_dict()["state"].items()
+        for name, value in kept.items()
+    }
+
+
+def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """The saved state of each optimiser, as its ``load_state_dict`` takes it.
+
+    Raises:
+        ValueError: an array does not fit its parameter, or one is missing.
+    """
+    found: list[tuple[Optimizer, dict[str, Any]]] = []
+    for attribute, optimiser in optimisers(owner).items():
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        kept: dict[int, dict[str, Tensor]] = {}
+        for key, array in arrays.items():
+            if key.startswith(f"{attribute}."):
+                index, _, name = key.removeprefix(f"{attribute}.").partition(".")
+                if array.shape not in ((), tuple(parameters[int(index)].shape)):
+                    raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}")
+                kept.setdefault(int(index), {})[name] = torch.tensor(array)
+        complete = sorted(kept) == list(range(len(parameters))) and len(set(map(frozenset, kept.values()))) == 1
+        if kept and not complete:
+            raise ValueError(f"{attribute!r} is incomplete")
+        found.append((optimiser, {"state": kept, "param_groups": optimiser.state_dict()["param_groups"]}))
+    return found
+
+
+def check(arrays: Arrays, wanted: Mapping[str, Tensor], what: str) -> None:
+    """Check that there is an array of the right type and shape for every tensor.
+
+    Raises:
+        BundleError: there is not.
+    """
+    for name, tensor in wanted.items():
+        saved, dtype = arrays.get(name), str(tensor.dtype).removeprefix("torch.")
+        if saved is None or saved.shape != tensor.shape or saved.dtype != dtype:
+            found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
+            raise BundleError(f"{what}: {name!r} is {found}; expected {dtype}{list(tensor.shape)}")
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.float32]:
+    """A copy in numpy."""
+    copy: NDArray[np.float32] = tensor.detach().cpu().numpy().copy()
+    return copy

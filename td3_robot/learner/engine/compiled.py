@@ -1,0 +1,131 @@
+"""The engine's gradients, compiled for this processor by ``torch.compile``.
+
+Between the matrix products of an update are passes over memory, and Python. Compiled code fuses neighbouring passes and
+has no Python between them. In bfloat16 oneDNN's fused operators are faster. Compilation needs a C++ compiler on the
+learner's machine. It takes some 20 s for each new shape of networks; later starts load the result from the user's cache
+folder in some 4 s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from td3_robot.learner import compute
+from td3_robot.learner.replay import Batch
+from td3_robot.util import files, machine
+
+if TYPE_CHECKING:
+    from td3_robot.learner.engine.td3 import FastTD3
+
+log = logging.getLogger(__name__)
+
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_CLOSE = 0.01  # of the norm: rounding decides whether a number near 0 passes a ReLU
+
+
+def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile the function as one piece, at its first call; an error shows there."""
+    # torch's default is a folder in /tmp. Anybody could create it first, and torch loads code from there.
+    os.environ.setdefault(_FOLDER, str(_folder()))
+    # The pattern matcher would fuse bias and product into an operator that first copies the bias to all rows.
+    options: dict[str, Any] = {"pattern_matcher": False, "cpp_wrapper": True, "compile_threads": 1}
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return compiled
+
+
+def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> str | None:
+    """Replace an engine's gradients on a processor with compiled ones. They use only the threads inside operators.
+
+    The compiled functions must first give the same results as the originals for one batch. If compilation or this check
+    fails, a warning gives the reason, and the engine stays as it is.
+
+    Args:
+        engine: in float32.
+        example: any numbers, in the sizes and memory layout of all later batches.
+        compiler: for tests; None for :func:`compile_whole`.
+
+    Returns:
+        Why nothing was compiled; None if it was.
+    """
+    compiler = compiler or compile_whole
+    began = time.monotonic()
+    log.info("compiling the update for this processor; the first time takes some 20 s")
+    noise = torch.randn(example.action.shape, generator=torch.Generator().manual_seed(0))
+    critics, actor, second = engine.critics_gradient, engine.actor_gradient, engine.second
+
+    def give_up(error: Exception) -> str:
+        engine.critics_gradient, engine.actor_gradient, engine.second = critics, actor, second
+        engine.compiled = False
+        cause = getattr(error, "inner_exception", error)  # torch wraps the cause
+        problem = str(cause).strip().partition("\n")[0] or type(cause).__name__
+        folder = os.environ.get(_FOLDER)
+        hint = f" ({folder} holds compiled code and can be deleted)" if folder else ""
+        log.warning("updates are not compiled and therefore slower: %s%s", problem, hint)
+        log.debug("compilation failed", exc_info=error)
+        return problem
+
+    def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Fall back to ``plain`` if a batch of another layout starts a compilation that fails."""
+
+        def call(*inputs: Tensor) -> Any:
+            try:
+                return quick(*inputs)
+            except Exception as error:
+                give_up(error)
+                return plain(*inputs)
+
+        return call
+
+    engine.second = None
+    try:
+        with torch.inference_mode(), compute.flush_denormals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about itself
+            quick_critics, quick_actor = compiler(critics), compiler(actor)
+            if not _alike(critics(*example, noise), quick_critics(*example, noise)):
+                raise RuntimeError("the compiled gradient of the critics is different")
+            if not _alike(actor(example.observation), quick_actor(example.observation)):
+                raise RuntimeError("the compiled gradient of the policy is different")
+    except Exception as error:  # compilers raise many kinds of error, and training goes on after each
+        return give_up(error)
+    engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)
+    engine.compiled = True
+    log.info("compiled the update in %.1f s", time.monotonic() - began)
+    return None
+
+
+def _folder() -> Path:
+    """The folder for compiled code: in the user's cache, one for each kind of processor.
+
+    Machines may share a home folder, and code for one processor may crash a process on another.
+    """
+    found = machine.describe()
+    digest = hashlib.sha256(f"{found['processor']} {found['vector']}".encode()).hexdigest()[:12]
+    return files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled" / digest
+
+
+def _alike(expected: Any, found: Any) -> bool:
+    """Whether all tensors are equal up to rounding and have the same memory layout, which Adam relies on."""
+    return all(
+        (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()) and bool((a - b).norm() <= _CLOSE * a.norm())
+        for a, b in zip(_tensors(expected), _tensors(found), strict=True)
+    )
+
+
+def _tensors(nested: Any) -> Iterator[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    else:
+        for item in nested:
+            yield from _tensors(item)

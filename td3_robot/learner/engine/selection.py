@@ -1,0 +1,50 @@
+"""Which engine makes the updates of an algorithm, and its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.algorithms.base import Algorithm
+from td3_robot.learner.algorithms.ddpg import DDPG
+from td3_robot.learner.algorithms.table import ALGORITHMS
+from td3_robot.learner.algorithms.td3 import TD3
+from td3_robot.learner.engine import threads
+from td3_robot.learner.engine.td3 import FastTD3
+
+ENGINES: dict[type[Algorithm], type[Algorithm]] = {TD3: FastTD3, DDPG: FastTD3}
+"""Algorithm to the engine that makes the same updates faster; subclasses of these algorithms have none.
+
+``td3-robot bench learner`` measures the engines, and ``tests/learner/engine/test_td3.py`` holds them equal to the
+algorithms. They support all options of the algorithms, on every device.
+"""
+
+
+def implementation(config: LearnerConfig) -> type[Algorithm]:
+    """The class that makes the updates: the configured algorithm, or its engine if it has one.
+
+    Raises:
+        ConfigError: the algorithm is of a package that cannot be imported.
+    """
+    algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
+    return ENGINES.get(algorithm, algorithm)
+
+
+def make(
+    observation_size: int,
+    action_size: int,
+    hidden: Sequence[int],
+    config: LearnerConfig,
+    seed: int,
+    device: str | torch.device = "cpu",
+) -> Algorithm:
+    """The configured algorithm; see :class:`Algorithm` for the arguments."""
+    return implementation(config)(observation_size, action_size, hidden, config, seed, device)
+
+
+def use_threads(config: LearnerConfig) -> None:
+    """Share out ``learner.threads`` in this process; without an engine all of them work inside operators."""
+    engine = implementation(config) in ENGINES.values()
+    threads.use_threads(config.threads, config.threads_in if engine else "operators")

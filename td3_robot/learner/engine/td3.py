@@ -1,0 +1,235 @@
+"""The fast engine of TD3 and DDPG: the update of ``algorithms/td3.py`` with hand-written gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from td3_robot.learner import compute
+from td3_robot.learner.algorithms import state
+from td3_robot.learner.algorithms.base import Algorithm
+from td3_robot.learner.algorithms.td3 import TD3
+from td3_robot.learner.engine import compiled
+from td3_robot.learner.engine.graph import CapturedUpdate
+from td3_robot.learner.engine.losses import LOSSES
+from td3_robot.learner.engine.metrics import EngineMetrics
+from td3_robot.learner.engine.networks import Adam, Gradient, Layer, Network, joined
+from td3_robot.learner.engine.threads import second_thread
+from td3_robot.learner.replay import Batch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Result = TypeVar("Result")
+
+
+class FastTD3(Algorithm):
+    """What :class:`TD3` computes, faster: read that class for the algorithm.
+
+    It uses the ``learner`` keys of TD3 and ``precision``, ``threads``, ``threads_in`` and ``compile``.
+
+    Attributes:
+        second: a thread for the second critic, and for half of the actor's batch; None without.
+        critics_gradient, actor_gradient: compute the gradients from inputs and parameters alone.
+            :mod:`td3_robot.learner.engine.compiled` replaces them with compiled ones.
+    """
+
+    part, means, gauges = TD3.part, TD3.means, TD3.gauges
+    measured: EngineMetrics
+
+    def build(self) -> None:
+        """Create networks, targets, optimisers and threads."""
+        config = self.config
+        self._action_columns = slice(self.observation_size, self.observation_size + self.action_size)
+        dtype, device = DTYPES[config.precision], self.device
+
+        def actor() -> Network:
+            sizes = [self.observation_size, *self.hidden, self.action_size]
+            return Network(["actor"], sizes, dtype=dtype, device=device)
+
+        def critics() -> Network:
+            sizes, names = (
+                [self._action_columns.stop, *self.hidden, 1],
+                ["critic1", "critic2"][: 1 + config.twin_critics],
+            )
+            return Network(names, sizes, layer_norm=config.layer_norm, dtype=dtype, device=device)
+
+        self.actor, self.actor_target = actor(), actor()
+        self.critics, self.critics_target = critics(), critics()
+        for network, target in ((self.actor, self.actor_target), (self.critics, self.critics_target)):
+            network.initialise(self.random)
+            target.polyak_update(network, 1.0)
+        self.actor_average = actor() if config.policy_average else self.actor
+        rate: float | Tensor = config.learning_rate
+        if device.type == "cuda":  # a captured update would keep a number for ever
+            rate = torch.tensor(rate, device=device)
+        self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
+        self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
+        self.measured = EngineMetrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
+        self._loss = LOSSES[config.critic_loss]
+        self.second = second_thread(config.threads, config.threads_in) if device.type == "cpu" else None
+        self.critics_gradient, self.actor_gradient = self._critics_gradient, self._actor_gradient
+        self._captured: CapturedUpdate | None = None
+
+    def prepare(self, example: Batch) -> None:
+        """Compile the update, or on a GPU capture it in a CUDA graph, where the configuration allows it."""
+        if self.config.compiles:
+            compiled.use(self, example)
+        if self.device.type == "cuda" and self.config.replay == "uniform":  # LAP needs the errors of each update
+            self._captured = CapturedUpdate(self)
+
+    def learn(self, batch: Batch) -> Sequence[Tensor]:
+        """Make one update; a captured one returns no errors."""
+        if self._captured:
+            return self._captured(batch)
+        return self.improve(batch, self.draw_noise(len(batch.action)))
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next update on."""
+        if isinstance(self.critics_adam.learning_rate, Tensor):
+            self.critics_adam.learning_rate.fill_(rate)  # both optimisers share it
+        else:
+            self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
+
+    def draw_noise(self, batch_size: int) -> Tensor:
+        """The standard normal numbers float32[B, A] of the next update, on the device."""
+        noise = torch.randn((batch_size, self.action_size), generator=self.random)
+        return compute.upload(noise.numpy(), self.device)
+
+    @torch.inference_mode()  # no autograd: each operator costs less without its bookkeeping
+    @compute.flush_denormals()
+    def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
+        """Make one update with these numbers from :meth:`draw_noise`. It never waits for the device.
+
+        Returns:
+            The errors Q(s, a) - y of each critic: float32[B, 1], on the device.
+        """
+        config = self.config
+        s, a, r, s2, discount = (tensor.to(self.device) for tensor in batch)
+        errors, y, means, gradient = self.critics_gradient(s, a, r, s2, discount, noise)
+        self.critics_adam.step(gradient)
+        self.updates += 1
+        self.measured.of_critics += means
+        self.measured.keep(targets=y)
+
+        if self.due(config.policy_delay):
+            if self.updates > config.critics_first:
+                pi, loss, gradient = self.actor_gradient(s)
+                self.actor_adam.step(gradient)
+                self.measured.of_actor += loss
+                self.measured.keep(policy=pi)
+            self.critics_target.polyak_update(self.critics, config.polyak)
+            self.actor_target.polyak_update(self.actor, config.polyak)
+            if config.policy_average:
+                made = self.updates // config.policy_delay
+                self.actor_average.polyak_update(self.actor, max(config.policy_average, 1 / made))
+        return errors
+
+    def _critics_gradient(
+        self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
+        """Each critic's errors Q(s, a) - y, the targets y, the means of loss, Q1 and y, and the loss's gradient."""
+        config = self.config
+        a2 = _rows(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
+        if config.target_noise:
+            noise = (noise * config.target_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
+            a2 = (a2 + noise).clamp(-1.0, 1.0)
+        s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
+        next_q = self._each_critic(lambda head: self.critics_target.forward(s2a2, head)[0])
+        y = r + discount * reduce(torch.minimum, next_q)
+        loss, derivative = self._loss
+
+        def fit(head: int) -> tuple[Tensor, Tensor, list[Layer]]:
+            q, trace = self.critics.forward(sa, head)
+            error = q - y
+            return q, error, self.critics.backward(trace, derivative(error) / len(y))
+
+        each = self._each_critic(fit)
+        errors, gradients = [error for _, error, _ in each], [gradient for _, _, gradient in each]
+        means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][0].mean(), y.mean()))
+        return errors, y, means, joined([gradients])
+
+    def _actor_gradient(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
+        """π(s), the actor's loss, which is the mean of -Q1(s, π(s)), and its gradient."""
+
+        def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
+            output, actor_trace = self.actor.forward(rows)
+            pi = output.tanh()
+            q, trace = self.critics.forward(torch.cat((rows, pi), 1), 0)
+            d_pi = self.critics.input_gradient(trace, torch.full_like(q, -1 / len(s)), self._action_columns)
+            return q, pi, self.actor.backward(actor_trace, d_pi * (1 - pi.square()))  # the derivative of tanh
+
+        halves = self._each_half(half, s)
+        pi, loss = _rows([pi for _, pi, _ in halves]), -_rows([q for q, _, _ in halves]).mean()
+        return pi, loss, joined([[gradient] for _, _, gradient in halves])
+
+    def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
+        """``work`` of every critic; with two threads at the same time. The result is always the same."""
+        if self.second is None or not self.config.twin_critics:
+            return [work(head) for head in range(len(self.critics.heads))]
+        other = self.second.submit(work, 1)
+        return [work(0), other.result()]
+
+    def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
+        """``work`` of both halves of the rows at the same time; with one thread, of all rows.
+
+        A sum over halves of the rows may round differently from a sum over all.
+        """
+        if self.second is None or len(rows) < 2:
+            return [work(rows)]
+        first, second = rows.chunk(2)
+        other = self.second.submit(work, second)
+        return [work(first), other.result()]
+
+    def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
+        """A copy of the actor, or of its average once there is one."""
+        source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
+        return {name: state.to_numpy(tensor) for name, tensor in source.named.items()}
+
+    def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
+        """Start from this policy: the actor and its target."""
+        for name, tensor in self.actor.named.items():
+            tensor.copy_(torch.tensor(actor[name]))
+        self.actor.refresh()
+        self.actor_target.polyak_update(self.actor, 1.0)
+
+    def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device."""
+        s = observation.to(self.device)
+        a = self.actor.forward(s)[0].tanh_() if action is None else action.to(self.device)
+        return self.critics.forward(torch.cat((s, a), 1), 0)[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state, most of them named ``ROLE/HEAD.LAYER.weight``."""
+        tensors = {"metrics": self.measured.sums}
+        for network, target, optimiser in (
+            (self.actor, self.actor_target, self.actor_adam),
+            (self.critics, self.critics_target, self.critics_adam),
+        ):
+            for role, vector in (
+                ("online", network.flat),
+                ("target", target.flat),
+                ("adam_mean", optimiser.mean),
+                ("adam_square", optimiser.square),
+            ):
+                tensors |= {f"{role}/{name}": view for name, view in network.layout.views(vector).items()}
+        if self.config.policy_average:
+            average = self.actor.layout.views(self.actor_average.flat)
+            tensors |= {f"average/{name}": view for name, view in average.items()}
+        tensors["adam_count/actor"] = self.actor_adam.count
+        tensors["adam_count/critics"] = self.critics_adam.count
+        return tensors
+
+    def restored(self) -> None:
+        """Bring the low-precision copies up to date."""
+        for network in (self.actor, self.actor_target, self.critics, self.critics_target):
+            network.refresh()
+
+
+def _rows(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

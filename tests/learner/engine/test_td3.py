@@ -1,0 +1,194 @@
+"""The engine computes what TD3 computes as it is written; in bfloat16 nearly so, and with two threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.algorithms.ddpg import DDPG
+from td3_robot.learner.algorithms.td3 import TD3
+from td3_robot.learner.engine import selection, threads
+from td3_robot.learner.engine.td3 import FastTD3
+from tests.learner.td3_cases import (
+    CONFIGS,
+    A,
+    B,
+    Exact,
+    O,
+    actions,
+    batches,
+    changed,
+    distance,
+    tensors_of,
+    weights_of,
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 25])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_equals_the_written_algorithm_in_float64(config: LearnerConfig, count: int, device: torch.device) -> None:
+    engine = FastTD3(O, A, (24, 16), config, seed=11, device=device)
+    for role in ("online", "target"):  # a fresh actor is timid: target actions would never meet their limits
+        tensors_of(engine, role)["actor.2.weight"].mul_(8)
+    changed(engine)
+    exact, start = Exact(engine), weights_of(engine)
+    for batch in batches(count, seed=12):
+        errors, expected = engine.learn(batch), exact.learn(batch)
+        torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
+    # A float32 has 24 bits: 6e-8 of the value. Adam divides a gradient by its own size, so a gradient with a relative
+    # error of some 1e-6 moves a weight by learning_rate * 1e-6; only gradients near ε = 1e-8, where Adam's first step
+    # depends on their sign, are worse. In many steps a ReLU comes within rounding of its kink, and the order of sums
+    # decides its side: one of 256 samples then counts in one gradient and not in the other, seen as 3e-5 in a mean of
+    # gradients. 25 steps of 1e-3 move a weight by up to 0.025, 500 times the looser tolerance.
+    near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
+    assert distance(weights_of(engine), weights_of(exact.td3)) < near
+    assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
+    for name, tensor in engine.actor_tensors(averaged=True).items():
+        np.testing.assert_allclose(tensor, exact.td3.actor_tensors(averaged=True)[name], atol=near)
+    assert distance(weights_of(engine), start) > 2e-4
+    # Adam hides a gradient's scale; its moments do not. They are means of gradients, here up to about 1.
+    for moment in ("adam_mean", "adam_square"):
+        expected_moments = weights_of(exact.td3, moment)
+        for name, value in weights_of(engine, moment).items():
+            assert np.abs(value - expected_moments[name]).max() < close, name
+    assert engine.updates == exact.td3.updates == count
+    found, wanted = engine.metrics(), exact.td3.metrics()
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        limit = 1e-5 if name.startswith(("critic_loss", "q_")) or name == "actor_loss" else 1e-3
+        assert found[name] == pytest.approx(value, rel=limit, abs=1e-5), name
+    if config.gradient_clip and count > 1:
+        assert wanted["critic_gradient_norm"] > config.gradient_clip  # or nothing was tested
+    probe = batches(1, seed=13)[0]
+    for action in (None, probe.action):
+        given = None if action is None else action.double()
+        expected_values = exact.td3.values(probe.observation.double(), given)
+        torch.testing.assert_close(
+            engine.values(probe.observation, action).cpu().double(), expected_values, atol=1e-4, rtol=0
+        )
+
+
+def test_a_subclass_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(TD3):
+        """TD3 with a change."""
+
+    found = {}
+    for kind in (TD3, DDPG, Mine):
+        monkeypatch.setattr(selection.ALGORITHMS, "load", lambda _, kind=kind: kind)
+        found[kind] = type(selection.make(O, A, (8,), LearnerConfig(), seed=1))
+    assert found == {TD3: FastTD3, DDPG: FastTD3, Mine: Mine}
+
+
+def test_begins_with_the_same_weights_and_noise_as_the_written_algorithm() -> None:
+    for config in (LearnerConfig(), LearnerConfig(layer_norm=True), LearnerConfig(twin_critics=False)):
+        written, engine = (kind(O, A, (24, 16), config, seed=3) for kind in (TD3, FastTD3))
+        for role in ("online", "target"):
+            assert distance(weights_of(written, role), weights_of(engine, role)) == 0
+        assert torch.equal(written.randn_like(torch.empty(B, A)), engine.draw_noise(B))
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kind", [TD3, FastTD3])
+def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
+    """After 50 updates the values differ by 8 % of what was learned, and the actions by 0.05 of half their range."""
+    ours = {
+        precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
+        for precision in ("fp32", "bf16")
+    }
+    probe = batches(1, seed=9, size=256)[0]
+    before = ours["fp32"].values(probe.observation, probe.action)
+    for batch in batches(50, seed=8, size=256):
+        for td3 in ours.values():
+            td3.learn(batch)
+    q = {precision: td3.values(probe.observation, probe.action) for precision, td3 in ours.items()}
+    pi = {precision: actions(td3, probe.observation) for precision, td3 in ours.items()}
+    learned = (q["fp32"] - before).square().mean().sqrt()
+    q_error = (q["bf16"] - q["fp32"]).square().mean().sqrt()
+    pi_error = (pi["bf16"] - pi["fp32"]).square().mean().sqrt()
+    print(f"learned {learned:.4f}, q error {q_error:.4f}, pi error {pi_error:.4f}")
+    assert q_error < 0.08 * learned
+    assert pi_error < 0.05
+
+
+def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
+    there, here = FastTD3(O, A, (24, 16), LearnerConfig(), 25, device), FastTD3(O, A, (24, 16), LearnerConfig(), 26)
+    stream = batches(4, seed=27)
+    for batch in stream[:3]:
+        there.learn(batch)
+    here.restore(*there.state())
+    assert torch.equal(there.draw_noise(B).cpu(), here.draw_noise(B))
+    there.learn(stream[3])
+    here.learn(stream[3])
+    assert distance(weights_of(there), weights_of(here)) < 2e-6  # as to the written algorithm
+
+
+def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
+    """As a float32 it is off by up to 6e-8 of itself; a step moves a weight by 1e-3 at most."""
+    number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
+    for adam in (tensor.actor_adam, tensor.critics_adam):
+        adam.learning_rate = rate = torch.tensor(0.5, device=device)
+    tensor.actor_adam.learning_rate = rate
+    for td3 in (number, tensor):
+        td3.set_learning_rate(1e-3)
+        for batch in batches(2, seed=29):
+            td3.learn(batch)
+    assert distance(weights_of(number), weights_of(tensor)) < 1e-7
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("where", "hidden", "size"), [("critics", 24, 1), ("critics", 24, 33), ("operators", 256, 256)]
+)
+def test_two_threads_do_the_same_each_time_and_what_one_does(
+    precision: Any, where: Any, hidden: int, size: int
+) -> None:
+    """Halves of a batch round differently from the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each.
+
+    Torch splits operators from 32,768 elements on.
+    """
+
+    def run(count: int) -> dict[str, Any]:
+        threads.use_threads(count, where)
+        config = LearnerConfig(precision=precision, threads=count, threads_in=where)
+        td3 = FastTD3(O, A, (hidden, 16), config, seed=71)
+        for batch in batches(4, seed=72, size=size):
+            td3.learn(batch)
+        return td3.state()[0]
+
+    one, two, again = run(1), run(2), run(2)
+    assert all(two[name].tobytes() == again[name].tobytes() for name in two)
+    limit = 1e-5 if precision == "fp32" else 2e-2
+    for name in (name for name in one if name.startswith("adam_mean/")):
+        assert np.abs(two[name] - one[name]).max() < limit * max(1, np.abs(one[name]).max()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("adam_mean/critic2.1.bias", None),
+        ("online/actor.0.weight", np.zeros((2, 2), np.float32)),
+        ("online/actor.0.weight", np.zeros((24, O), np.float64)),
+        ("generator", None),
+        ("generator", np.zeros(10, np.uint8)),
+        ("updates", None),
+        ("updates", "many"),
+        ("gauges", {"q_target_size": 1.0}),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(name: str, replacement: Any) -> None:
+    from td3_robot.errors import BundleError
+
+    td3 = FastTD3(O, A, (24, 16), LearnerConfig(), seed=61)
+    arrays, scalars = FastTD3(O, A, (24, 16), LearnerConfig(), seed=62).state()
+    part = arrays if name in arrays else scalars
+    del part[name]
+    if replacement is not None:
+        part[name] = replacement
+    before = td3.state()[0]
+    with pytest.raises(BundleError, match="td3 state"):
+        td3.restore(arrays, scalars)
+    assert all(array.tobytes() == before[name].tobytes() for name, array in td3.state()[0].items())
