@@ -23,7 +23,7 @@ from td3_robot.config import resume as changes
 from td3_robot.config.schema import Config
 from td3_robot.errors import Td3RobotError
 from td3_robot.runtime import learning_curve as curve
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import machine
 

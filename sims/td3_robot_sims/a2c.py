@@ -29,8 +29,9 @@ from td3_robot.learner.meter import Meter
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime import metrics_lines as records
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot_sims import a2c_config, tasks
 from td3_robot_sims.backends.gymnasium.environment import SCORE_LIMIT
@@ -273,8 +274,8 @@ class A2CCore:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser("a2c", "learner", "Train the on-policy baseline, in this one process.")
-    return nodes.main("learner", parser.parse_args(arguments), _train)
+    parser = node_parser("a2c", "learner", "Train the on-policy baseline, in this one process.")
+    return run_node("learner", parser.parse_args(arguments), _train)
 
 
 def _train(node: Node) -> None:

@@ -16,7 +16,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.evaluator import SEED_OFFSET

@@ -15,8 +15,9 @@ from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
 from td3_robot.messages import Evaluation, Weights
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.rollout import Episode, episodes
@@ -94,8 +95,8 @@ class EvaluatorCore:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser("evaluator", "evaluator", "Evaluate a run's policy from time to time.")
-    return nodes.main("evaluator", parser.parse_args(arguments), _evaluate)
+    parser = node_parser("evaluator", "evaluator", "Evaluate a run's policy from time to time.")
+    return run_node("evaluator", parser.parse_args(arguments), _evaluate)
 
 
 def _evaluate(node: Node) -> None:

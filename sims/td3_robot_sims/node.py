@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from td3_robot.errors import ConfigError, UsageError
 from td3_robot.runtime import launch
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.util.process_lock import claim
 from td3_robot_sims import core as sims_core
 
@@ -18,10 +19,10 @@ _PATIENCE = 10.0  # seconds that one of the name before has to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser(
+    parser = node_parser(
         "sim", f"guest-{os.getpid()}", "Simulate robots: publish what they do, apply what the policy server says."
     )
-    return nodes.main("simulator", parser.parse_args(arguments), _simulate_alone)
+    return run_node("simulator", parser.parse_args(arguments), _simulate_alone)
 
 
 def _simulate_alone(node: Node) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from td3_robot.errors import Td3RobotError
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot_sims import tasks
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.util import machine
 
 Report = dict[str, Any]

@@ -18,7 +18,7 @@ from td3_robot.bench import example
 from td3_robot.bundle import Bundle
 from td3_robot.policy.core import ACCEPTS, PolicyCore
 from td3_robot.runtime import realtime
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder, open_keys

@@ -20,7 +20,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
 from td3_robot.learner import checkpoint
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.util import files

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import zmq
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, KeysError
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.transport import endpoints
 from td3_robot.transport.keys import KeyFolder, default_folder
 from td3_robot.util import machine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from td3_robot.errors import EXIT_GOOD
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.topics import LINKS
 from td3_robot.transport.keys import (
     CLIENT,

@@ -18,7 +18,7 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
-from td3_robot.runtime.node import Parser, check_name
+from td3_robot.runtime.arguments import Parser, check_name
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport.bus import Bus

@@ -13,8 +13,9 @@ from td3_robot.messages import MESSAGES, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.values import Names, whole
-from td3_robot.runtime import node as nodes
-from td3_robot.runtime.node import Node, Parser
+from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
 from td3_robot.util.text import did_you_mean, say
@@ -108,7 +109,7 @@ def _echo(words: Sequence[str]) -> int:
         raise UsageError(f"topic {options.topic!r} is offered to nobody who watches; allowed: {', '.join(WATCHED)}")
     if options.count is not None and options.count < 1:
         raise UsageError(f"--count is {options.count}; allowed: 1 and more")
-    return nodes.main(MONITOR, options, lambda node: _listen(node, options))
+    return run_node(MONITOR, options, lambda node: _listen(node, options))
 
 
 def _listen(node: Node, options: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ from td3_robot.learner import beginning, room
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.runtime import launch
 from td3_robot.runtime import metrics_lines as records
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor

@@ -21,8 +21,9 @@ from td3_robot.driver.core import ACCEPTS, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
 from td3_robot.recording.boundary import RecordedBody
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.transport.endpoints import absolute
 from td3_robot.util.process_lock import claim
@@ -45,9 +46,9 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
         name: of this robot among the sources of its policy server; ``--name`` overrides it.
         arguments: of the command line, see ``--help``.
     """
-    parser = nodes.parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
+    parser = node_parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
     parser.prog = name
-    return nodes.main("driver", parser.parse_args(arguments), lambda node: _drive(node, robot))
+    return run_node("driver", parser.parse_args(arguments), lambda node: _drive(node, robot))
 
 
 def unset(safety: SafetyConfig) -> str:

@@ -21,8 +21,9 @@ from td3_robot.learner.engine import selection
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.learner.saver import Saver, is_new, start
 from td3_robot.messages import Evaluation, SimulatorState, Step
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.util import files
 from td3_robot.util.process_lock import claim
 from td3_robot.util.rate import RateMeter
@@ -34,8 +35,8 @@ _BEST = "eval_return_mean"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser("learner", "learner", "Learn from the steps of a run's simulators, and publish weights.")
-    return nodes.main("learner", parser.parse_args(arguments), _learn_alone)
+    parser = node_parser("learner", "learner", "Learn from the steps of a run's simulators, and publish weights.")
+    return run_node("learner", parser.parse_args(arguments), _learn_alone)
 
 
 def _learn_alone(node: Node) -> None:

@@ -17,8 +17,9 @@ from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
 from td3_robot.recording.entries import printable
 from td3_robot.recording.faults import line
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
 from td3_robot.util.text import one_line, say
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"--{name} is {value:g}; allowed: above 0 s")
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere goes with --plotjuggler")
-    return nodes.main(MONITOR, options, lambda node: _watch(node, options))
+    return run_node(MONITOR, options, lambda node: _watch(node, options))
 
 
 def _watch(node: Node, options: argparse.Namespace) -> None:
@@ -80,7 +81,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
 
 def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
     """The arguments of whoever watches nodes: whose run or robot it is, or where they shall find it."""
-    result = nodes.parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
+    result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
     result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     return result

@@ -20,8 +20,9 @@ from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.state_file import StateFile
 from td3_robot.policy.store import examine
 from td3_robot.recording.boundary import PolicyObserver
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
@@ -41,7 +42,7 @@ _EPILOG = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser(
+    parser = node_parser(
         "policy",
         "policy",
         "Answer the observations of a run's simulators, or of a robot's driver, with actions.",
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state)",
     )
     parsed = parser.parse_args(arguments)
-    return nodes.main("policy", parsed, lambda node: _serve(node, parsed))
+    return run_node("policy", parsed, lambda node: _serve(node, parsed))
 
 
 def weights(version: int, bundle: Bundle) -> Weights:

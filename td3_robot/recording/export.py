@@ -23,7 +23,7 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 
 _BATCH = 5000  # rows that a Parquet file gets at once
 _WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of

@@ -21,7 +21,7 @@ from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, pri
 from td3_robot.recording.faults import Faults, line
 from td3_robot.recording.reader import Damage, Metadata, SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 
 _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap

@@ -20,8 +20,9 @@ from td3_robot.errors import UsageError
 from td3_robot.messages import Record
 from td3_robot.recording.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
 from td3_robot.recording.recorder import Recorder
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.process import run_node
 from td3_robot.topics import RECORDER
 from td3_robot.transport.link import PEER_TIMEOUT
 
@@ -48,7 +49,7 @@ _OPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = nodes.parser(
+    parser = node_parser(
         "record",
         RECORDER,
         "Record what the nodes of a run, or a deployed policy server and its robots, publish; none of them waits.",
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError(f"{str(options.out)!r}: the folder {str(options.out.parent)!r} does not exist")
     _settings(RecordConfig(), options)
     attachments = _attachments(options.attach)
-    return nodes.main(RECORDER, options, lambda node: _record(node, options, attachments))
+    return run_node(RECORDER, options, lambda node: _record(node, options, attachments))
 
 
 def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attachment]) -> None:

@@ -21,7 +21,7 @@ from td3_robot.messages import MESSAGES, Step
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.player import Player, playable
 from td3_robot.recording.reader import Session
-from td3_robot.runtime.node import Parser, check_name
+from td3_robot.runtime.arguments import Parser, check_name
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys

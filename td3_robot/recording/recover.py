@@ -15,7 +15,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts, prin
 from td3_robot.recording.info import Contents, by, decoder_of
 from td3_robot.recording.reader import SessionFile
 from td3_robot.recording.writer import write
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 
 EXIT_LOST = 3
 _EXAMPLES = """examples:

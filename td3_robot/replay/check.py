@@ -20,7 +20,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay import machines, rewrite
 from td3_robot.replay.compare import Comparison, compare, plot
 from td3_robot.replay.outcome import Outcome, Replayed
-from td3_robot.runtime.node import Parser
+from td3_robot.runtime.arguments import Parser
 from td3_robot.util.extras import import_user_module, missing
 
 CORES: dict[str, str] = {

@@ -22,7 +22,7 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
 from td3_robot.messages import Status
 from td3_robot.runtime.launch import Process
-from td3_robot.runtime.node import LIFELINE, STOP_SIGNALS
+from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints

@@ -13,7 +13,7 @@ from td3_robot.cli import node as node_command
 from td3_robot.cli.main import main
 from td3_robot.cli.node import _confirmed
 from td3_robot.messages import Command, Reply
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime import process
 from td3_robot.transport import codec
 
 
@@ -40,7 +40,7 @@ from td3_robot.transport import codec
             "policy '/dev/zero' cannot be read: more than the 268,435,456",
         ),
         ("node estop now --endpoint ipc://x", "estop with now"),
-        ("policy", "one of --run DIR (take part in a run) and --config FILE"),
+        ("policy", "give one of --run DIR (join a run) and --config FILE"),
         ("policy --config empty.yaml --run nowhere", "one of --run DIR"),
         ("policy --config empty.yaml", "there is nothing to serve: give --bundle FILE, or set endpoints.learner"),
         ("policy --config empty.yaml --bundle nothing", "policy 'nothing' cannot be read"),
@@ -62,7 +62,7 @@ def test_usage(
     make_bundle: Callable[..., Bundle],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # they are pytest's
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # they are pytest's
     (tmp_path / "empty.yaml").write_text("")
     make_bundle().save(tmp_path / "toy.safetensors")
     try:

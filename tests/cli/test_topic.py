@@ -54,7 +54,7 @@ def test_show_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["show", "acton"], "there is no topic 'acton'; did you mean 'action'?"),
         (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; did you mean 'step'?"),
-        (["echo", "step"], "one of --run DIR (take part in a run) and --config FILE (deployed without one) is needed"),
+        (["echo", "step"], "give one of --run DIR (join a run) and --config FILE (deploy without a run)"),
         (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: 1 and more"),
         (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' is offered to nobody who watches; allowed: action, "),
         (["echo", "turn", "--run", "x"], "topic 'turn' is offered to nobody who watches"),

@@ -136,10 +136,10 @@ def test_what_a_recorder_needs_to_know_is_said(tmp_path: Path, capsys: Any) -> N
     config = tmp_path / "robot.yaml"
     config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
     for words, error in (
-        ((), "one of --run DIR (take part in a run) and --config FILE"),
+        ((), "give one of --run DIR (join a run) and --config FILE"),
         (("--config", str(config)), "OUT.mcap is needed with --config"),
         ((str(tmp_path / "a.mcap"), "--config", str(config)), "endpoints.recorder is not set"),
-        ((str(tmp_path / "a.mcap"),), "one of --run DIR (take part in a run) and --config FILE"),
+        ((str(tmp_path / "a.mcap"),), "give one of --run DIR (join a run) and --config FILE"),
     ):
         assert main(["record", *words]) == 2
         assert error in capsys.readouterr().err

@@ -130,11 +130,11 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
 def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ["--endpoint", f"ipc://{tmp_path}/m"]
     for arguments, words in (
-        ([], "is needed"),
+        ([], "give one of --run DIR"),
         (["--run", str(tmp_path)], "holds no run"),
-        ([*here, "--run", str(tmp_path)], "--endpoint stands alone"),
+        ([*here, "--run", str(tmp_path)], "--endpoint cannot be combined with"),
         (["--endpoint", "tcp://0.0.0.0:5555"], "beyond loopback"),
-        (["--run", str(tmp_path), "--keys", "k"], "--keys goes with --endpoint"),
+        (["--run", str(tmp_path), "--keys", "k"], "--keys needs --endpoint"),
         ([*here, "--every", "0"], "--every is 0; allowed: above 0 s"),
         ([*here, "--seconds", "-1"], "--seconds is -1"),
         ([*here, "--seconds", "nan"], "--seconds is nan"),

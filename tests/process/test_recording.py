@@ -18,7 +18,9 @@ from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recover import EXIT_LOST
 from td3_robot.replay import check as replay
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime import process
+from td3_robot.runtime.arguments import node_parser
+from td3_robot.runtime.node import Node
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, hello
 
@@ -36,7 +38,7 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     assert streams["sim-0/step"]["count"] == final["sim-0"]["counters"]["steps"]
     assert streams["policy/action"]["count"] == final["policy"]["counters"]["actions"]
     assert sum(stream["missing"] + stream["begins_at"] for stream in streams.values()) == 0
-    assert not any("not_recorded" in process["counters"] for process in final.values())
+    assert not any("not_recorded" in row["counters"] for row in final.values())
     assert {"learner/weights", "learner/throttle", "learner/status", "sim-0/hello", "sim-0/bye"} <= streams.keys()
     assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # each, from 1 on
     assert Session([file]).config().timing == "lockstep"
@@ -150,7 +152,7 @@ def test_recording_a_training_that_runs(
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
-    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # or no Ctrl-C would reach the tests after this one
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # or no Ctrl-C would reach the tests after this one
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),
@@ -206,9 +208,9 @@ def test_what_a_node_said_before_it_crashed_is_recorded(
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml", *ring)
     recorder.wait_for("recording into|keeping the last")
-    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)
 
-    def body(node: nodes.Node) -> None:
+    def body(node: Node) -> None:
         ((_, tap),) = node.bus._taps
         deadline = time.monotonic() + 30
         while tap._session.state != "welcome" and time.monotonic() < deadline:
@@ -218,10 +220,8 @@ def test_what_a_node_said_before_it_crashed_is_recorded(
             node.bus.receive(0.0)
         raise ZeroDivisionError("a mistake")
 
-    arguments = nodes.parser("policy", "leg", "", deployable=True).parse_args(
-        ["--config", str(tmp_path / "robot.yaml")]
-    )
-    assert nodes.main("policy", arguments, body) == 1
+    arguments = node_parser("policy", "leg", "", deployable=True).parse_args(["--config", str(tmp_path / "robot.yaml")])
+    assert process.run_node("policy", arguments, body) == 1
     assert capsys.readouterr().err.rstrip().endswith("ZeroDivisionError: a mistake")
     if ring:
         recorder.wait_for(r"wrote the last 30 s to .*leg\.mcap: leg failed: ZeroDivisionError: a mistake$")

@@ -16,7 +16,7 @@ from td3_robot.errors import HandshakeError
 from td3_robot.messages import Record, Status
 from td3_robot.recording import writer
 from td3_robot.recording.recorder import Recorder
-from td3_robot.runtime import node as nodes
+from td3_robot.runtime import process
 from td3_robot.runtime.node import Node
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
@@ -29,7 +29,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """``record(*options)``: the command, in this process, of a recorder that nobody connects to and that stops at once;
     its exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nodes, "_catch_signals", lambda _: None)  # they are pytest's
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # they are pytest's
     monkeypatch.setattr(Node, "spin", lambda *_, **__: None)
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: 'ipc://{tmp_path}/recorder'}}\n")
     before = signal.getsignal(signal.SIGUSR1)
@@ -87,7 +87,7 @@ def test_a_full_disk_is_said_once_with_what_to_do(
     assert record() == 1
     assert capsys.readouterr().err == (
         f"recorder: leg.mcap: {FULL}; make room on that disk, "
-        "then td3-robot record again: who was recorded goes on without it\n"
+        "then start td3-robot record again: the recorded nodes keep running\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Message
-from td3_robot.runtime import node as nodes
 from td3_robot.runtime import realtime
 from td3_robot.runtime.node import Node
+from td3_robot.runtime.outbox import Outbox
+from td3_robot.runtime.process import log_realtime
 from td3_robot.runtime.run_folder import RunFolder
 
 
 class Clock:
-    """Time that passes only where somebody sleeps or waits."""
+    """Time that passes only while code sleeps or waits."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +35,7 @@ class Clock:
 
 
 class FakeBus:
-    """A bus without links: receives nothing, and sends only while ``room`` lasts."""
+    """A bus without links: it receives nothing, and sends as many messages as there is ``room`` for."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -57,54 +59,61 @@ class FakeBus:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Node, Clock, FakeBus]:
     clock = Clock()
-    monkeypatch.setattr(nodes, "time", clock)
+    monkeypatch.setattr("td3_robot.runtime.node.time", clock)
     bus: Any = FakeBus(clock)
     return Node("simulator", "sim-0", 0, RunFolder(tmp_path), Config(), bus), clock, bus
 
 
-def test_without_a_deadline_it_polls_as_long_as_it_may(node: tuple[Node, Clock, FakeBus]) -> None:
+@pytest.fixture
+def outbox() -> tuple[Outbox, FakeBus]:
+    bus: Any = FakeBus(Clock())
+    return Outbox(bus, Counter()), bus
+
+
+def test_without_a_deadline_it_polls_for_the_whole_timeout(node: tuple[Node, Clock, FakeBus]) -> None:
     it, clock, _ = node
     it._receive(0.05, None)
     assert clock.waits == [("poll", 0.05)]
 
 
 def test_polling_ends_short_of_a_deadline_and_sleep_meets_it(node: tuple[Node, Clock, FakeBus]) -> None:
-    """A deadline in 70 ms: 50 ms of polling, 18 more, then the last 2 ms asleep; what came meanwhile is taken."""
+    """A deadline in 70 ms: 50 ms of polling, 18 more, then the last 2 ms asleep; then it takes what came."""
     it, clock, _ = node
     deadline = 100.07
     while clock.now < deadline:
         it._receive(0.05, deadline)
     assert clock.waits == [("poll", 0.05), ("poll", 0.018), ("sleep", 0.002), ("poll", 0.0)]
     it._receive(0.05, deadline)
-    assert clock.waits[-1] == ("poll", 0.0)  # late already: looks, and waits for nothing
+    assert clock.waits[-1] == ("poll", 0.0)  # already late: it does not wait
 
 
-def test_a_patient_process_holds_back_what_a_server_does_not_take(node: tuple[Node, Clock, FakeBus]) -> None:
-    it, _, bus = node
-    it._pending.extend([("learner", Bye("a")), ("policy", Bye("b"))])
-    it._flush()
-    assert len(it._pending) == 2
+def test_a_patient_node_holds_back_what_a_server_does_not_take(outbox: tuple[Outbox, FakeBus]) -> None:
+    it, bus = outbox
+    it.add([("learner", Bye("a")), ("policy", Bye("b"))])
+    it.flush()
+    assert not bus.sent
     bus.room = 2
-    it._flush()
+    it.flush()
     assert [message.reason for message in bus.sent if isinstance(message, Bye)] == ["a", "b"]
     assert not it.counters
 
 
-def test_a_robot_in_real_time_waits_for_no_queue(node: tuple[Node, Clock, FakeBus]) -> None:
-    it, _, bus = node
+def test_a_robot_in_real_time_never_waits_for_a_full_queue(outbox: tuple[Outbox, FakeBus]) -> None:
+    it, bus = outbox
     it.patient = False
-    it._pending.extend([("learner", Bye("a")), ("policy", Bye("b"))])
-    it._flush()
-    assert not it._pending
+    it.add([("learner", Bye("a")), ("policy", Bye("b"))])
+    it.flush()
+    bus.room = 2
+    it.flush()
     assert not bus.sent
     assert it.counters == {"undelivered": 2}
 
 
-def test_real_time_that_is_not_granted_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_which_real_time_settings_were_refused(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    for values, said in ({}, 0), ({"processors": [4000]}, 1):
-        asked = configuration.parse({"realtime": values}).realtime
-        nodes._say_of_realtime(asked, realtime.apply(asked))
-        assert len(caplog.records) == said
+    for values, lines in ({}, 0), ({"processors": [4000]}, 1):
+        requested = configuration.parse({"realtime": values}).realtime
+        log_realtime(requested, realtime.apply(requested))
+        assert len(caplog.records) == lines
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "real time, not granted: on processors 4000: " in caplog.text
+    assert "real time, refused: on processors 4000: " in caplog.text

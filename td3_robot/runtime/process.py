@@ -1,0 +1,154 @@
+"""The life of a node's process: from its arguments to its exit code, whatever happens in between."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import shlex
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from td3_robot.config.schema import Config
+from td3_robot.core_types import Farewell
+from td3_robot.errors import EXIT_GOOD, ConfigError, RunFolderError, Td3RobotError
+from td3_robot.runtime import logs, realtime
+from td3_robot.runtime.arguments import check_name, run_or_config
+from td3_robot.runtime.node import Figures, Node
+from td3_robot.runtime.realtime import RealtimeConfig
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.topics import LISTENERS, RECORDER
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
+from td3_robot.transport.link import ClientLink
+from td3_robot.util.text import STANDARD_OUTPUT
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop a process in order."""
+LIFELINE = "TD3_ROBOT_LIFELINE"
+"""Environment variable with a file descriptor: a pipe that closes when the supervisor ends."""
+
+
+def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
+    """Set up a node, run its body, and report how it ends.
+
+    Args:
+        role: of the node.
+        arguments: from :func:`td3_robot.runtime.arguments.node_parser`.
+        body: does the work of the node; returns when the node stops.
+
+    Returns:
+        The exit code of the process.
+    """
+    bus = Bus()
+    folder: RunFolder | None = None
+    node: Node | None = None
+    try:
+        check_name("--name", arguments.name)
+        folder, config = run_or_config(role, arguments)
+        _apply_settings(role, arguments.name, config, bus)
+        node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
+        _catch_signals(node)
+        _follow_lifeline()
+        _connect_listeners(node, bus)
+        node.status(Figures("starting"), now=True)
+        body(node)
+        bus.close(Farewell.STOPPED.value)
+        return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
+    except Td3RobotError as error:
+        _report_failure(node, str(error))
+        bus.close(str(error)[:200])
+        logs.last_words(f"{arguments.name}: {error}")
+        return error.exit_code
+    except OSError as error:
+        what = f"{error.filename or 'system'}: {error.strerror or error}"
+        _report_failure(node, what)
+        bus.close("failed")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
+        logs.last_words(f"{arguments.name}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
+        return 1
+    except Exception as error:  # a bug: the recorder still gets everything, so that a replay reproduces it
+        _report_failure(node, f"{type(error).__name__}: {error}")
+        bus.close("crashed", in_order=False)
+        logs.last_words(traceback.format_exc().rstrip())
+        return 1
+    except BaseException:
+        bus.close("crashed", in_order=False)
+        raise
+
+
+def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
+    """Load keys, ask for real time, then start the log, whose thread inherits the real-time settings."""
+    bus.keys = open_keys(config.endpoints.keys)
+    outcome = realtime.apply(config.realtime) if role == "policy" else None
+    logs.begin(name)
+    if outcome:
+        log_realtime(config.realtime, outcome)
+        bus.spin = config.realtime.spin_s
+
+
+def _connect_listeners(node: Node, bus: Bus) -> None:
+    """Connect to the supervisor that started this process, and to recorder and monitor if they have an endpoint."""
+    if LIFELINE in os.environ:
+        bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
+        node.supervised = True
+    for link in LISTENERS if node.role not in LISTENERS else ():
+        with contextlib.suppress(RunFolderError, ConfigError):  # no endpoint
+            expected = link == RECORDER and node.config.record.enabled
+            bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
+
+
+def _report_failure(node: Node | None, reason: str) -> None:
+    """Tell the supervisor, or else recorder and monitor, why this process ends, if the links still work."""
+    if node is None:
+        return
+    with contextlib.suppress(Exception):
+        status = node.status_message(Figures("failed", " ".join(reason.split())[:500]))
+        node.bus.send("supervisor" if node.supervised else RECORDER, status)
+
+
+def _advice_for_full_disk(role: str, folder: RunFolder | None) -> str:
+    if role == RECORDER:
+        return "; make room on that disk, then start td3-robot record again: the recorded nodes keep running"
+    if folder is None:
+        return ""
+    return f"; make room on that disk, then td3-robot train --resume {shlex.quote(str(folder.path))}"
+
+
+def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:
+    """Log which real-time settings the operating system granted."""
+    spins = [f"looks for messages for {config.spin_us} µs before it sleeps"] if config.spin_us else []
+    if applied := outcome.applied + spins:
+        log.info("real time: %s", "; ".join(applied))
+    for reason in outcome.refused:
+        log.warning("real time, refused: %s", reason)
+
+
+def _catch_signals(node: Node) -> None:
+    def handle(number: int, frame: Any) -> None:
+        del frame
+        node.stop_signal = number
+
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, handle)
+
+
+def _follow_lifeline() -> None:
+    """Stop this process when the supervisor is gone, even after SIGKILL: its end of the pipe closes with it."""
+    descriptor = os.environ.get(LIFELINE)
+    if descriptor is None:
+        return
+
+    def wait(read_end: int) -> None:
+        os.read(read_end, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, args=(int(descriptor),), daemon=True, name="lifeline").start()
