@@ -37,7 +37,7 @@ from td3_robot.transport import codec
         ("policy --config empty.yaml --set endpoints.keys=~nosuchuser/x", "'~nosuchuser/x': there is no such user"),
         (
             "policy --config empty.yaml --bundle /dev/zero",
-            "policy '/dev/zero' cannot be read: more than the 268,435,456",
+            "policy '/dev/zero' cannot be read: more than 268,435,456",
         ),
         ("node estop now --endpoint ipc://x", "estop with now"),
         ("policy", "give one of --run DIR (join a run) and --config FILE"),
