@@ -35,8 +35,7 @@ from td3_robot.runtime.process import run_node
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot_sims import a2c_config, tasks
 from td3_robot_sims.backends.gymnasium.environment import SCORE_LIMIT
-from td3_robot_sims.evaluator import SEED_OFFSET
-from td3_robot_sims.rollout import episodes
+from td3_robot_sims.rollout import SEED_OFFSET, episodes
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import Parser
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.evaluator import SEED_OFFSET
-from td3_robot_sims.rollout import Episode, episodes
+from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
 
 _EXAMPLES = """examples:
   td3-robot eval runs/walker2d/policy.safetensors
@@ -32,6 +31,27 @@ _FRAME_RATE = 30.0  # of a video, at most, in frames a second
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    for name, least in (("episodes", 1), ("max_steps", 1), ("seed", 0)):
+        if (given := getattr(options, name)) < least:
+            raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least {least}")
+    bundle = Bundle.load(options.policy)
+    task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
+    with redirect_stdout(sys.stderr):  # keep what a task prints out of the result
+        if not options.env:
+            tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
+        environment = tasks.make(task)
+        try:
+            if difference := environment.spec.difference(bundle.spec):
+                raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
+            results = _run(environment, bundle, options)
+        finally:
+            environment.close()
+    _report(task, bundle, results, options)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="td3-robot eval",
         description="Run a policy without noise; print mean, standard deviation and every return.",
@@ -46,70 +66,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the starts (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episode as a video (.mp4)")
-    options = parser.parse_args(arguments)
-    for name in ("episodes", "max_steps"):
-        if (given := getattr(options, name)) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least 1")
-    if options.seed < 0:
-        raise UsageError(f"--seed is {options.seed}; it must be at least 0")
-    bundle = Bundle.load(options.policy)
-    task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
-    with redirect_stdout(sys.stderr):  # what a task prints is no part of the result
-        if not options.env:
-            tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
-        environment = tasks.make(task)
-        try:
-            if difference := environment.spec.difference(bundle.spec):
-                raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
-            results = _run(environment, bundle, options)
-        finally:
-            environment.close()
+    return parser
+
+
+def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) -> list[Episode]:
+    """Run the episodes; with ``--video``, write the first one as a video."""
+    results: list[Episode] = []
+    with _video(options.video, environment) if options.video else nullcontext() as film:
+
+        def frame() -> None:
+            if film and not results:
+                film()
+
+        seed = options.seed + SEED_OFFSET
+        for item in episodes(environment, Actor(bundle), options.episodes, seed, options.max_steps, frame):
+            if item:
+                results.append(item)
+    return results
+
+
+def _report(task: str, bundle: Bundle, results: Sequence[Episode], options: argparse.Namespace) -> None:
     returns = np.array([episode.episode_return for episode in results])
-    lengths = [episode.length for episode in results]
     if options.json:
         report = {
             "task": task,
             "mean": float(returns.mean()),
             "std": float(returns.std()),
             "returns": returns.tolist(),
-            "lengths": lengths,
+            "lengths": [episode.length for episode in results],
             "seed": options.seed,
             "provenance": dict(bundle.provenance),
         }
         print(json.dumps(report))
-    else:
-        print(f"{task}: mean return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes")
-        for number, episode in enumerate(results):
-            print(f"  episode {number}: return {episode.episode_return:.1f}, {episode.length} steps")
-        if options.video:
-            print(f"video: {options.video}")
-    return 0
-
-
-def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) -> list[Episode]:
-    seed = options.seed + SEED_OFFSET
-    actor, count, longest = Actor(bundle), options.episodes, options.max_steps
-    if options.video is None:
-        return [item for item in episodes(environment, actor, count, seed, longest) if item]
-    with _video(options.video, environment) as frame:
-        running = True
-
-        def first_episode_only() -> None:
-            if running:
-                frame()
-
-        results: list[Episode] = []
-        for item in episodes(environment, actor, count, seed, longest, first_episode_only):
-            if item:
-                running = False
-                results.append(item)
-    return results
+        return
+    print(f"{task}: mean return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes")
+    for number, episode in enumerate(results):
+        print(f"  episode {number}: return {episode.episode_return:.1f}, {episode.length} steps")
+    if options.video:
+        print(f"video: {options.video}")
 
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """A function that appends what the camera sees, in real time, leaving out frames beyond _FRAME_RATE."""
-    import imageio.v2 as imageio  # here: the rest of eval works without it
+    """Open a video; yields a function that appends the camera's picture, in real time, at _FRAME_RATE at most."""
+    import imageio.v2 as imageio  # here, because eval without a video works without it
 
     period = environment.spec.control_period
     every = max(1, round(1 / (period * _FRAME_RATE)))
@@ -131,7 +131,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         if count % every == 0:
             try:
                 writer.append_data(environment.render())
-            except OSError as error:  # its text holds the whole call of the encoder
+            except OSError as error:  # its text holds the encoder's whole command line
                 raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
         count += 1
 

@@ -1,4 +1,4 @@
-"""The evaluator process of a training: it takes Weights and sends Evaluations."""
+"""The evaluator process of a training: it receives Weights and sends Evaluations."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.rollout import Episode, episodes
+from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
 
 log = logging.getLogger(__name__)
 
 _STEPS = 20  # environment steps between two looks at the links
-SEED_OFFSET = 1_000_003
-"""Keeps the evaluation's starts apart from any that training uses with the same seed."""
 
 
 class EvaluatorCore:
-    """Evaluates every Weights it is sent, in order, a few steps a call."""
+    """Evaluates all Weights that it receives, in order, a few steps with each call.
+
+    Args:
+        seed: seed of the starts, the same for all Weights.
+
+    Attributes:
+        done: evaluations sent.
+        refused: Weights that were damaged or of another robot.
+    """
 
     def __init__(self, environment: Environment, config: EvaluationConfig, seed: int) -> None:
         self.environment = environment
@@ -44,10 +50,11 @@ class EvaluatorCore:
 
     @property
     def busy(self) -> bool:
+        """Whether Weights wait for their evaluation or its end."""
         return bool(self._queue)
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived, run a few environment steps; ``now`` is not used."""
+        """Queue new Weights, and run a few environment steps; ``now`` is not used."""
         del now
         known = {weights.version for weights in self._queue}
         arrived = [message for _, message in inputs if isinstance(message, Weights)]
@@ -71,7 +78,7 @@ class EvaluatorCore:
         return []
 
     def _actor(self, weights: Weights) -> Actor | None:
-        """The policy to evaluate; None for weights that are damaged or for another robot."""
+        """The policy to evaluate; None if the weights are damaged or of another robot."""
         try:
             bundle = Bundle.verified(weights.payload, weights.sha256, f"weights version {weights.version}")
             if difference := self.environment.spec.difference(bundle.spec):
@@ -85,12 +92,13 @@ class EvaluatorCore:
     def _result(self) -> Evaluation:
         weights, self._running = self._queue.popleft(), None
         self.done += 1
+        returns, lengths = zip(*self._episodes, strict=True)
         return Evaluation(
             version=weights.version,
             env_steps=weights.env_steps,
             updates=weights.updates,
-            returns=np.array([episode.episode_return for episode in self._episodes]),
-            lengths=np.array([episode.length for episode in self._episodes], np.uint32),
+            returns=np.array(returns),
+            lengths=np.array(lengths, np.uint32),
         )
 
 

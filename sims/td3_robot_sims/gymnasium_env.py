@@ -1,4 +1,4 @@
-"""The walking robots as ``gymnasium.Env``, for other people's tools: ``gymnasium.make("td3_robot/Walker2D-v0")``.
+"""The walking robots as ``gymnasium.Env``, for other tools: ``gymnasium.make("td3_robot/Walker2D-v0")``.
 
 Importing this module registers them.
 ``gymnasium.make("td3_robot_sims.gymnasium_env:td3_robot/Walker2D-v0")`` does both.
@@ -29,9 +29,10 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
     Args:
         task: one of :func:`td3_robot_sims.tasks.names`.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
-        width, height: of a picture, in pixels.
-        randomization: what is drawn anew for each episode, as under ``randomization:`` in a configuration; what was
-            drawn is in ``reset``'s ``info``.
+        width: of a picture, in pixels.
+        height: of a picture, in pixels.
+        randomization: what to draw anew for each episode, as under ``randomization:`` in a configuration. The ``info``
+            of ``reset`` holds what was drawn.
 
     Raises:
         ConfigError: ``randomization`` has an unknown key, or a value that is not allowed.
@@ -67,10 +68,10 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[Float32, dict[str, float]]:
-        """Start an episode, after :meth:`close` too; ``options`` has no meaning here."""
+        """Start an episode, also after :meth:`close`; ``options`` is not used."""
         super().reset(seed=seed)
         if self._robot is None:
-            # A robot made again after close goes on in the random stream that Gymnasium keeps for this environment.
+            # Without a seed, a robot made after close continues the random stream that Gymnasium keeps for this object.
             start = None if seed is not None else int(self.np_random.integers(2**32))
             show = self.render_mode == "human"
             self._robot = Locomotion(self._model, start, show, self._randomization)
@@ -96,7 +97,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             time.sleep(self._next_frame - now)
 
     def render(self) -> NDArray[np.uint8] | None:
-        """uint8[height, width, 3] in mode ``rgb_array``; None in mode ``human``, whose window shows every step."""
+        """uint8[height, width, 3] in mode ``rgb_array``; None otherwise: mode ``human`` shows all steps in a window."""
         if self.render_mode != "rgb_array":
             return None
         if self._robot is None:

@@ -1,6 +1,6 @@
-"""A recording as a Minari dataset, which offline reinforcement learning reads: https://minari.farama.org.
+"""Export a recording as a Minari dataset, the format of offline reinforcement learning: https://minari.farama.org.
 
-Written with the ``minari`` package in its default format (HDF5), so that any version from 0.4 on reads it.
+The ``minari`` package writes it in its default format, HDF5, which versions from 0.4 on read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py  # noqa: F401 - minari finds out only when it writes, and tells it less clearly
+import h5py  # noqa: F401 - minari needs it later, with a less clear error
 import minari
 import numpy as np
 from gymnasium import error, spaces
@@ -31,40 +31,40 @@ from td3_robot.recording.reader import Session
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot_sims import tasks
 
-_BATCH = 100  # episodes that are handed over at once
+_BATCH = 100  # episodes handed to Minari at once
 _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
 
 
 def name_of(path: Path) -> str:
-    """The name of the dataset of a recording, where none is given: ``session-v0`` of ``session.mcap``."""
+    """The default name of a recording's dataset: ``session-v0`` for ``session.mcap``."""
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', path.stem)}-v0"
 
 
 def check_name(name: str) -> None:
-    """Minari must take the name of a dataset.
+    """Check the name of a dataset.
 
     Raises:
-        UsageError: it does not.
+        UsageError: Minari does not accept the name.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN and FOLDER/NAME-vN, of letters, digits, '_', '-'")
 
 
 def export(session: Session, root: Path, name: str) -> Counter[str]:
-    """Write the dataset ``root/name``; ``root`` is what Minari calls MINARI_DATASETS_PATH.
+    """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
-    An episode that a missing Step cuts becomes two, each marked in its metadata (``begun``, ``end``), the first with a
-    truncation at its end: its value goes on beyond, and so did Minari's own collector.
+    A missing Step divides an episode into two, marked in their metadata (``begun``, ``end``). The first one ends with a
+    truncation, because its value continues. Minari's own collector does the same.
 
     Returns:
-        Counts: episodes, whole (with beginning and end), steps; and what no episode holds, see
+        Counts: episodes, whole (with beginning and end) and steps, and the Steps in no episode, see
         :meth:`~td3_robot.recording.episodes.Episodes.lost`.
 
     Raises:
-        SessionError: the recording is damaged, of two kinds of robots, or no two Steps follow each other in it.
+        SessionError: the recording is damaged, holds two kinds of robots, or holds no two consecutive Steps.
         OSError: the dataset exists or cannot be written.
     """
-    root = root.resolve()  # Minari would put a relative one before its own paths once more
+    root = root.resolve()  # Minari prepends a relative root to its paths twice
     target = root / name
     if target.exists():
         raise FileExistsError(17, "File exists", str(target))
@@ -81,7 +81,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     if not batch:
         raise SessionError(f"{session.decode.label} holds no two Steps that follow each other: no episode to export")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # a dataset is there whole, or not
+    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when whole
         unfinished = Path(folder) / "dataset"
         unfinished.mkdir()
         storage = _storage(session, unfinished / "data", spec)
@@ -102,7 +102,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
 
 
 def summary(counts: Counter[str]) -> str:
-    """The counts of :func:`export` for a person."""
+    """The counts of :func:`export` as text."""
     cut = counts["episodes"] - counts["whole"]
     said = [f"{counts['episodes']} episodes, {counts['steps']} steps"]
     said += [f"{cut} episodes without their beginning or end"] if cut else []
@@ -128,7 +128,7 @@ def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[st
 
 
 def _columns(episode: Episode) -> dict[str, Any]:
-    """What Minari calls the data of an episode: T + 1 observations and infos, T of the others."""
+    """The arguments of Minari's EpisodeBuffer: T + 1 observations and infos, T of the others."""
     terminated = np.zeros(len(episode.steps) - 1, bool)
     truncated = terminated.copy()
     (terminated if episode.end == Phase.TERMINATED else truncated)[-1] = True
@@ -143,7 +143,7 @@ def _columns(episode: Episode) -> dict[str, Any]:
 
 
 def _about(episode: Episode) -> dict[str, Any]:
-    """The metadata of an episode; names with a slash are what Minari makes maps of."""
+    """The metadata of an episode. Minari turns names with a slash into maps."""
     return {
         "source": episode.source,
         "incarnation": episode.incarnation,
@@ -156,7 +156,7 @@ def _about(episode: Episode) -> dict[str, Any]:
 
 
 def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str, Any]:
-    """What the dataset says beside Minari's own metadata."""
+    """The dataset's metadata besides Minari's own."""
     facts = {key: session.metadata.get(key, "") for key in ("td3-robot", "protocol", "task")}
     with contextlib.suppress(SessionError):  # a recording without its configuration
         facts["seed"] = str(session.config().seed)
@@ -169,7 +169,7 @@ def _box(channels: Sequence[Channel]) -> spaces.Box:
 
 
 def _environment(session: Session) -> EnvSpec | None:
-    """The environment that a simulator ran, as far as it is one of Gymnasium's: of a robot's driver there is none."""
+    """The simulated environment, if Gymnasium knows it; None for a real robot."""
     roles = {message.role for _, message in session.messages((Hello.NAME,)) if isinstance(message, Hello)}
     task = session.metadata.get("task", "")
     if "driver" in roles or "simulator" not in roles:

@@ -15,12 +15,12 @@ from td3_robot.runtime.process import run_node
 from td3_robot.util.process_lock import claim
 from td3_robot_sims import core as sims_core
 
-_PATIENCE = 10.0  # seconds that one of the name before has to end
+_PATIENCE = 10.0  # s to wait for the previous simulator of the same name to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = node_parser(
-        "sim", f"guest-{os.getpid()}", "Simulate robots: publish what they do, apply what the policy server says."
+        "sim", f"guest-{os.getpid()}", "Simulate robots: publish their Steps, apply the policy server's Actions."
     )
     return run_node("simulator", parser.parse_args(arguments), _simulate_alone)
 
@@ -29,8 +29,8 @@ def _simulate_alone(node: Node) -> None:
     if not node.supervised:
         _check_guest(node)
     where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
-    # Servers believe the later one of two simulators: it would be the one that was started after a crash.
-    # A supervised one may find one that has not noticed yet that its run has ended.
+    # Of two simulators with one name, servers accept the one that started later. A supervised simulator waits for the
+    # previous one, which may not have noticed yet that its run has ended.
     patience = _PATIENCE if node.supervised else 0.0
     what = f"simulator {node.name} {node.run.path.resolve()}"
     with claim(what, f"--name is {node.name!r}: {where}", patience, lambda: node.stop_signal):
@@ -38,15 +38,15 @@ def _simulate_alone(node: Node) -> None:
 
 
 def _check_guest(node: Node) -> None:
-    """Whether a guest may be called so: of two with one name, servers believe the one that was started later.
+    """Check the name of a guest, which is a simulator that joins a run by hand.
 
     Raises:
-        UsageError: it is the name of one of the run's own processes.
+        UsageError: a process of the run has that name. Servers would accept the guest in its place.
     """
-    with contextlib.suppress(ConfigError):  # a launch description of the user's own, which was moved since
+    with contextlib.suppress(ConfigError):  # a user's own launch description may have moved
         own = sorted(process.name for process in launch.expand(launch.load(node.config.launch), node.config))
         if node.name in own:
-            raise UsageError(f"--name is {node.name!r}, as one of the run's own is called: {', '.join(own)}")
+            raise UsageError(f"--name is {node.name!r}; the run has processes of these names: {', '.join(own)}")
 
 
 def _simulate(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Keeps known chatter of C libraries off the terminal, and nothing else."""
+"""Keep known output of C libraries off the terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
-    """Drop lines that start with one of ``beginnings`` from what is written to standard error inside the block.
+    """Drop lines that start with one of ``beginnings`` from standard error inside the block.
 
-    C code writes to the descriptor, past ``sys.stderr``: the descriptor is what has to be replaced. Every other line is
-    written out when the block ends, by an exception too.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this replaces the descriptor. All other lines are
+    written when the block ends, also by an exception.
     """
     sys.stderr.flush()
     try:
         real = os.dup(2)
-    except OSError:  # standard error is closed: there is nothing to keep clean
+    except OSError:  # standard error is closed
         yield
         return
     with tempfile.TemporaryFile() as caught:
@@ -39,10 +39,9 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
 
 @contextmanager
 def c_output_on_stderr() -> Iterator[None]:
-    """Send what C code writes to standard output inside the block to standard error: the output stays the command's.
+    """Send what C code writes to standard output inside the block to standard error.
 
-    C libraries keep back what they have printed, so theirs is flushed at both ends. Python's ``sys.stdout`` must not be
-    written to inside the block.
+    This flushes the C library's buffer at both ends. Do not write to Python's ``sys.stdout`` inside the block.
     """
     library = ctypes.CDLL(None)
     sys.stdout.flush()

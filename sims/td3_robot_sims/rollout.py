@@ -1,19 +1,21 @@
-"""Noise-free episodes of a policy: what evaluation is, in training and from the command line."""
+"""Evaluation episodes: a policy without noise in one environment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from td3_robot.errors import NodeError
 from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
+SEED_OFFSET = 1_000_003
+"""Added to a seed for evaluations, so that their starts differ from those of a training with the same seed."""
 
-@dataclass(frozen=True)
-class Episode:
-    """The undiscounted return and the length (steps) of one episode."""
+
+class Episode(NamedTuple):
+    """The undiscounted return and the length in steps of one episode."""
 
     episode_return: float
     length: int
@@ -27,10 +29,15 @@ def episodes(
     max_steps: int,
     frame: Callable[[], None] | None = None,
 ) -> Iterator[Episode | None]:
-    """Run ``count`` episodes from a seeded start, one step at a time: None after each step, an Episode after its last.
+    """Run ``count`` episodes, one step at a time.
 
-    An episode of a task without a time limit of its own ends after ``max_steps``. The same seed gives the same starts,
-    so two policies are compared on the same ones. ``frame`` is called after every reset and step.
+    Args:
+        seed: seed of the starts. The same seed gives the same starts, so that policies can be compared.
+        max_steps: ends an episode of a task without a time limit.
+        frame: called after every reset and every step.
+
+    Yields:
+        None after each step, and an Episode after the last step of each.
 
     Raises:
         NodeError: a reward is not finite.

@@ -1,4 +1,4 @@
-"""The state of a simulator as the payload of a SimulatorState: safetensors with a JSON header, never unpickled."""
+"""A snapshot of a simulator: the payload of a SimulatorState, as safetensors with a JSON header."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from td3_robot_sims.vector_env import VectorEnvironment
 
 FORMAT = 1
 _STEP = "step"
+_ROBOTS = "fleet."
+"""Begins the names of the robots' arrays. Checkpoints hold it, so it must stay."""
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
-    """The state of a simulator that has published ``step`` (None: nothing yet) and not stepped since.
+    """The state of a simulator whose newest published Step is ``step``; None before the first.
 
     Raises:
-        BundleError: it does not fit into a message.
+        BundleError: the state does not fit into a message.
     """
-    arrays: dict[str, NDArray[Any]] = {f"fleet.{name}": array for name, array in envs.save_state().items()}
+    arrays: dict[str, NDArray[Any]] = {f"{_ROBOTS}{name}": array for name, array in envs.save_state().items()}
     if step:
         arrays[_STEP] = np.frombuffer(codec.encode(step), np.uint8)
     header = {"format": FORMAT, "task": envs.spec.name, "robots": len(envs), "transitions": transitions}
@@ -40,13 +42,13 @@ def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> byte
 
 
 def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, list[str]]:
-    """Put the robots where :func:`encode` found them.
+    """Return the robots to a state from :func:`encode`.
 
     Returns:
         The transitions so far, the newest Step, and the reasons why robots begin a new episode instead.
 
     Raises:
-        BundleError: it is damaged, or the state of another task or number of robots.
+        BundleError: the payload is damaged, or of another task or number of robots.
     """
     where = f"saved simulator ({sha256(payload)[:8]})"
     try:
@@ -57,16 +59,12 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
             raise BundleError(f"{where} has format, task and robots {found}, not {FORMAT, envs.spec.name, len(envs)}")
         step = None
         if _STEP in arrays:
-            sizes = {
-                "N": len(envs),
-                "O": envs.spec.observation_size,
-                "A": envs.spec.action_size,
-            }
+            sizes = {"N": len(envs), "O": envs.spec.observation_size, "A": envs.spec.action_size}
             message = codec.decode(Step.NAME, arrays.pop(_STEP).tobytes(), sizes)
             assert isinstance(message, Step)
             step = message
         transitions = int(header["transitions"])
-        reasons = envs.restore_state({name.removeprefix("fleet."): array for name, array in arrays.items()})
+        reasons = envs.restore_state({name.removeprefix(_ROBOTS): array for name, array in arrays.items()})
     except (SafetensorError, ProtocolError, KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{where} is damaged: {type(error).__name__} {error}") from None
     return transitions, step, reasons

@@ -1,4 +1,4 @@
-"""Print tables of what tasks observe and do, in Markdown: ``python -m td3_robot_sims.tables [TASK …]``."""
+"""Print tables of observations and actions, in Markdown: ``python -m td3_robot_sims.tables [TASK …]``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of the tasks named, or of every robot."""
+    """Print the tables of the named tasks; without names, of all that can be listed."""
     parser = Parser(prog="python -m td3_robot_sims.tables", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="for example Walker2D or gymnasium:Pendulum-v1")
     named = parser.parse_args(arguments).tasks or tasks.names()

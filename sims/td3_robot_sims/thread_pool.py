@@ -1,4 +1,4 @@
-"""A few threads that share out the turns of one function."""
+"""Threads that share the calls of one function."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from queue import SimpleQueue
 
 
 class ThreadPool:
-    """``threads`` threads, the caller's own among them, that wait for work.
+    """A pool of ``threads`` threads, one of which is the caller's.
 
-    Who does which turn is left to chance: turns must not depend on one another. A ``ThreadPoolExecutor`` took 0.1 ms
-    more for each run, on a busy machine, and an interrupt ends the wait for it.
+    The order of calls is not defined, so they must not depend on one another. ``ThreadPoolExecutor`` needs 0.1 ms more
+    for each run on a busy machine, and an interrupt ends its wait while calls still run.
     """
 
     def __init__(self, threads: int) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The threads know the queue only, so that a pool nobody holds any more is collected, and they with it.
+        # The threads hold only the queue: a pool without references is collected, and then its threads end.
         self._helpers = [
             threading.Thread(target=_help, args=(self._work,), name=f"pool-{number}", daemon=True)
             for number in range(1, threads)
@@ -26,24 +26,23 @@ class ThreadPool:
         for helper in self._helpers:
             helper.start()
 
-    def run(self, turn: Callable[[int], None], count: int) -> None:
-        """Call ``turn`` once with each number below ``count``; returns when all calls have.
+    def run(self, call: Callable[[int], None], count: int) -> None:
+        """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: an interrupt, or else what the turn with the lowest number among those that failed raised;
-                all others are done.
+            BaseException: an interrupt; without one, the failure with the lowest number. All other calls have ended.
         """
-        numbers = iter(range(count))  # taking the next one of a range is one step of the interpreter
+        numbers = iter(range(count))  # taking the next number is atomic
         failures: dict[int, BaseException] = {}
-        begun: list[None] = []  # one for each helper
+        begun: list[None] = []  # one entry for each helper
         ended: list[None] = []
         finished: SimpleQueue[None] = SimpleQueue()
 
         def work() -> None:
             for number in numbers:
                 try:
-                    turn(number)
-                except BaseException as failure:  # an interrupt too is raised when the others have finished
+                    call(number)
+                except BaseException as failure:  # raised below, when all calls have ended
                     failures[number] = failure
 
         def help_along() -> None:
@@ -54,15 +53,15 @@ class ThreadPool:
 
         interrupt: BaseException | None = None
         try:
-            # Helpers are not there any more in a pool that was closed, or in a process that was forked.
+            # A closed pool and a forked process have no living helpers.
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
                 self._work.put(help_along)
             work()
-        except BaseException as raised:  # who caught it now would meet robots still stepped
+        except BaseException as raised:  # helpers still run: raise it after the wait
             interrupt = raised
-        while True:  # all of the wait is in the try: a signal's handler may raise at any step of the interpreter
+        while True:  # the whole wait is inside the try, because a signal handler may raise at any point
             try:
-                for _ in numbers:  # interrupted between two turns: a helper that has not begun finds none left
+                for _ in numbers:  # after an interrupt, leave no numbers for helpers that have not begun
                     pass
                 while len(ended) < len(begun):
                     finished.get()
@@ -76,7 +75,7 @@ class ThreadPool:
             raise failures[min(stops or failures)]
 
     def close(self) -> None:
-        """Send the threads home; a second call does nothing. Work that comes later is done by who asks for it."""
+        """End the threads; a second call does nothing. The caller does the work of later runs."""
         self._end()
         for helper in self._helpers:
             helper.join()
@@ -85,7 +84,7 @@ class ThreadPool:
 def _help(work: SimpleQueue[Callable[[], None] | None]) -> None:
     while (share := work.get()) is not None:
         share()
-        del share  # what was done is not to be kept alive while waiting
+        del share  # do not keep the finished work alive while waiting
 
 
 def _dismiss(work: SimpleQueue[Callable[[], None] | None], helpers: int) -> None:

@@ -1,6 +1,7 @@
-"""N robots stepped together, with the phase of each: what one Step of a simulator process is made of.
+"""A vector environment: N robots stepped together, with the phase of each.
 
-Robots whose environments allow it are stepped in threads, as many as there are cores: what comes out is the same.
+One Step message of a simulator process holds their state. Robots run in one thread per core where their environments
+allow it, with the same results.
 """
 
 from __future__ import annotations
@@ -17,29 +18,35 @@ from td3_robot.errors import BundleError
 from td3_robot.messages import Phase, UInt8, UInt32, UInt64
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util.machine import available_cores
+from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
-_OVER = int(Phase.TERMINATED)  # numpy compares with a plain number four times as fast
+_OVER = int(Phase.TERMINATED)  # comparing with a plain integer is four times as fast
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
 class VectorEnvironment:
-    """Independent robots of one task. A robot whose episode has ended is reset by the next step instead of stepped.
+    """Independent robots of one task. The step after the end of a robot's episode resets the robot.
 
     Args:
-        make: builds one environment from a seed.
+        make: makes one environment from a seed.
         robots: N.
-        seed, source, incarnation: what the random streams follow from; robots, sources and restarts all differ.
-        threads: that step robots at once; None: as many as there are cores. Never more than robots, and one where an
-            environment is not ``concurrent``.
+        seed: seed of the run. With ``source`` and ``incarnation`` it decides the random stream of each robot.
+        source: name of the simulator process.
+        incarnation: how often the process was restarted.
+        threads: how many threads step robots; None for one per core. Never more than robots, and one if an environment
+            is not ``concurrent``.
 
     Attributes:
-        threads: that step robots at once.
-        phase: uint8[N]; episode: uint64[N]; episode_step: uint32[N]; observation: float32[N, O];
-        not_finite: episodes cut off because observation or reward was not finite.
-        reward: float32[N], 0 where FIRST; action: float32[N, A], as applied, 0 where FIRST.
-        world: of the robots at FIRST whose world was drawn: their index, as text, to what was drawn.
+        phase: uint8[N].
+        episode: uint64[N].
+        episode_step: uint32[N].
+        observation: float32[N, O].
+        reward: float32[N], 0 at FIRST.
+        action: float32[N, A], as applied, 0 at FIRST.
+        world: what was drawn for the robots at FIRST: index, as text, to names and numbers.
+        not_finite: episodes that were truncated because an observation or reward was not finite.
     """
 
     def __init__(
@@ -61,11 +68,11 @@ class VectorEnvironment:
         self.reward: Float32 = np.zeros(robots, np.float32)
         self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
-        self.problem = self.stop = ""  # physics knows neither
+        self.problem = self.stop = ""  # only real robots have problems and emergency stops
         self.not_finite = 0
         self._begun = 0
-        together = all(environment.concurrent for environment in self._environments)
-        self.threads = min(robots, threads or available_cores()) if together else 1
+        concurrent = all(environment.concurrent for environment in self._environments)
+        self.threads = min(robots, threads or available_cores()) if concurrent else 1
         self._pool = ThreadPool(self.threads)
 
     def __len__(self) -> int:
@@ -73,35 +80,35 @@ class VectorEnvironment:
 
     @property
     def commanded(self) -> Float32:
-        """float32[N, A]: what was applied last."""
+        """float32[N, A]: the last applied action."""
         return self.action
 
     def command(self, action: Float32) -> None:
-        """Nothing: what is applied in a period is settled when the period is simulated."""
+        """Do nothing: a simulator applies an action when it steps."""
 
     def step(self, action: Float32) -> int:
-        """Step every robot that is in an episode, reset every other.
+        """Step every robot in an episode, and reset every other.
 
         Args:
             action: float32[N, A]; rows of robots that are reset are ignored.
 
         Returns:
-            How many robots were stepped: the transitions this makes.
+            The number of robots stepped, which is the number of transitions.
         """
         ended: list[bool] = (self.phase >= _OVER).tolist()
         results: list[Any] = [None] * len(ended)
 
-        def turn(robot: int) -> None:
+        def step_or_reset(robot: int) -> None:
             environment = self._environments[robot]
             results[robot] = environment.reset() if ended[robot] else environment.step(action[robot])
 
-        self._pool.run(turn, len(ended))
+        self._pool.run(step_or_reset, len(ended))
         self.world = {}
         for robot, result in enumerate(results):
             if ended[robot]:
                 self._begin(robot, result)
             else:
-                self._go_on(robot, self._sound(robot, result))
+                self._continue(robot, self._sound(robot, result))
                 self.action[robot] = action[robot]
         self._begun = 1
         return ended.count(False)
@@ -114,7 +121,7 @@ class VectorEnvironment:
         if world := self._environments[robot].world:
             self.world[str(robot)] = dict(world)
 
-    def _go_on(self, robot: int, outcome: Outcome) -> None:
+    def _continue(self, robot: int, outcome: Outcome) -> None:
         self.observation[robot], self.reward[robot] = outcome.observation, outcome.reward
         self.phase[robot] = (
             Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
@@ -122,9 +129,9 @@ class VectorEnvironment:
         self.episode_step[robot] += 1
 
     def _sound(self, robot: int, outcome: Outcome) -> Outcome:
-        """The outcome, unless physics came apart: then the episode is cut off where it last made sense.
+        """The outcome, or a truncation at the last observation if the physics diverged.
 
-        Numbers that are not finite would be refused by every receiver, and the robot would wait for ever.
+        Every receiver would refuse numbers that are not finite, and the robot would wait forever.
         """
         if math.isfinite(sum(outcome.observation.tolist(), outcome.reward)):
             return outcome
@@ -142,26 +149,26 @@ class VectorEnvironment:
     def restore_state(self, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
         """Return to a saved state.
 
-        A robot whose environment does not come out as it was saved begins a new episode with the next step instead.
+        A robot that cannot be restored exactly begins a new episode with the next step.
 
         Returns:
-            Why, for each robot that does; empty if the state is the same to the last bit.
+            The reason for each such robot; empty if the state is the same bit for bit.
 
         Raises:
-            BundleError: the arrays are not those of vector environment like this one.
+            BundleError: the arrays are damaged, or of another robot or number of robots.
         """
-        for name in _SAVED:
-            own, saved = getattr(self, name), arrays.get(name)
-            if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
-                found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
-                raise BundleError(f"saved robots: {name} is {found}; this one needs {own.dtype}{list(own.shape)}")
-        for name in _SAVED:
-            getattr(self, name)[...] = arrays[name]
+        own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _SAVED}
+        saved = {
+            name: saved_episode.array(arrays, name, mine.dtype, mine.shape, "saved robots")
+            for name, mine in own.items()
+        }
+        for name, mine in own.items():
+            mine[...] = saved[name]
         self.world = {}
         self._begun, self.not_finite = (int(arrays[name][0]) for name in ("begun", "not_finite"))
         reasons: dict[int, str] = {}
 
-        def turn(robot: int) -> None:
+        def restore(robot: int) -> None:
             prefix = f"{robot}."
             state: dict[str, Any] = {
                 name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
@@ -172,10 +179,11 @@ class VectorEnvironment:
                 reasons[robot] = f"robot {robot}: {error}"
                 self.phase[robot] = Phase.TRUNCATED
 
-        self._pool.run(turn, len(self))
+        self._pool.run(restore, len(self))
         return [reasons[robot] for robot in sorted(reasons)]
 
     def close(self) -> None:
+        """Free the worlds and end the threads."""
         self._pool.close()
         for environment in self._environments:
             environment.close()

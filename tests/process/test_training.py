@@ -258,7 +258,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     log = tmp_path / "run" / "logs" / "learner.log"
     guest = command("sim", "--run", "run", "--name", "guest")
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
-    own = "as one of the run's own is called: learner, policy, sim-0"
+    own = "the run has processes of these names: learner, policy, sim-0"
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
         twin = command("sim", "--run", "run", "--name", name)  # a mistake, which must not cost that one its place
         assert twin.finish() == 2, twin.output()
