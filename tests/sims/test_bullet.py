@@ -45,7 +45,7 @@ def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
     )
     (floor,) = pybullet.loadSDF(f"{data}/plane_stadium.sdf", physicsClientId=client)
     pybullet.changeDynamics(floor, -1, lateralFriction=0.8, restitution=0.5, physicsClientId=client)
-    (robot,) = pybullet.loadMJCF(f"{data}/mjcf/{model.mjcf}", flags=physics._LOAD_FLAGS, physicsClientId=client)
+    (robot,) = pybullet.loadMJCF(f"{data}/mjcf/{model.file}", flags=physics._LOAD_FLAGS, physicsClientId=client)
     names = {joint for joint, _ in model.joints}
     driven = []
     for joint in range(pybullet.getNumJoints(robot, client)):

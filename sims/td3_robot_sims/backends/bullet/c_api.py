@@ -1,7 +1,7 @@
-"""Bullet's C interface as the library that PyBullet has loaded exports it: its structures and functions, declared.
+"""Declarations of Bullet's C interface, which PyBullet's library exports.
 
-After ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, in PyBullet 3.2.7. A wrong declaration would
-read other memory than it means to: what version is installed, and whether it has these functions, is checked at import.
+They follow ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3 in PyBullet 3.2.7. A wrong declaration
+would read wrong memory, so the import checks PyBullet's version and functions.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from td3_robot.errors import ConfigError
 from td3_robot_sims.quiet import without_lines
 
 with without_lines(b"pybullet build time:"):
-    import pybullet as pybullet  # for others too: imported here, it prints nothing
+    import pybullet as pybullet  # other modules import it from here, so that it prints nothing
 
-_M_PERTURB, _ZEROS = -6, 0xFF  # of malloc.h: memory is handed out filled with the complement
+_M_PERTURB, _ZEROS = -6, 0xFF  # of malloc.h; glibc fills memory with the complement of the value
 
 
 def _hand_out_zeros() -> None:
-    """Have glibc fill new memory with zeros; other C libraries have no such option.
+    """Make glibc fill new memory with zeros; other C libraries have no such option.
 
-    Bullet reads memory that it has not written yet: seldom, and met with changed masses only. What lay there decided
-    how a Humanoid fell, and of two runs that were alike one in some hundred came out otherwise.
+    With changed masses, Bullet sometimes reads memory before it writes it. The old content then decides the simulation:
+    about one of a hundred equal runs of a Humanoid differed.
     """
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
         set_option(_M_PERTURB, _ZEROS)
@@ -32,14 +32,14 @@ def _hand_out_zeros() -> None:
 _hand_out_zeros()
 
 _API = 202010061
-"""PyBullet calls it its API version. It changes with the structures below."""
+"""PyBullet's API version. It changes with the structures below."""
 
-# What commands are answered with, of EnumSharedMemoryServerStatus.
-SDF_LOADED, MJCF_LOADED = 4, 12
+# Types of answers, from EnumSharedMemoryServerStatus.
+SDF_LOADED, URDF_LOADED, MJCF_LOADED = 4, 6, 12
 STATE, STEPPED, PICTURE, CONTACTS = 21, 26, 28, 39
 BODIES_SYNCED, DYNAMICS, BOXES, SAVED, RESTORED, USER_DATA_SYNCED = 66, 77, 85, 93, 95, 100
 
-MAX_BODIES = 512  # of one file
+MAX_BODIES = 512  # in one file
 
 
 class JointInfo(Structure):
@@ -113,13 +113,13 @@ class ContactPoint(Structure):
 
 
 CONTACT_INTS = ctypes.sizeof(ContactPoint) // ctypes.sizeof(c_int)
-"""From one point to the next, in integers."""
+"""Distance from one point to the next, in integers."""
 LINK_A = ContactPoint.link_a.offset // ctypes.sizeof(c_int)
-"""Where in a point its first link is, in integers."""
+"""Offset of a point's first link, in integers."""
 
 
 class ContactInformation(Structure):
-    """``b3ContactInformation``, its points seen as integers."""
+    """``b3ContactInformation``, with its points as integers."""
 
     _fields_ = (("count", c_int), ("points", POINTER(c_int)))
 
@@ -136,15 +136,15 @@ class CameraImage(Structure):
     )
 
 
-# PyDLL keeps the interpreter locked, so that only steps run side by side; CDLL lets go of it.
+# PyDLL holds the interpreter lock, CDLL releases it. Only steps use CDLL.
 _locked, _free = ctypes.PyDLL(pybullet.__file__), ctypes.CDLL(pybullet.__file__)
 
 
 def _function(name: str, *arguments: Any, result: Any = c_int, library: ctypes.CDLL = _locked) -> Any:
-    """One function of the interface, its types declared.
+    """One function of the interface with its types.
 
     Raises:
-        ConfigError: the library does not have it.
+        ConfigError: the library does not export it.
     """
     try:
         function = getattr(library, name)
@@ -160,7 +160,7 @@ def _check_version(version: int) -> None:
 
 
 _check_version(pybullet.getAPIVersion())
-_HANDLE = c_void_p  # of a client, of a command being written, of a status being read
+_HANDLE = c_void_p  # of a client, a command or an answer
 _DOUBLES = POINTER(c_double)
 
 connect = _function("b3ConnectPhysicsDirect", result=_HANDLE)
@@ -182,6 +182,9 @@ set_contact_erp = _function("b3PhysicsParamSetDefaultContactERP", _HANDLE, c_dou
 set_ordered_pairs = _function("b3PhysicsParameterSetDeterministicOverlappingPairs", _HANDLE, c_int)
 
 load_sdf = _function("b3LoadSdfCommandInit", _HANDLE, c_char_p, result=_HANDLE)
+load_urdf = _function("b3LoadUrdfCommandInit", _HANDLE, c_char_p, result=_HANDLE)
+set_urdf_flags = _function("b3LoadUrdfCommandSetFlags", _HANDLE, c_int)
+loaded_urdf = _function("b3GetStatusBodyIndex", _HANDLE)
 load_mjcf = _function("b3LoadMJCFCommandInit", _HANDLE, c_char_p, result=_HANDLE)
 set_load_flags = _function("b3LoadMJCFCommandSetFlags", _HANDLE, c_int, result=None)
 loaded = _function("b3GetStatusBodyIndices", _HANDLE, POINTER(c_int), c_int)

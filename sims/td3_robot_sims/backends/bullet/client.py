@@ -1,11 +1,11 @@
-"""Physics worlds: the only door to PyBullet's simulation, through the C interface under its Python functions.
+"""Physics worlds in PyBullet, through the C interface below its Python functions.
 
-PyBullet's Python functions keep the interpreter locked while they simulate, and each asks for one thing and builds
-tuples of it. Called directly, a step lets other threads run, and one request answers for all links and joints. The
-commands of each method are those that PyBullet's function for it sends: the results are the same to the last bit.
+PyBullet's Python functions hold the interpreter lock while they simulate, and each one queries one thing and builds
+tuples. Through the C interface a step releases the lock, and one request returns all links and joints. Each method
+sends the same commands as PyBullet's function, so the results are the same bit for bit.
 
-PyBullet's pure functions (quaternions, camera matrices) and its constants are used as they are. A world made here has
-no client number in PyBullet.
+PyBullet's pure functions (quaternions, camera matrices) and constants are used directly. A world made here has no
+client number in PyBullet.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
 _MAX_VELOCITIES = 128  # of a body, in Bullet's commands
-_MAX_TORQUES = 4  # that one call takes
+_MAX_TORQUES = 4  # of one call
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or its window was"
-_windows: set[int] = set()  # addresses of worlds that show one: PyBullet has room for one in a process
+_windows: set[int] = set()  # addresses of worlds with a window: PyBullet can show one per process
 
 
 class _Handle:
-    """Bullet's address of a world, which is freed when nobody holds this any more.
+    """Bullet's address of a world; the world is freed with the last reference to this object.
 
-    A method holds it until it returns. So a world that is closed under it, from another thread or by the handler of a
-    signal, is freed behind it; and one that a thread still steps when the interpreter ends is never freed.
+    Each method holds a reference until it returns. So a world closed by another thread or by a signal handler is freed
+    after the method, and a world that a thread still steps when the interpreter ends is never freed.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -45,7 +45,7 @@ class _Handle:
 
 
 class _Nothing:
-    """What is left of the numbers of a closed world. (Slicing a null pointer would crash.)"""
+    """Stands for the arrays of a closed world, because slicing a null pointer would crash."""
 
     def __getitem__(self, place: object) -> Any:
         raise RuntimeError(_CLOSED)
@@ -54,8 +54,11 @@ class _Nothing:
 class Joint(NamedTuple):
     """A joint and the link it moves, which share an index.
 
-    ``lower`` and ``upper`` (rad or m) limit its position; ``position_at`` and ``velocity_at`` say where it is among the
-    positions and velocities of its body, -1 for a joint that cannot move.
+    Attributes:
+        lower: lower limit of its position, rad or m.
+        upper: upper limit of its position, rad or m.
+        position_at: index of its position in ``Client.positions``, -1 for a fixed joint.
+        velocity_at: index of its velocity in ``Client.velocities``, -1 for a fixed joint.
     """
 
     name: str
@@ -67,7 +70,7 @@ class Joint(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Mass in kg, principal moments of inertia in kg·m², and lateral friction of a link."""
+    """Mass (kg), principal moments of inertia (kg·m²) and lateral friction of a link."""
 
     mass: float
     inertia: tuple[float, ...]
@@ -75,18 +78,23 @@ class Part(NamedTuple):
 
 
 class Client:
-    """A world of its own: nothing that is done in one is seen in another.
+    """One physics world, independent of all others.
 
-    Steps of different worlds may run in different threads at once; everything else keeps the interpreter locked.
+    Steps of different worlds may run in several threads at once. All other calls hold the interpreter lock.
 
-    Attributes, all filled by :meth:`look`, and to be read before the next call:
-        positions: of the base x, y, z (m) and its quaternion x, y, z, w, then of the joints (rad or m).
-        velocities: of the base, linear (m/s) and angular (rad/s), then of the joints.
-        links: x, y, z of the centre of mass, and the quaternion, of each link: 7 numbers each.
-        link_velocities: linear and angular of each link: 6 numbers each; zeros unless asked for.
+    Args:
+        show: open a window.
+
+    Attributes:
+        positions: the base's x, y, z (m) and quaternion x, y, z, w, then the joints' positions (rad or m).
+        velocities: the base's linear (m/s) and angular (rad/s) velocity, then the joints' velocities.
+        links: 7 numbers per link: x, y, z of its centre of mass (m), and its quaternion.
+        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless requested.
+
+    :meth:`look` fills the arrays. Read them before the next call.
 
     Raises:
-        ConfigError: ``show`` is asked for and there is no display, or a window already.
+        ConfigError: a window needs a display, or is open already.
     """
 
     def __init__(self, show: bool = False) -> None:
@@ -97,10 +105,10 @@ class Client:
         address: int | None = b3.connect_window(0, None) if show else b3.connect()
         if not address:
             raise RuntimeError("PyBullet gave no physics client")
-        # A window draws in a thread, which has to end.
+        # A window has a drawing thread, which must end before the interpreter does.
         self._handle: _Handle | None = _Handle(address, at_exit=show)
         self._torques: Any = (c_double * _MAX_VELOCITIES)()
-        self._seen: tuple[int, bool] | None = None  # what look() was last asked, until anything changes
+        self._seen: tuple[int, bool] | None = None  # the last arguments of look(), until anything changes
         doubles = POINTER(c_double)
         self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
@@ -112,21 +120,21 @@ class Client:
         self._run(handle, b3.sync_user_data(address), b3.USER_DATA_SYNCED)
         if show:
             _windows.add(address)
-            # Without its side panels, and without drawing the pictures in them, the window is all robot.
+            # Hide the side panels, and do not draw the pictures in them.
             command = b3.window(address)
             b3.set_window(command, pybullet.COV_ENABLE_GUI, 0)
             self._run(handle, command)
 
     def _open(self) -> _Handle:
-        """The handle, if it may be used."""
+        """The handle of an open world."""
         handle = self._handle
         if handle is not None and b3.ready(handle.address):
             return handle
-        del handle  # a traceback that somebody keeps must not keep the world
+        del handle  # a stored traceback must not keep the world alive
         raise RuntimeError(_CLOSED)
 
     def _run(self, handle: _Handle, command: int, expected: int | None = None) -> int:
-        """Send a command that may change anything; its answer, which must be ``expected`` if that is given."""
+        """Send a command; returns its answer, which must be of type ``expected`` if given."""
         self._seen = None
         answer: int = b3.submit(handle.address, command)
         if expected is not None and b3.answer(answer) != expected:
@@ -140,10 +148,10 @@ class Client:
         self.positions = self.velocities = self.links = self.link_velocities = nothing
         self._handle = None
 
-    # -- what is in the world ------------------------------------------------------------------------------------------
+    # -- content of the world ------------------------------------------------------------------------------------------
 
     def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
-        """Gravity points down (m/s²); a step takes ``time_step`` s. Pairs of shapes are kept in a fixed order."""
+        """Set gravity (m/s², downwards) and solver; a step takes ``time_step`` s. Contact pairs have a fixed order."""
         handle = self._open()
         command = b3.parameters(handle.address)
         b3.set_ordered_pairs(command, 1)
@@ -155,12 +163,19 @@ class Client:
         self._run(handle, command)
 
     def load_sdf(self, path: str) -> list[int]:
-        """The bodies of an SDF file."""
+        """Load an SDF file; returns its bodies."""
         handle = self._open()
         return self._loaded(self._run(handle, b3.load_sdf(handle.address, os.fsencode(path)), b3.SDF_LOADED))
 
+    def load_urdf(self, path: str, flags: int) -> list[int]:
+        """Load a URDF file; returns its body. ``flags`` are PyBullet's."""
+        handle = self._open()
+        command = b3.load_urdf(handle.address, os.fsencode(path))
+        b3.set_urdf_flags(command, flags)
+        return [b3.loaded_urdf(self._run(handle, command, b3.URDF_LOADED))]
+
     def load_mjcf(self, path: str, flags: int) -> list[int]:
-        """The bodies of a MuJoCo file; ``flags`` are PyBullet's."""
+        """Load a MuJoCo file; returns its bodies. ``flags`` are PyBullet's."""
         handle = self._open()
         command = b3.load_mjcf(handle.address, os.fsencode(path))
         b3.set_load_flags(command, flags)
@@ -174,7 +189,7 @@ class Client:
         """The joints of a body, in the order of their links.
 
         Raises:
-            ConfigError: they read like nothing a joint can be: the installed PyBullet has another layout of them.
+            ConfigError: the numbers make no sense: the installed PyBullet has another memory layout.
         """
         handle, info, joints = self._open(), b3.JointInfo(), []
         for index in range(b3.joint_count(handle.address, body)):
@@ -188,6 +203,7 @@ class Client:
         return joints
 
     def part(self, body: int, link: int) -> Part:
+        """The mass properties of a link."""
         handle, info = self._open(), b3.DynamicsInfo()
         b3.dynamics(self._run(handle, b3.ask_dynamics(handle.address, body, link), b3.DYNAMICS), byref(info))
         return Part(info.mass, tuple(info.inertia), info.lateral_friction)
@@ -203,7 +219,7 @@ class Client:
         damping: float | None = None,
         restitution: float | None = None,
     ) -> None:
-        """Change a link, or its joint's ``damping`` (N·m·s/rad); units as in :class:`Part`. None leaves what is."""
+        """Change a link, or its joint's ``damping`` (N·m·s/rad). Units as in :class:`Part`; None for no change."""
         handle = self._open()
         command = b3.change(handle.address)
         if inertia is not None:
@@ -219,7 +235,7 @@ class Client:
         self._run(handle, command)
 
     def release(self, body: int, joint: Joint) -> None:
-        """Let a joint swing freely. A loaded one is braked by a motor; without force it swings, and takes torques."""
+        """Let a joint swing freely: PyBullet loads joints with a motor as brake, which must be off for torques."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
         b3.set_target(command, joint.position_at, 0.0)
@@ -232,18 +248,19 @@ class Client:
     # -- states --------------------------------------------------------------------------------------------------------
 
     def save(self) -> int:
-        """Keep the state of the world; returns what :meth:`restore` takes."""
+        """Store the state of the world; returns its number for :meth:`restore`."""
         handle = self._open()
         return int(b3.saved_as(self._run(handle, b3.save(handle.address), b3.SAVED)))
 
     def restore(self, state: int) -> None:
+        """Return to a state from :meth:`save`."""
         handle = self._open()
         command = b3.restore(handle.address)
         b3.set_saved(command, state)
         self._run(handle, command, b3.RESTORED)
 
     def set_joints(self, body: int, joints: Sequence[int], positions: Sequence[float], speed: float = 0.0) -> None:
-        """Put joints at ``positions`` (rad or m), moving at ``speed`` (rad/s or m/s)."""
+        """Set joints to ``positions`` (rad or m) with velocity ``speed`` (rad/s or m/s)."""
         handle = self._open()
         command = b3.pose(handle.address, body)
         moving = c_double(speed)
@@ -253,7 +270,7 @@ class Client:
         self._run(handle, command)
 
     def place(self, body: int, position: Sequence[float], quaternion: Sequence[float]) -> None:
-        """Put a body's base somewhere, at rest."""
+        """Set the pose of a body's base, at rest."""
         handle = self._open()
         command = b3.pose(handle.address, body)
         b3.set_base(command, *position)
@@ -261,17 +278,17 @@ class Client:
         self._run(handle, command)
 
     def push(self, body: int, link: int, force: Sequence[float], position: Sequence[float]) -> None:
-        """Add a force (N) at a position (m), both of the world, to the next step."""
+        """Apply a force (N) at a position (m) during the next step, both in world coordinates."""
         handle = self._open()
         command = b3.force(handle.address)
         b3.add_force(command, body, link, (c_double * 3)(*force), (c_double * 3)(*position), pybullet.WORLD_FRAME)
         self._run(handle, command)
 
     # -- a step --------------------------------------------------------------------------------------------------------
-    # Each call counts here: whether a window was closed is asked once, by step().
+    # These calls decide the simulation speed, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Torques (N·m) that joints hold in the next step: those whose ``velocity_at`` is ``first`` and on."""
+        """Apply torques (N·m) during the next step to the joints from ``velocity_at`` ``first`` on."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)
@@ -281,7 +298,7 @@ class Client:
         b3.submit(handle.address, command)
 
     def step(self) -> None:
-        """Simulate one time step; other threads run meanwhile."""
+        """Simulate one time step without the interpreter lock."""
         self._seen = None
         handle = self._open()
         answer = b3.submit_freely(handle.address, b3.step(handle.address))
@@ -289,7 +306,7 @@ class Client:
             raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
-        """Fill ``positions``, ``velocities``, ``links`` with the state of a body, and ``link_velocities`` if asked."""
+        """Fill ``positions``, ``velocities`` and ``links`` with the state of a body, and ``link_velocities`` if set."""
         seen = (body, link_velocities)
         if self._seen == seen:
             return
@@ -301,21 +318,21 @@ class Client:
         self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
-        """Links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
+        """The links of ``body`` that touched ``other`` in the last substep, one entry per contact point."""
         handle = self._handle or self._open()
         command = b3.ask_contacts(handle.address)
         b3.of_body_a(command, body)
         b3.of_body_b(command, other)
         answer = b3.submit(handle.address, command)
         if b3.answer(answer) != b3.CONTACTS:
-            raise RuntimeError("Bullet told no contacts")
+            raise RuntimeError("Bullet did not return contacts")
         contacts = self._contacts
         b3.contacts(handle.address, contacts)
         count: int = contacts.count
         return contacts.points[b3.LINK_A : count * b3.CONTACT_INTS : b3.CONTACT_INTS] if count else []
 
     def lowest(self, body: int, links: Sequence[int]) -> float:
-        """Height in m of the lowest point of the boxes around these links."""
+        """Height in m of the lowest point of these links' bounding boxes."""
         handle = self._open()
         answer = self._run(handle, b3.ask_boxes(handle.address, body), b3.BOXES)
         corners = (c_double * 3)(), (c_double * 3)()
@@ -328,7 +345,7 @@ class Client:
     # -- pictures ------------------------------------------------------------------------------------------------------
 
     def picture(self, width: int, height: int, view: Sequence[float], lens: Sequence[float]) -> NDArray[np.uint8]:
-        """uint8[height, width, 4], red-green-blue and a fourth, through PyBullet's matrices ``view`` and ``lens``."""
+        """uint8[height, width, 4], red-green-blue-alpha, with PyBullet's matrices ``view`` and ``lens``."""
         handle = self._open()
         command = b3.ask_picture(handle.address)
         b3.set_size(command, width, height)
@@ -341,7 +358,7 @@ class Client:
         return pixels
 
     def aim(self, distance: float, yaw: float, pitch: float, target: Sequence[float]) -> None:
-        """Turn the window's camera to ``target`` (m), from ``distance`` m; angles in degrees."""
+        """Point the window's camera at ``target`` (m) from ``distance`` m; angles in degrees."""
         handle = self._open()
         command = b3.window(handle.address)
         b3.set_view(command, distance, pitch, yaw, (c_float * 3)(*target))

@@ -47,8 +47,11 @@ def _cheetah_on_its_feet(_height: Any, pitch: float, contacts: Sequence[float]) 
 class RobotModel:
     """One robot.
 
+    Its torso is the link "torso", or else the root link. All joints that can move must be driven, in the model's order,
+    except those whose names begin with "ignore".
+
     Attributes:
-        mjcf: the model's file, relative to the ``mjcf`` folder of ``pybullet_data``.
+        file: the model, MJCF or URDF: an absolute path, or one relative to the ``mjcf`` folder of ``pybullet_data``.
         joints: name and torque gain of each driven joint, in the order of actions and observations.
         power: torque of joint i in N·m is ``power * gain_i * action_i``.
         feet: the links whose floor contact is observed, in order.
@@ -57,12 +60,13 @@ class RobotModel:
         torque_cost: weight of mean |action · 0.1 joint speed|.
         current_cost: weight of mean action².
         start_height: height in m that the observed height is relative to; None for the height at reset.
+        base_height: height in m of the root link at a reset; None for that of the file.
         single_precision: round torques, and the height that decides on a fall, to float32, as the published Humanoid
             does.
     """
 
     name: str
-    mjcf: str
+    file: str
     joints: tuple[tuple[str, float], ...]
     power: float
     feet: tuple[str, ...]
@@ -71,6 +75,7 @@ class RobotModel:
     torque_cost: float = -2.0
     current_cost: float = -0.1
     start_height: float | None = None
+    base_height: float | None = None
     single_precision: bool = False
 
     @property
@@ -81,7 +86,7 @@ class RobotModel:
 
 WALKER2D = RobotModel(
     name="Walker2D",
-    mjcf="walker2d.xml",
+    file="walker2d.xml",
     joints=(
         ("thigh_joint", 100.0),
         ("leg_joint", 100.0),
@@ -97,7 +102,7 @@ WALKER2D = RobotModel(
 
 HOPPER = RobotModel(
     name="Hopper",
-    mjcf="hopper.xml",
+    file="hopper.xml",
     joints=(("thigh_joint", 100.0), ("leg_joint", 100.0), ("foot_joint", 100.0)),
     power=0.75,
     feet=("foot",),
@@ -106,7 +111,7 @@ HOPPER = RobotModel(
 
 HALF_CHEETAH = RobotModel(
     name="HalfCheetah",
-    mjcf="half_cheetah.xml",
+    file="half_cheetah.xml",
     joints=(
         ("bthigh", 120.0),
         ("bshin", 90.0),
@@ -123,7 +128,7 @@ HALF_CHEETAH = RobotModel(
 
 ANT = RobotModel(
     name="Ant",
-    mjcf="ant.xml",
+    file="ant.xml",
     joints=tuple((f"{joint}_{leg}", 100.0) for leg in range(1, 5) for joint in ("hip", "ankle")),
     power=2.5,
     feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
@@ -132,7 +137,7 @@ ANT = RobotModel(
 
 HUMANOID = RobotModel(
     name="Humanoid",
-    mjcf="humanoid_symmetric.xml",
+    file="humanoid_symmetric.xml",
     joints=(
         ("abdomen_z", 100.0),
         ("abdomen_y", 100.0),

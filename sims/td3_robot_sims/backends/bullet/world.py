@@ -1,9 +1,7 @@
-"""A robot on a floor in a PyBullet world of its own.
+"""A robot on a floor, in a PyBullet world of its own.
 
-Every world is a private physics client, so that many live in one process without disturbing one another.
-
-The world is that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
-parameters. Bullet's results depend on all of these to the last bit.
+The world equals that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
+parameters. Bullet's results depend on all of these bit for bit.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ SOLVER_ITERATIONS = 5
 GRAVITY = 9.8  # m/s²
 CONTACT_ERP = 0.9
 FLOOR_FRICTION = 0.8
-_HEIGHT, _PITCH = 1, 2  # joints of a planar robot's chain
+_HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
 TORSO = "torso"
 
-_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: from the robot's right, and above
+_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: from the right of the robot and from above
 
 _DATA = Path(pybullet_data.getDataPath())
 _LOAD_FLAGS = (
@@ -43,10 +41,14 @@ _LOAD_FLAGS = (
 
 
 class Body(NamedTuple):
-    """Where the robot is.
+    """The pose and velocity of the robot.
 
-    ``x`` and ``y`` are the mean over its parts, ``z`` is the torso's height (m); ``roll``, ``pitch``, ``yaw`` (rad) and
-    ``velocity`` (x, y, z in m/s) are the torso's.
+    Attributes:
+        x: mean over the robot's parts, m.
+        y: mean over the robot's parts, m.
+        z: height of the torso, m.
+        roll: of the torso, rad; likewise ``pitch`` and ``yaw``.
+        velocity: of the torso, x, y, z in m/s.
     """
 
     x: float
@@ -59,7 +61,9 @@ class Body(NamedTuple):
 
 
 def _mean(values: list[float]) -> float:
-    """The mean of 8 to 128 numbers as numpy computes it, to the last bit, in half the time."""
+    """The mean: the same bits as numpy's mean, in half the time for 8 to 128 numbers."""
+    if not 8 <= len(values) <= 128:
+        return float(np.mean(values))
     a, b, c, d, e, f, g, h = values[:8]
     whole = len(values) & ~7
     for i in range(8, whole, 8):
@@ -80,11 +84,14 @@ def _mean(values: list[float]) -> float:
 class World:
     """One robot, one floor, one physics client.
 
+    Args:
+        show: open a window.
+
     Attributes:
         joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
 
     Raises:
-        ConfigError: ``show`` is asked for and there is no display, or a window already.
+        ConfigError: a window needs a display, or is open already.
     """
 
     def __init__(self, model: RobotModel, show: bool = False) -> None:
@@ -92,7 +99,11 @@ class World:
         self.client.configure(GRAVITY, CONTROL_PERIOD, SUBSTEPS, SOLVER_ITERATIONS, CONTACT_ERP)
         (self._floor,) = self.client.load_sdf(str(_DATA / "plane_stadium.sdf"))
         self.client.change(self._floor, BASE, friction=FLOOR_FRICTION, restitution=0.5)
-        (self._robot,) = self.client.load_mjcf(str(_DATA / "mjcf" / model.mjcf), _LOAD_FLAGS)
+        path = str(_DATA / "mjcf" / model.file)
+        load = self.client.load_urdf if path.endswith(".urdf") else self.client.load_mjcf
+        (self._robot,) = load(path, _LOAD_FLAGS)
+        if model.base_height is not None:
+            self.client.place(self._robot, (0.0, 0.0, model.base_height), (0.0, 0.0, 0.0, 1.0))
         self._index_robot(model)
         self._start = self.client.save()
 
@@ -105,19 +116,19 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # The root link stands for a torso that is none of the links after it. Its place among the parts
-                # matters: their mean is rounded in this order.
+                # A model without a link "torso" has its root link as torso. The order of the parts matters, because
+                # it decides how their mean is rounded.
                 parts.setdefault(TORSO, BASE)
-            if not joint.name.startswith(("ignore", "jointfix")):
+            if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
                 driven[index] = joint
         found, expected = [joint.name for joint in driven.values()], [joint for joint, _ in model.joints]
         if found != expected:
-            raise RuntimeError(f"the installed {model.mjcf} has joints {found}; {model.name} needs {expected}")
+            raise RuntimeError(f"the installed {model.file} has joints {found}; {model.name} needs {expected}")
         self.joint_ranges = [(joint.lower, joint.upper - joint.lower) for joint in driven.values()]
         self._joints = list(driven)
         first, last = driven[self._joints[0]], driven[self._joints[-1]]
         if last.velocity_at - first.velocity_at + 1 != len(driven):
-            raise RuntimeError(f"the joints of {model.mjcf} that {model.name} drives are not one after another")
+            raise RuntimeError(f"the joints of {model.file} that {model.name} drives are not one after another")
         self._angles = slice(first.position_at, last.position_at + 1)
         self._first_speed = first.velocity_at
         self._speeds = slice(first.velocity_at, last.velocity_at + 1)
@@ -126,20 +137,18 @@ class World:
         self._torso_place = list(parts).index(TORSO)
         self._link_count = len(joints)
         self._xs, self._ys = (slice(axis, 7 * self._link_count, 7) for axis in (0, 1))
-        # A planar robot hangs on a chain of its own from the world: along x, along z, about y.
+        # Three joints connect a planar robot to the world: along x, along z, about y.
         self._planar = self._torso != BASE
         self._height_at = joints[_HEIGHT].position_at
-        self._loaded: list[tuple[int, Part]] = []  # links with a mass as they were loaded, at need
+        self._loaded: list[tuple[int, Part]] = []  # links with a mass, as loaded; filled at the first use
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
-        """Change the robot and the floor, before a reset: contacts that exist keep the friction they were made with.
+        """Change the robot and the floor. Call it before a reset: existing contacts keep their friction.
 
         Args:
-            mass: factor of the loaded mass and inertia of every part.
-            friction: factor of the floor's lateral friction.
-            damping: of every driven joint, in N·m·s/rad.
-
-        None leaves what is there.
+            mass: factor of the loaded mass and inertia of every part; None for no change.
+            friction: factor of the floor's lateral friction; None for no change.
+            damping: N·m·s/rad in every driven joint; None for no change.
         """
         if mass is not None:
             self._scale_masses(mass)
@@ -155,14 +164,16 @@ class World:
             parts = [(index, client.part(robot, index)) for index in range(BASE, self._link_count)]
             self._loaded = [(index, part) for index, part in parts if part.mass > 0]
         for index, part in self._loaded:
-            # Given a mass alone, Bullet would compute the inertia anew from the shape.
+            # With a mass alone, Bullet would recompute the inertia from the shape.
             inertia = [value * factor for value in part.inertia]
             client.change(robot, index, mass=part.mass * factor, inertia=inertia)
 
     def tilt(self, angle: float, side: float) -> None:
-        """Lean the robot over, after a reset: by ``angle`` rad to ``side`` rad (0 ahead, π/2 left), lifted clear.
+        """Tilt the robot after a reset, and lift it so that it stays above the floor.
 
-        A planar robot leans ahead or back, whichever is nearer.
+        Args:
+            angle: rad.
+            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, whichever is nearer.
         """
         client, robot = self.client, self._robot
         before = self._lowest()
@@ -186,18 +197,19 @@ class World:
             client.place(robot, (x, y, z + lift), turned)
 
     def _base(self) -> tuple[list[float], list[float]]:
-        """Where the root link is: its position in m, and its quaternion."""
+        """Position (m) and quaternion of the root link."""
         self.client.look(self._robot)
         return self.client.positions[:3], self.client.positions[3:7]
 
     def _lowest(self) -> float:
-        """Height in m of the lowest point of the boxes around the robot's parts."""
+        """Height in m of the lowest point of the bounding boxes of the robot's parts."""
         return self.client.lowest(self._robot, range(BASE + self._planar, self._link_count))
 
     def push(self, force: float, side: float) -> None:
-        """Add ``force`` N on the torso's centre of mass to the next control period, towards ``side`` rad of the world.
+        """Push the torso's centre of mass with ``force`` N during the next control period.
 
-        A planar robot is pushed ahead or back, whichever is nearer.
+        Args:
+            side: direction in rad of the world. A planar robot is pushed ahead or back, whichever is nearer.
         """
         x, y = force * math.cos(side), force * math.sin(side)
         if self._planar:
@@ -205,12 +217,12 @@ class World:
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
     def reset(self, positions: Sequence[float]) -> None:
-        """Return to the state after loading, with these positions (rad, one per driven joint) and no velocity."""
+        """Return to the state after loading, at rest, with these positions of the driven joints (rad)."""
         self.client.restore(self._start)
         self.client.set_joints(self._robot, self._joints, positions)
 
     def advance(self, torques: list[float]) -> None:
-        """Hold these torques (N·m, one per driven joint) for one control period."""
+        """Simulate one control period with these torques of the driven joints (N·m)."""
         self.client.drive(self._robot, self._first_speed, torques)
         self.client.step()
 
@@ -221,7 +233,7 @@ class World:
         return client.positions[self._angles], client.velocities[self._speeds]
 
     def body(self) -> Body:
-        """Where the robot is now."""
+        """The present pose and velocity of the robot."""
         client, torso = self.client, self._torso
         client.look(self._robot, self._planar)
         xs, ys = client.links[self._xs], client.links[self._ys]
@@ -234,7 +246,7 @@ class World:
             del xs[torso], ys[torso]
         xs.insert(self._torso_place, x)
         ys.insert(self._torso_place, y)
-        # The floor counts as a part at the origin: so it does in the published robots.
+        # The floor counts as a part at the origin, as in the published robots.
         xs.append(0.0)
         ys.append(0.0)
         roll, pitch, yaw = pybullet.getEulerFromQuaternion(orientation)
@@ -246,7 +258,7 @@ class World:
         return [1.0 if foot in touching else 0.0 for foot in self._feet]
 
     def render(self, width: int, height: int) -> NDArray[np.uint8]:
-        """The robot from its right, the camera following its torso: uint8[height, width, 3]."""
+        """A picture of the robot from its right, centred on its torso: uint8[height, width, 3]."""
         view = pybullet.computeViewMatrixFromYawPitchRoll(
             cameraTargetPosition=self._torso_position(), roll=0.0, upAxisIndex=2, **_CAMERA
         )
@@ -254,16 +266,16 @@ class World:
         return self.client.picture(width, height, view, lens)[:, :, :3].copy()
 
     def follow(self) -> None:
-        """Turn the window's camera to the torso; call it after each step of a world that is shown."""
+        """Point the window's camera at the torso; call it after each step of a world with a window."""
         self.client.aim(**_CAMERA, target=self._torso_position())
 
     def _torso_position(self) -> list[float]:
-        """Where the torso's centre of mass is, in m."""
+        """Position of the torso's centre of mass, m."""
         if self._torso == BASE:
             return self._base()[0]
         self.client.look(self._robot)
         return self.client.links[7 * self._torso : 7 * self._torso + 3]
 
     def close(self) -> None:
-        """End the physics client; a second call does nothing."""
+        """Free the physics client; a second call does nothing."""
         self.client.close()
