@@ -1,7 +1,8 @@
-"""``td3-robot replay``: drives the real cores from a recording, and says where they no longer do what they did."""
+"""``td3-robot replay``: drives the real cores from a recording and reports where their outputs differ."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import logging
@@ -29,28 +30,29 @@ CORES: dict[str, str] = {
     "simulator": "td3_robot_sims.replay",
     "learner": "td3_robot.replay.learner",
 }
-"""Core: the module whose ``replay(session)`` drives it (by name: simulators are never imported)."""
+"""For each core, the module whose ``replay(session)`` drives it, by name because simulators are never imported."""
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
-  td3-robot replay session.mcap --update         show what changed, then make it what is expected
+  td3-robot replay session.mcap --update         show what changed, then expect it from now on
 
-Exit codes: 0 everything is as recorded (or, with --update, is now what is expected), 1 something is not, or nothing
-could be checked, 2 a file could not be read; the others are replayed all the same.
+Exit codes: 0 all outputs are as recorded (with --update: are expected from now on), 1 an output differs, or nothing
+could be checked, 2 a file could not be read; the other files are replayed all the same.
 """
-
 
 Replay = Callable[[Session], Outcome]
 
 
 @dataclass
 class CoreReport:
-    """One core of one session.
+    """The comparisons of one core of one session.
 
     Attributes:
-        exact: to the bit, or within tolerance, with the reason.
-        turns: how often cores were told what their nodes were told.
-        recorded_s, taken_s: how long what was replayed took when it was recorded, and now.
+        comparisons: by topic, each with how numbers were compared: to the bit, or within tolerance and why.
+        notes: what was not compared, and why.
+        recorded_s: seconds from the first to the last recorded message that was compared.
+        taken_s: seconds that the replay took.
+        turns: number of turns that cores were told.
     """
 
     core: str
@@ -62,7 +64,7 @@ class CoreReport:
     turns: int = 0
 
     def take(self, comparison: Comparison, how: str) -> None:
-        """Put a comparison to the others of its topic."""
+        """Add a comparison to those of its topic."""
         for known, known_how in self.comparisons:
             if (known.topic, known_how) == (comparison.topic, how):
                 known.add(comparison)
@@ -79,14 +81,14 @@ class CoreReport:
 
 
 def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[CoreReport]:
-    """Replay a session through the cores named (all that are installed, if none is).
+    """Replay a session through the cores named; through all that are installed if none is named.
 
     Args:
-        exact: to the bit, or within tolerance; None decides by the machine and the versions recorded.
+        exact: True compares to the bit, False within tolerance. None decides by the recorded machine and versions.
 
     Raises:
-        SessionError: the recording is damaged, or holds what no core can be driven by.
-        UsageError: a core was named that is not installed.
+        SessionError: the recording is damaged, or no node ever had these inputs.
+        UsageError: a core that was named is not installed.
     """
     reports = []
     for name in cores or CORES:
@@ -109,27 +111,29 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         report.parts = [rewrite.expected(session, part) for part in outcome.parts]
         report.turns = outcome.turns
         for part in report.parts:
-            if not part.expected and (part.older or not part.got):
-                if part.got:
-                    report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
-                continue
-            made = part.made or session.metadata
-            other = None if exact is not None else machines.difference(made, part.packages)
-            to_the_bit = exact if exact is not None else other is None
-            expected = [message for _, message in part.expected]
-            report.take(
-                compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where),
-                "to the bit" if to_the_bit else f"within tolerance ({other})",
-            )
-            times = [entry.received for entry, _ in part.expected if entry]
-            report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
+            _compare(session, part, exact, report)
     return reports
+
+
+def _compare(session: Session, part: Replayed, exact: bool | None, report: CoreReport) -> None:
+    """Add the comparison of one topic to the report."""
+    if not part.expected and (part.older or not part.got):
+        if part.got:
+            report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
+        return
+    other = None if exact is not None else machines.difference(part.made or session.metadata, part.packages)
+    to_the_bit = exact if exact is not None else other is None
+    expected = [message for _, message in part.expected]
+    comparison = compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where)
+    report.take(comparison, "to the bit" if to_the_bit else f"within tolerance ({other})")
+    times = [entry.received for entry, _ in part.expected if entry]
+    report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="td3-robot replay",
-        description="Drive the policy server, the simulators and the learner from recordings, and compare.",
+        description="Drive the policy server, drivers, simulators and the learner from recordings, and compare.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
@@ -139,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
     parser.add_argument(
         "--import", action="append", default=[], dest="modules", metavar="MODULE",
-        help="import this first, for a task of your own (repeatable)",
+        help="import this first, for your own task (repeatable)",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="show what the replayed cores warn of, too")
+    parser.add_argument("--verbose", action="store_true", help="show the warnings of replayed cores, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
@@ -152,38 +156,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problem := import_user_module(module):
             raise UsageError(f"--import {module}: {problem}")
     sessions = [options.files] if options.parts else [[file] for file in options.files]
-    good, codes, results = True, {EXIT_GOOD}, list[dict[str, Any]]()
-    for paths in sessions:
-        try:
-            session = Session(paths)
-            reports = check(session, options.core, exact=options.exact)
-            parts = [part for report in reports for part in report.parts]
-            written = rewrite.rewrite(session, parts) if options.update else ""
-        except UsageError:
-            raise
-        except (Td3RobotError, OSError) as error:  # of this one: the others are looked at none the less
-            named = "" if str(paths[0]) in str(error) else f"{paths[0]}: "
-            print(f"td3-robot replay: {named}{error}", file=sys.stderr)
-            good = False
-            codes.add(EXIT_USAGE)
-            results.append({"file": str(paths[0]), "same": False, "error": str(error)})
-            continue
-        compared, same = any(report.compared for report in reports), all(report.same for report in reports)
-        good = good and compared and same
-        results.append(as_json(session, reports))
-        if not options.json:
-            print(text(session, reports))
-        if written:
-            print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
-        if not (written or (compared and same)):
-            codes.add(EXIT_CHECK_FAILED)
+    results = [_replay(paths, options) for paths in sessions]
     if options.json:
-        print(json.dumps({"same": good, "sessions": results}, indent=2))
-    return max(codes)
+        same = all(good for _, good, _ in results)
+        print(json.dumps({"same": same, "sessions": [report for _, _, report in results]}, indent=2))
+    return max(code for code, _, _ in results)
+
+
+def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bool, dict[str, Any]]:
+    """Replay one session and print its report.
+
+    Returns:
+        The exit code, whether all is as expected, and the report as JSON values.
+
+    Raises:
+        UsageError: a core that was named is not installed.
+    """
+    try:
+        session = Session(paths)
+        reports = check(session, options.core, exact=options.exact)
+        parts = [part for report in reports for part in report.parts]
+        written = rewrite.rewrite(session, parts) if options.update else ""
+    except UsageError:
+        raise
+    except (Td3RobotError, OSError) as error:
+        named = "" if str(paths[0]) in str(error) else f"{paths[0]}: "
+        print(f"td3-robot replay: {named}{error}", file=sys.stderr)
+        return EXIT_USAGE, False, {"file": str(paths[0]), "same": False, "error": str(error)}
+    if not options.json:
+        print(text(session, reports))
+    if written:
+        print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
+    good = any(report.compared for report in reports) and all(report.same for report in reports)
+    return EXIT_GOOD if good or written else EXIT_CHECK_FAILED, good, as_json(session, reports)
 
 
 def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
-    """How many messages of each topic no core was compared with; what cores were told is not among them."""
+    """The number of messages of each topic that were not compared, without those that only tell replay what to do."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
@@ -198,22 +207,7 @@ def text(session: Session, reports: Sequence[CoreReport]) -> str:
     for report in reports:
         head = f"{path}: {report.core}: "
         for comparison, how in report.comparisons:
-            if comparison.same:
-                lines.append(f"{head}{comparison.compared} {comparison.topic} messages the same {how}")
-                continue
-            counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
-            lines.append(f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)")
-            first = comparison.first[0]
-            lines += [
-                f"  first at {comparison.topic} {first.message}: {first.field}",
-                f"    expected {first.expected}",
-                f"    got      {first.got}",
-            ]
-            if worst := comparison.worst():
-                lines += [
-                    f"  error of {worst} over the messages:",
-                    *(f"  {line}" for line in plot(comparison.errors[worst])),
-                ]
+            lines += _comparison_lines(head, comparison, how)
         if report.turns:
             lines.append(f"{head}told {report.turns} turns")
         lines += [f"{head}not checked: {note}" for note in report.notes]
@@ -222,6 +216,22 @@ def text(session: Session, reports: Sequence[CoreReport]) -> str:
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
     return printable("\n".join(lines))
+
+
+def _comparison_lines(head: str, comparison: Comparison, how: str) -> list[str]:
+    if comparison.same:
+        return [f"{head}{comparison.compared} {comparison.topic} messages the same {how}"]
+    counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
+    first = comparison.first[0]
+    lines = [
+        f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)",
+        f"  first at {comparison.topic} {first.message}: {first.field}",
+        f"    expected {first.expected}",
+        f"    got      {first.got}",
+    ]
+    if worst := comparison.worst():
+        lines += [f"  error of {worst} over the messages:", *(f"  {line}" for line in plot(comparison.errors[worst]))]
+    return lines
 
 
 def as_json(session: Session, reports: Sequence[CoreReport]) -> dict[str, Any]:

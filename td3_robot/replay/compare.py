@@ -1,8 +1,8 @@
-"""Compares what was recorded with what the same code says today, message by message and field by field.
+"""Compares recorded messages with today's, message by message and field by field.
 
-Messages are paired by what they are about (the Step they answer, their version, …). Numbers may differ by the tolerance
-that stands beside their field in ``messages.py``, or, on the same kind of machine, not by one bit. Everything else
-(flags, versions, identities) must be equal.
+Messages are paired by their key: the Step they answer, their version, and so on. On the same kind of machine all bits
+must be equal. Elsewhere numbers may differ by the tolerance of their field in ``messages.py``. Everything else (flags,
+versions, identities) must always be equal.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     Told.NAME: ("step",),
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
-"""Topic: the fields that say what a message is about. Of a topic that is not here, the position does."""
-_SHOWN = 10  # differences kept in full; all are counted
+"""For each topic, the fields that make the key of a message. Messages of other topics are paired by position."""
+_SHOWN = 10  # differences kept in full; the rest is only counted
 _AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
 _WIDTH, _HEIGHT = 60, 5
 
@@ -52,11 +52,11 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it was.
+    """One difference.
 
     Attributes:
-        message: which, as the values of its key.
-        field: name of the field, with the place in it; or ``missing``, ``not expected``, ``order``.
+        message: the values of the message's key.
+        field: name of the field and the place in it; or ``missing``, ``not expected``, ``order``.
         expected, got: as text.
     """
 
@@ -72,11 +72,11 @@ class Comparison:
 
     Attributes:
         topic: its name.
-        compared: pairs of messages looked at.
-        first: the first differences, in the order of the recording.
-        counts: how many messages differ in each field, and how many are missing, not expected or out of order.
-        places: of messages, by their key as text, the Step at which they were said.
-        errors: field to the largest error of each compared message, in its order; infinite where there is no number.
+        compared: number of pairs of messages.
+        first: the first differences, in recorded order.
+        counts: number of messages that differ in each field, that are missing, not expected or out of order.
+        places: for messages, by their key as text, the Step at which they were sent.
+        errors: for each field, the largest error in each compared message; infinite if the values are not numbers.
     """
 
     topic: str
@@ -97,7 +97,7 @@ class Comparison:
             self.first.append(replace(difference, message=f"{difference.message} at {place}") if place else difference)
 
     def add(self, other: Comparison) -> None:
-        """Take in the result of comparing further messages of the topic."""
+        """Add the result of comparing more messages of the topic."""
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]
@@ -105,7 +105,7 @@ class Comparison:
             self.errors.setdefault(name, []).extend(errors)
 
     def worst(self) -> str | None:
-        """The field with the largest error; None where no field differs."""
+        """The field with the largest error; None if no field differs."""
         return max(self.errors, key=lambda name: (max(self.errors[name]), name), default=None)
 
 
@@ -120,8 +120,8 @@ def compare(
     """Compare messages of one topic.
 
     Args:
-        exact: not one bit may differ; else numbers may by their fields' tolerance.
-        where: of messages (by ``id``), for what is said of those that differ.
+        exact: all bits must be equal; else numbers may differ by the tolerance of their field.
+        where: for messages (by ``id``), the Step at which they were sent, for the report.
     """
     ours, theirs = keyed(topic, got), keyed(topic, expected)
     result = Comparison(topic)
@@ -145,7 +145,7 @@ def compare(
 
 
 def keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
-    """The messages by what they are about; the second about the same thing is its own."""
+    """The messages by their key. Messages with the same key are numbered."""
     names, times = KEYS.get(topic, ()), Counter[Key]()
     keyed: dict[Key, Message] = {}
     for message in messages:
@@ -171,7 +171,7 @@ def _compare_order(result: Comparison, expected: list[Key], got: list[Key]) -> N
 def _compare_field(
     result: Comparison, key: Key, name: str, wire: FieldType, expected: Any, got: Any, exact: bool
 ) -> float:
-    """Note a difference; how large the error is, 0 for none."""
+    """Note a difference; returns the size of the error, 0 for none."""
     if wire.kind != "array":
         if type(expected) is type(got) and expected == got:
             return 0.0
@@ -194,11 +194,11 @@ def _compare_field(
         Difference(_text(key), f"{name}[{where}]{more}", repr(expected[place].item()), repr(got[place].item())),
     )
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
-    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # differs in the sign of a zero, say
+    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # not 0 if only a zero's sign differs
 
 
 def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
-    """Where in two maps the first difference is, as text, and the values there."""
+    """The place of the first difference in two maps, as text, and the values there."""
     where = ""
     while isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
         name = next(name for name in expected if expected[name] != got[name])
@@ -207,7 +207,7 @@ def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
 
 
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
-    """bool of the arrays' shape: where they differ. Not-a-number is as good as the same not-a-number only."""
+    """bool of the arrays' shape: where they differ. Two not-a-numbers are equal, to the bit if ``exact``."""
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"
         bits: NDArray[np.bool_] = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(got).view(
@@ -227,7 +227,7 @@ def _short(value: Any) -> str:
 
 
 def plot(errors: Sequence[float]) -> list[str]:
-    """A small picture of the error (up) over the messages (to the right); infinite ones touch the top."""
+    """A plot of the error (vertical) over the messages (horizontal); infinite errors touch the top."""
     finite = [error for error in errors if np.isfinite(error)]
     top = max(finite, default=0.0) or 1.0
     columns = min(_WIDTH, len(errors))

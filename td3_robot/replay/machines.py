@@ -1,4 +1,4 @@
-"""Whether this machine is of the kind that a recording was made on: only then must numbers be the same to the bit."""
+"""Tells whether this machine is like the recording's: only then must numbers be equal to the bit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HARDWARE = ("processor", "vector")
 
 
 def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | None:
-    """What differs first between the recorded machine and this one; None for the same kind.
+    """The first difference between the recorded machine and this one; None if they are alike.
 
     Args:
-        metadata: of a session, or of what was put into it later.
-        packages: those whose versions matter.
+        metadata: of a session, or of a reference.
+        packages: the packages whose versions matter.
     """
     here = machine.describe(packages)
     try:

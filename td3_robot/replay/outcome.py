@@ -1,4 +1,4 @@
-"""What driving a core from a recording gives: what it said then, and what it says now."""
+"""The result of replaying a core: its recorded messages and today's."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from td3_robot.recording.entries import Attachment, Entry
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a core was recorded to say, and what it says now, of one topic.
+    """The messages of one topic, recorded and today's.
 
     Attributes:
-        topic: their name.
-        packages: which packages, besides the processor, decide whether numbers must be the same to the bit.
-        expected: recorded messages, with their entries (None for what is kept in an attachment).
-        got: today's.
-        reference: the attachment that would hold ``got``, for what is not a message of the recording.
-        made: what the reference that is expected says of the machine it was made on, as a session's metadata does; None
-            for what was recorded, or a reference that does not say it.
-        stream: whose messages they are, for the name of such an attachment.
-        where: the Step at which a message (by ``id``) was said, in words.
-        older: recorded of a node that did not offer this topic yet; there is nothing to compare with but a reference.
+        topic: its name.
+        packages: the packages that, besides the processor, decide whether numbers must be equal to the bit.
+        expected: the expected messages, with their entries; None for those of an attachment.
+        got: today's messages.
+        reference: the attachment with ``got``, if the topic is not one of messages.
+        stream: the publisher, for the name of the reference.
+        where: the Step at which a message (by ``id``) was sent, in words.
+        older: the node did not offer this topic; only a reference can be compared.
+        made: the machine that made the reference, like a session's metadata; None for recorded messages, and for a
+            reference that does not record it.
     """
 
     topic: str
@@ -39,10 +39,12 @@ class Replayed:
 
 @dataclass
 class Outcome:
-    """What replaying one core gave; ``notes`` say what could not be checked, and why.
+    """The result of replaying one core.
 
     Attributes:
-        turns: how often cores were told what their nodes were told.
+        parts: one for each stream.
+        turns: number of turns that cores were told.
+        notes: what could not be checked, and why.
     """
 
     parts: list[Replayed] = field(default_factory=list)

@@ -1,11 +1,11 @@
-"""The pytest plugin that comes with td3-robot: each recording in a folder is a test; fixtures for tests of one's own.
+"""The pytest plugin of td3-robot: each recording in a folder is a test, and there are fixtures for your own tests.
 
 In ``pyproject.toml``::
 
     [tool.pytest.ini_options]
     td3_robot_sessions = ["tests/sessions"]
 
-Loaded by pytest of itself; imports the rest of td3-robot only when a test needs it.
+pytest loads the plugin itself. It imports the rest of td3-robot only when a test needs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse folders that no test could come from: a suite that checks nothing must not pass."""
+    """Refuse folders without tests: a suite that checks nothing must not pass."""
     for folder in _folders(session.config):
         if not folder.is_dir():
             raise pytest.UsageError(f"{INI}: {str(folder)!r} is no folder")
@@ -49,7 +49,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _passed_over(path: Path, config: pytest.Config) -> str | None:
-    """The pattern of norecursedirs because of which pytest does not come to this file within a folder, if any."""
+    """The pattern of norecursedirs that hides this file in a folder from pytest; None if there is none."""
     patterns: list[str] = config.getini("norecursedirs")
     return next((pattern for name in path.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
 
@@ -66,14 +66,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class SessionCollector(pytest.File):
-    """A recording."""
+    """Collects one recording."""
 
     def collect(self) -> Iterator[pytest.Item]:
         yield SessionItem.from_parent(self, name="replay")
 
 
 class SessionDiffersError(Exception):
-    """The cores no longer say what they said."""
+    """The cores do not send what they sent."""
 
 
 class SessionItem(pytest.Item):
@@ -119,7 +119,7 @@ def memory_bus(manual_clock: ManualClock) -> Callable[[], MemoryBus]:
 
 @pytest.fixture
 def manual_clock() -> ManualClock:
-    """A clock that is moved by hand, see :class:`td3_robot.testing.ManualClock`."""
+    """A clock that the test moves, see :class:`td3_robot.testing.ManualClock`."""
     from td3_robot.testing import ManualClock
 
     return ManualClock()

@@ -1,8 +1,8 @@
-"""Makes what the cores say today what a recording expects of them.
+"""Makes today's outputs of the cores the expected ones of a recording.
 
-What was recorded stays as it is: it is what other cores were told. What a core is expected to say instead stands in an
-attachment, a *reference*, for each stream of messages that is not as recorded any more. Beside it stands, in another,
-on which machine and with which versions it was made: that, and not the recording's, decides how exactly it is compared.
+The recorded messages stay, because they are the inputs of other cores. An attachment, the *reference*, holds the new
+expected messages of each stream that differs. A second attachment holds the machine and versions that made it. These,
+not those of the recording, decide how exactly the stream is compared.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
 
 _MADE = "made/"
-"""Before the name of a reference: that of the attachment that says on what machine it was made."""
+"""Prefix of a reference's name: the attachment with the machine that made the reference."""
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part with what the session's reference says in place of what was recorded, if it has one for it, and with the
-    machine that said it.
+    """The part with the messages and machine of the session's reference, if the session has one for it.
 
     Raises:
         SessionError: the reference is damaged.
@@ -50,14 +49,14 @@ def expected(session: Session, part: Replayed) -> Replayed:
 
 
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
-    """Rewrite the one file of a session with what was replayed; says in words what changed, nothing if nothing did.
+    """Rewrite the one file of a session with new references; returns what changed, in words, or nothing.
 
-    What the recording says about itself stays, and so does every other attachment.
+    Messages, metadata and all other attachments stay.
 
     Raises:
-        OSError: it cannot be written; the old file is untouched then.
+        OSError: the file cannot be written; it is unchanged then.
     """
-    path = session.paths[0].resolve()  # the file itself, where it was named by a link to it
+    path = session.paths[0].resolve()  # behind a symbolic link
     references = {}
     for part in parts:
         reference = part.reference or _reference(part)
@@ -70,7 +69,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     made = {f"{_MADE}{name}": Attachment(f"{_MADE}{name}", "application/json", here) for name in references}
     new = {**references, **made}
     kept = [item for item in SessionFile(path).items() if isinstance(item, Attachment)]
-    attachments = [new.pop(item.name, item) for item in kept]  # of two with one name the first is what is read
+    attachments = [new.pop(item.name, item) for item in kept]  # readers use the first of a name
     attachments += new.values()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         target = Path(folder) / path.name
@@ -81,7 +80,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
 
 
 def _reference(part: Replayed) -> Attachment | None:
-    """What holds today's messages; None if they are the expected ones, to the last byte."""
+    """The attachment with today's messages; None if these equal the expected ones, byte by byte."""
     if part.topic not in MESSAGES:
         return None
     payloads = [codec.encode(message) for message in part.got]
@@ -91,13 +90,13 @@ def _reference(part: Replayed) -> Attachment | None:
 
 
 def _made(session: Session, name: str) -> dict[str, str] | None:
-    """What is said of the machine that made the reference of this name; None in files that are older than that."""
+    """The machine that made the reference of this name; None if the file does not record it."""
     attached = session.attachments.get(f"{_MADE}{name}")
     if attached is None:
         return None
     try:
         return msgspec.json.decode(attached.data, type=dict[str, str])
-    except ValueError as error:  # which msgspec's errors are, and that of what is not UTF-8
+    except ValueError as error:  # of msgspec, or of bytes that are not UTF-8
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
 
 
