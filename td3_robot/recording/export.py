@@ -1,4 +1,4 @@
-"""``td3-robot export``: a recording as tables (CSV, Parquet), a bag in ROS 2 types, or a Minari dataset."""
+"""``td3-robot export``: writes a recording as tables (CSV, Parquet), ROS 2 messages, or a Minari dataset."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, FieldType, Hello, Message, wire_fields
-from td3_robot.recording import ros2
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
 
-_BATCH = 5000  # rows that a Parquet file gets at once
-_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats that are no tables, and what they are made of
+_BATCH = 5000  # rows written to a Parquet file at once
+_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats without tables, and what they convert
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
   td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
-Each topic is one table. A message about several robots is a row for each of them; channels are columns, by their name.
-Maps and lists are JSON text; of bytes only their number is given.
+Each topic is one table. A message about several robots has a row for each robot. Channels are columns with their names.
+Maps and lists are JSON text. Bytes are given as their number.
 """
 
 Row = dict[str, Any]
 
 
 class Table(Protocol):
-    """Takes rows of the same columns."""
+    """Takes rows with the same columns."""
 
     def add(self, row: Row) -> None: ...
 
@@ -49,10 +48,10 @@ class Table(Protocol):
 
 
 class CsvTable:
-    """A CSV file with a head line."""
+    """A CSV file with a header line."""
 
     def __init__(self, path: Path, message: type[Message]) -> None:
-        del message  # all is text
+        del message
         self._file = path.open("x", newline="", encoding="utf-8")
         self._writer: csv.DictWriter[str] | None = None
 
@@ -67,7 +66,7 @@ class CsvTable:
 
 
 class ParquetTable:
-    """A Parquet file; the message's declaration says the types of the columns."""
+    """A Parquet file. The declaration of the message gives the types of its columns."""
 
     def __init__(self, path: Path, message: type[Message]) -> None:
         import pyarrow
@@ -114,7 +113,7 @@ _TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "b
 
 
 def _type(wire: FieldType) -> str:
-    """What Arrow calls the type of a field's column."""
+    """Arrow's name for the type of a field's column."""
     return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
 
 
@@ -122,7 +121,7 @@ FORMATS: dict[str, Callable[[Path, type[Message]], Table]] = {"csv": CsvTable, "
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of one message: one for each robot (or episode) it is about, one if it is about none."""
+    """The rows of one message: one for each of its robots (or episodes), or a single one."""
     head: Row = {  # as _HEAD
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
@@ -144,15 +143,15 @@ def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict | list):
-        return json.dumps(value, default=len)  # of bytes
+        return json.dumps(value, default=len)  # bytes as their number
     return len(value) if isinstance(value, bytes) else value
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables; rows by topic.
+    """Write the tables; returns the number of rows by topic.
 
     Raises:
-        SessionError: the recording is damaged, or of robots that differ in their channels.
+        SessionError: the recording is damaged, or its robots have different channels.
         OSError: a table exists or cannot be written.
     """
     names = _names(session)
@@ -172,8 +171,10 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def _names(session: Session) -> dict[str, Names]:
-    """Names of channels, by source. One whose Hello was lost is as any other with so many channels; else they are
-    numbered."""
+    """The names of channels by source.
+
+    A source without a recorded Hello gets the names of another source with as many channels, or numbers.
+    """
     hellos = session.messages((Hello.NAME,))
     said = {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
 
@@ -188,7 +189,7 @@ def _names(session: Session) -> dict[str, Names]:
 
 
 def _of_channels(topic: str) -> bool:
-    """Whether a table has columns that are channels of a source."""
+    """Whether the table of a topic has channels as columns."""
     return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
 
 
@@ -204,9 +205,24 @@ def _refuse_two_kinds(session: Session, names: Mapping[str, Names]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.format == "minari":
+        return _minari(options)
+    session = Session(options.files)
+    session.require(options.topics)
+    if options.format == "ros2":
+        return _ros2(session, options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    counts = export(session, options.out, options.format, options.topics)
+    lines = [f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
+    print(json.dumps(counts) if options.json else "\n".join(lines))
+    return EXIT_GOOD
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="td3-robot export",
-        description="Write a recording as tables, in ROS 2 types, or as a Minari dataset.",
+        description="Write a recording as tables, as ROS 2 messages, or as a Minari dataset.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
@@ -222,26 +238,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError(f"--topics chooses tables; --format {options.format} converts {_WHOLE[options.format]}")
     if options.dataset and options.format != "minari":
         raise UsageError(f"--dataset names a Minari dataset; --format {options.format} makes none")
-    if options.format == "minari":
-        return _minari(options)
-    session = Session(options.files)
-    session.require(options.topics)
+    return options
+
+
+def _ros2(session: Session, options: argparse.Namespace) -> int:
+    from td3_robot.recording import ros2  # here, because it needs an extra
+
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.format == "ros2":
-        counts = ros2.export(session, options.out / "ros2.mcap")
-    else:
-        counts = export(session, options.out, options.format, options.topics)
-    if options.json:
-        print(json.dumps(counts))
-    elif options.format == "ros2":
-        print("\n".join(f"{topic}: {count} messages" for topic, count in counts.items()))
-    else:
-        print("\n".join(f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()))
+    counts = ros2.export(session, options.out / "ros2.mcap")
+    lines = [f"{topic}: {count} messages" for topic, count in counts.items()]
+    print(json.dumps(counts) if options.json else "\n".join(lines))
     return EXIT_GOOD
 
 
 def _minari(options: argparse.Namespace) -> int:
-    module = importlib.import_module("td3_robot_sims.minari_export")  # by name: what needs Gymnasium is never imported
+    module = importlib.import_module("td3_robot_sims.minari_export")  # by name: td3_robot never imports simulators
     session = Session(options.files)
     name = options.dataset or module.name_of(session.paths[0])
     module.check_name(name)

@@ -1,103 +1,45 @@
-"""A recording as a second MCAP file in ROS 2 types: what robots did as JointState, what nodes report as diagnostics.
+"""Exports a recording as a second MCAP file with ROS 2 messages.
 
-Layouts: sensor_msgs/JointState, diagnostic_msgs/DiagnosticArray and std_msgs/Header of ROS 2 Humble. Encoding: CDR as
-in OMG DDSI-RTPS 2.5, section 10, little-endian. Positions, velocities and efforts are the numbers of the channels of
-those names, in the units of these: what a task normalises stays normalised.
+Each robot of a Step becomes a sensor_msgs/JointState, each Status a diagnostic_msgs/DiagnosticArray, in the types of
+ROS 2 Humble. Positions, velocities and efforts are the numbers of the channels of those names, in the units of these
+channels. What a task normalises stays normalised.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mcap.writer import Writer
+from rosbags.typesys import Stores, get_typestore
 
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Status, Step
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 
-_LINE = "=" * 80
-_HEADER = f"""{_LINE}
-MSG: std_msgs/Header
-builtin_interfaces/Time stamp
-string frame_id
-{_LINE}
-MSG: builtin_interfaces/Time
-int32 sec
-uint32 nanosec
-"""
-JOINT_STATE = f"""std_msgs/Header header
-string[] name
-float64[] position
-float64[] velocity
-float64[] effort
-{_HEADER}"""
-DIAGNOSTICS = f"""std_msgs/Header header
-diagnostic_msgs/DiagnosticStatus[] status
-{_HEADER}{_LINE}
-MSG: diagnostic_msgs/DiagnosticStatus
-byte OK=0
-byte WARN=1
-byte ERROR=2
-byte STALE=3
-byte level
-string name
-string message
-string hardware_id
-diagnostic_msgs/KeyValue[] values
-{_LINE}
-MSG: diagnostic_msgs/KeyValue
-string key
-string value
-"""
+_JOINT_STATE, _DIAGNOSTICS = "sensor_msgs/msg/JointState", "diagnostic_msgs/msg/DiagnosticArray"
 _OK, _ERROR = 0, 2
 _EFFORTS = ("torque", "effort", "force")
+_STORE = get_typestore(Stores.ROS2_HUMBLE)
 
 
-class Cdr:
-    """Writes one message; numbers are aligned to their size, counted from behind the encapsulation header."""
+def _make(name: str, *values: Any) -> Any:
+    """A ROS message of this type from its fields in order."""
+    return _STORE.types[name](*values)
 
-    def __init__(self) -> None:
-        self._octets = bytearray()
 
-    def number(self, code: str, value: float) -> None:
-        size = struct.calcsize(code)
-        self._octets += bytes(-len(self._octets) % size)
-        self._octets += struct.pack(f"<{code}", value)
-
-    def text(self, value: str) -> None:
-        octets = value.encode() + b"\0"
-        self.number("I", len(octets))
-        self._octets += octets
-
-    def texts(self, values: Sequence[str]) -> None:
-        self.number("I", len(values))
-        for value in values:
-            self.text(value)
-
-    def doubles(self, values: Sequence[float]) -> None:
-        self.number("I", len(values))
-        for value in values:
-            self.number("d", value)
-
-    def header(self, time_ns: int) -> None:
-        seconds, rest = divmod(time_ns, 1_000_000_000)
-        self.number("i", seconds)
-        self.number("I", rest)
-        self.text("")
-
-    def message(self) -> bytes:
-        return b"\x00\x01\x00\x00" + bytes(self._octets)
+def _header(time_ns: int) -> Any:
+    return _make("std_msgs/msg/Header", _make("builtin_interfaces/msg/Time", *divmod(time_ns, 1_000_000_000)), "")
 
 
 class Joints:
-    """Which channels of a robot are what of which joint: ``knee.position`` is the position of the joint ``knee``."""
+    """The joints of a robot by their channels: ``knee.position`` is the position of the joint ``knee``."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         observed = [str(channel["name"]) for channel in description["observations"]]
@@ -106,19 +48,20 @@ class Joints:
         self.effort = _indices(applied, _EFFORTS)
         self.names = list(dict.fromkeys([*self.position, *self.velocity, *self.effort]))
 
-    def state(self, step: Step, robot: int, time_ns: int) -> bytes:
-        """The JointState of one robot; what a joint has no channel for is not a number."""
-        cdr = Cdr()
-        cdr.header(time_ns)
-        cdr.texts(self.names)
-        for indices, row in (
+    def state(self, step: Step, robot: int, time_ns: int) -> Any:
+        """The JointState of one robot. The value of a joint without a channel is not-a-number."""
+        rows = (
             (self.position, step.observation[robot]),
             (self.velocity, step.observation[robot]),
             (self.effort, step.action[robot]),
-        ):
-            found = [float(row[indices[name]]) if name in indices else math.nan for name in self.names]
-            cdr.doubles(found if indices else [])
-        return cdr.message()
+        )
+        values = [
+            np.array(
+                [row[indices[name]] if name in indices else math.nan for name in self.names if indices], np.float64
+            )
+            for indices, row in rows
+        ]
+        return _make(_JOINT_STATE, _header(time_ns), self.names, *values)
 
 
 def _indices(channels: Sequence[str], kinds: Sequence[str]) -> dict[str, int]:
@@ -126,25 +69,20 @@ def _indices(channels: Sequence[str], kinds: Sequence[str]) -> dict[str, int]:
     return {joint: index for (joint, _, kind), index in parts if joint and kind in kinds}
 
 
-def diagnostics(status: Status, time_ns: int) -> bytes:
+def diagnostics(status: Status, time_ns: int) -> Any:
     """The DiagnosticArray of one Status."""
-    cdr = Cdr()
-    cdr.header(time_ns)
-    cdr.number("I", 1)
-    cdr.number("B", _ERROR if status.state == "failed" else _OK)
-    cdr.text(status.node)
-    cdr.text(f"{status.state}: {status.detail}" if status.detail else status.state)
-    cdr.text("")
-    values = {**status.figures, **status.counters}
-    cdr.number("I", len(values))
-    for key, value in values.items():
-        cdr.text(key)
-        cdr.text(f"{value:g}" if isinstance(value, float) else str(value))
-    return cdr.message()
+    values = [
+        _make("diagnostic_msgs/msg/KeyValue", key, f"{value:g}" if isinstance(value, float) else str(value))
+        for key, value in {**status.figures, **status.counters}.items()
+    ]
+    level = _ERROR if status.state == "failed" else _OK
+    text = f"{status.state}: {status.detail}" if status.detail else status.state
+    told = _make("diagnostic_msgs/msg/DiagnosticStatus", level, status.node, text, "", values)
+    return _make(_DIAGNOSTICS, _header(time_ns), [told])
 
 
 def export(session: Session, path: Path) -> Counter[str]:
-    """Write the file; messages by topic.
+    """Write the file; returns the number of messages by topic.
 
     Raises:
         SessionError: the recording is damaged.
@@ -159,29 +97,30 @@ def export(session: Session, path: Path) -> Counter[str]:
         writer = Writer(file)
         writer.start("ros2")
         schemas = {
-            Step: writer.register_schema("sensor_msgs/msg/JointState", "ros2msg", JOINT_STATE.encode()),
-            Status: writer.register_schema("diagnostic_msgs/msg/DiagnosticArray", "ros2msg", DIAGNOSTICS.encode()),
+            name: writer.register_schema(name, "ros2msg", _STORE.generate_msgdef(name, ros_version=2)[0].encode())
+            for name in (_JOINT_STATE, _DIAGNOSTICS)
         }
         channels: dict[str, int] = {}
 
-        def write(topic: str, kind: type, entry: Entry, data: bytes) -> None:
+        def write(topic: str, name: str, entry: Entry, message: Any) -> None:
             if topic not in channels:
-                channels[topic] = writer.register_channel(topic, "cdr", schemas[kind])
+                channels[topic] = writer.register_channel(topic, "cdr", schemas[name])
+            data = bytes(_STORE.serialize_cdr(message, name))
             writer.add_message(channels[topic], entry.received, data, entry.published, counts[topic])
             counts[topic] += 1
 
         for entry in session.timed((Step.NAME, Status.NAME)):
             message = session.decode(entry)
             if isinstance(message, Status):
-                write("/diagnostics", Status, entry, diagnostics(message, entry.published))
+                write("/diagnostics", _DIAGNOSTICS, entry, diagnostics(message, entry.published))
             elif isinstance(message, Step) and message.source in joints:
                 for robot in range(len(message.phase)):
                     topic = f"/{_name(message.source)}/robot_{robot}/joint_states"
-                    write(topic, Step, entry, joints[message.source].state(message, robot, entry.published))
+                    write(topic, _JOINT_STATE, entry, joints[message.source].state(message, robot, entry.published))
         writer.finish()
     return counts
 
 
 def _name(source: str) -> str:
-    """A ROS name: letters, digits and underscores, no digit first."""
+    """A ROS name: letters, digits and underscores, and no digit first."""
     return re.sub(r"^(?=[0-9])", "_", re.sub(r"[^A-Za-z0-9_]", "_", source))

@@ -16,6 +16,7 @@ _EXTRAS = {
     "onnx": "onnx",
     "mcap": "record",
     "pyarrow": "export",
+    "rosbags": "ros2",
     "minari": "minari",
     "h5py": "minari",
 }
@@ -24,6 +25,7 @@ NEEDED = {
     "eval": ("gymnasium", "pybullet"),
     "record": ("mcap",),
     "export --format parquet": ("mcap", "pyarrow"),
+    "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),

@@ -21,7 +21,7 @@ from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.recording import experience
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
-from tests.recording.sessions import BEGIN, SECOND, Publisher, entries_of
+from tests.sessions import BEGIN, SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]
 CONFIG = configuration.parse({"network": {"hidden": [4]}, "learner": {"learning_starts": 500}, "total_steps": 1000})

@@ -16,7 +16,7 @@ from td3_robot.messages import Action, Status
 from td3_robot.recording.reader import Session
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
-from tests.recording.sessions import BEGIN, entries_of
+from tests.sessions import BEGIN, entries_of
 
 Make = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 from td3_robot.cli.main import main
 from td3_robot.messages import LifecycleChange, Refused, Status
 from td3_robot.recording.faults import Faults, line
-from tests.recording.sessions import BEGIN, SECOND, entries_of
+from tests.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.recording.recover import recover
 from td3_robot.recording.writer import CHUNK_S, SessionWriter
-from tests.recording.sessions import BEGIN, Publisher, entries_of
+from tests.sessions import BEGIN, Publisher, entries_of
 
 Make = Callable[..., Any]
 

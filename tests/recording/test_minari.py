@@ -17,7 +17,7 @@ from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
-from tests.recording.sessions import entries_of
+from tests.sessions import entries_of
 
 pytest.importorskip("h5py")
 minari = pytest.importorskip("minari")

@@ -26,7 +26,7 @@ from td3_robot.topics import TOPICS
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, ServerLink
-from tests.recording.sessions import BEGIN, SECOND, entries_of
+from tests.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
 

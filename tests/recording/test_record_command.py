@@ -41,7 +41,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_ring_is_not_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record("--ring-s", "30", f"--split-{other}", "5") == 2
     said = capsys.readouterr().err
-    assert f"record.ring_s is 30 and record.split_{other} 5: a ring is written into files of its own length" in said
+    assert f"record.ring_s is 30 and record.split_{other} 5: a ring cannot be split" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "leg.mcap").exists()
 

@@ -13,7 +13,7 @@ from td3_robot.messages import Bye, Status, Weights
 from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import free_name
-from tests.recording.sessions import BEGIN, Publisher
+from tests.sessions import BEGIN, Publisher
 
 Make = Callable[..., Any]
 

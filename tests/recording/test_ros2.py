@@ -1,7 +1,8 @@
-"""The ROS 2 file, read by those who did not write it: the mcap package, and the types of rosbags."""
+"""The ROS 2 file, read with the mcap package and the message types of rosbags."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from mcap.reader import make_reader
 
 from td3_robot.cli.main import main
 from td3_robot.messages import Status
-from td3_robot.recording.ros2 import Cdr
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import link as handshake
-from tests.recording.sessions import BEGIN, SECOND, entries_of
+from tests.sessions import BEGIN, SECOND, entries_of
 
 typesys = pytest.importorskip("rosbags.typesys")
 Make = Callable[..., Any]
@@ -66,6 +66,33 @@ def test_joint_states(converted: Path) -> None:
     assert second.header.stamp.nanosec == 0
 
 
+def test_the_bytes_of_a_message_by_hand(converted: Path) -> None:
+    """CDR, little-endian: 4 bytes of encapsulation, int32 sec, uint32 nanosec, then strings with length and zero."""
+    with converted.open("rb") as file:
+        [data] = [
+            m.data
+            for _, channel, m in make_reader(file).iter_messages()
+            if channel.topic.endswith("robot_1/joint_states")
+        ]
+    sec = (BEGIN // SECOND + 1).to_bytes(4, "little").hex()
+    assert data[:40].hex() == "00010000" + sec + "00000000" + "01000000" + "00000000" + "02000000" + (
+        "05000000" + "6b6e656500" + "000000" + "04000000"
+    )
+    assert data[40:44] == b"hip\0"
+
+
+def test_a_machine_without_rosbags_is_told_what_to_install(
+    save: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rosbags.typesys", None)
+    monkeypatch.delitem(sys.modules, "td3_robot.recording.ros2", raising=False)
+    monkeypatch.delattr("td3_robot.recording.ros2", raising=False)
+    path = save("b.mcap", [])
+    assert main(["export", str(path), "--out", str(tmp_path / "u"), "--format", "ros2"]) == 2
+    assert not (tmp_path / "u").exists()
+    assert "needs rosbags.typesys, which is not installed; pip install 'td3-robot[ros2]'" in capsys.readouterr().err
+
+
 def test_diagnostics(converted: Path) -> None:
     (status,) = read(converted)["/diagnostics"].status
     assert int(np.uint8(status.level)) == 2
@@ -83,15 +110,3 @@ def test_the_schemas_are_the_ones_of_ros(converted: Path) -> None:
         parsed = typesys.get_types_from_msg(schema.data.decode(), schema.name)
         for name, definition in parsed.items():
             assert definition == store.fielddefs[name], name
-
-
-def test_alignment_by_hand() -> None:
-    """A byte, then a double: seven bytes of padding; the header of four bytes does not count."""
-    cdr = Cdr()
-    cdr.number("B", 1)
-    cdr.number("d", 1.0)
-    assert cdr.message().hex() == "00010000" + "01" + "00" * 7 + "000000000000f03f"
-    cdr = Cdr()
-    cdr.text("ab")
-    cdr.number("I", 7)
-    assert cdr.message().hex() == "00010000" + "03000000" + "616200" + "00" + "07000000"

@@ -6,7 +6,7 @@ import pytest
 
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.stream import Stream
-from tests.recording.sessions import BEGIN, SECOND
+from tests.sessions import BEGIN, SECOND
 
 MS = SECOND // 1000
 

@@ -20,7 +20,7 @@ from td3_robot.recording.values import rows
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
-from tests.recording.sessions import BEGIN
+from tests.sessions import BEGIN
 
 Make = Callable[..., Any]
 

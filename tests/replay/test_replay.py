@@ -20,7 +20,7 @@ from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.replay import check as replay
 from td3_robot.replay import machines
-from tests.recording.sessions import entries_of
+from tests.sessions import entries_of
 
 Make = Callable[..., Any]
 Said = list[tuple[str, Message]]

@@ -14,7 +14,7 @@ import zmq
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Action, Evaluation, LifecycleChange, Status, Throttle, Turn, Weights
 from td3_robot.monitor.plotjuggler import PlotJuggler, frames
-from tests.recording.sessions import BEGIN, entries_of
+from tests.sessions import BEGIN, entries_of
 
 Make = Callable[..., Any]
 NAMES = {"O": ["height", "knee.position", "knee.velocity"], "A": ["left", "right"]}
