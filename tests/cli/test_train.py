@@ -1,4 +1,4 @@
-"""``td3-robot train``: what is refused before anything is started or written."""
+"""``td3-robot train``: errors and notices before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
-from td3_robot.cli.train import compiling, crowded
+from td3_robot.cli.train_setup import compile_notices, thread_notices
 from td3_robot.config.learner import LearnerConfig
 
 
@@ -31,10 +31,10 @@ def test_a_policy_to_start_from_must_fit(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_package_is_named_before_the_machine_is_looked_at(
+def test_a_missing_package_is_an_error_before_the_machine_is_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """walker2d leaves the precision to the machine, and looking at the machine needs torch."""
+    """walker2d has precision auto, which needs torch to resolve."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
@@ -45,7 +45,7 @@ def test_a_missing_package_is_named_before_the_machine_is_looked_at(
 
 
 @pytest.mark.parametrize("seconds", ["nan", "0", "-3", "inf"])
-def test_progress_wants_a_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "walker2d", "--out", str(tmp_path / "run"), f"--log-every={seconds}"]) == 2
     assert f"--log-every is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -55,34 +55,37 @@ def test_progress_wants_a_time(seconds: str, tmp_path: Path, capsys: pytest.Capt
     ("threads", "where", "device", "said"),
     [
         (2, "critics", "cpu", []),
-        (3, "critics", "cpu", ["learner.threads is 3, and this machine has 2 processors for all processes: they will"]),
-        (2, "operators", "cpu", ["learner.threads is 2 in operators, and this machine has 2 processors for all"]),
+        (
+            3,
+            "critics",
+            "cpu",
+            ["learner.threads is 3 and this machine has 2 cores for all processes: the threads will"],
+        ),
+        (2, "operators", "cpu", ["learner.threads is 2 in operators and this machine has 2 cores for all"]),
         (1, "operators", "cpu", []),
         (9, "operators", "cuda", []),
     ],
 )
-def test_threads_that_will_wait_for_processors_are_spoken_of(
-    threads: int, where: Any, device: Any, said: list[str]
-) -> None:
-    found = crowded(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
+def test_notices_about_more_threads_than_cores(threads: int, where: Any, device: Any, said: list[str]) -> None:
+    found = thread_notices(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
     assert len(found) == len(said)
     assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True))
 
 
-def test_what_compiling_takes_and_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiling(LearnerConfig()) == []
-    assert compiling(LearnerConfig(compile=True, precision="bf16")) == []
-    assert compiling(LearnerConfig(compile=True, device="cuda")) == []
+def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compile_notices(LearnerConfig()) == []
+    assert compile_notices(LearnerConfig(compile=True, precision="bf16")) == []
+    assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
     monkeypatch.setenv("CXX", sys.executable)  # a program that is there
-    (line,) = compiling(LearnerConfig(compile=True))
+    (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    (line,) = compiling(LearnerConfig(compile=True))
-    assert line.startswith("learner.compile is true, and there is no C++ compiler '/nowhere/g++' (CXX names another o")
-    assert line.endswith("updates are made as they are, and slower")
-    assert crowded(LearnerConfig(threads=2), 1) != []
-    assert crowded(LearnerConfig(threads=2, compile=True), 1) == []  # it has one thread
+    (line,) = compile_notices(LearnerConfig(compile=True))
+    assert line.startswith("learner.compile is true and there is no C++ compiler '/nowhere/g++' (CXX names another o")
+    assert line.endswith("updates run uncompiled, which is slower")
+    assert thread_notices(LearnerConfig(threads=2), 1) != []
+    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []  # it has one thread
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "no C++ compiler 'clang++'" in compiling(LearnerConfig(compile=True))[0]
+    assert "no C++ compiler 'clang++'" in compile_notices(LearnerConfig(compile=True))[0]

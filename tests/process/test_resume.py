@@ -279,7 +279,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
             path.rename(f"{path}.damaged") if damaged else path.unlink()
         refused = command("train", "--resume", "run")
         assert refused.finish() == 2
-        assert "no whole checkpoint to go on from is left in" in refused.lines[-1]
+        assert "has no whole checkpoint in" in refused.lines[-1]
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
 
 

@@ -171,7 +171,7 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     run.interrupt()
     assert run.finish() == 130, run.output()
     for name in ("sim-0", "policy", "learner"):
-        assert f"{name} died and was started again 1 times" in run.output()
+        assert f"{name} died and was restarted 1 times" in run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     # The band is kept over all of it: 0.2 · (5,000 - 500) updates and more, at most 64 fewer.
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
@@ -225,7 +225,7 @@ def test_without_a_compiler_a_training_goes_on_as_it_is(
     monkeypatch.setenv("CXX", "/nowhere/g++")
     run = train(700, "learner.compile=true")
     assert run.finish() == 0, run.output()
-    assert "there is no C++ compiler '/nowhere/g++' (CXX names another one): updates are made" in run.output()
+    assert "there is no C++ compiler '/nowhere/g++' (CXX names another one): updates run uncompiled" in run.output()
     log = (tmp_path / "run" / "logs" / "learner.log").read_text()
     assert re.search(r"WARNING updates are not compiled and therefore slower: .*/nowhere/g\+\+", log), log
     assert not list((tmp_path / "cache").rglob("*.so"))

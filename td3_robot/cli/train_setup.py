@@ -1,0 +1,186 @@
+"""What ``td3-robot train`` decides and checks before it starts or writes anything."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from td3_robot.bundle import Bundle
+from td3_robot.config import loading as configuration
+from td3_robot.config import resume as changes
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.config.schema import Config
+from td3_robot.errors import UsageError
+from td3_robot.learner import beginning, room
+from td3_robot.learner.machine_choices import resolve
+from td3_robot.runtime import launch
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.specs import RobotSpec
+from td3_robot.topics import LINKS
+from td3_robot.transport import endpoints
+from td3_robot.transport.keys import open_keys
+from td3_robot.util import extras, files
+from td3_robot.util.machine import available_cores, compiler_lack
+
+_LEARNER = "td3_robot.learner.node"
+_RECORDER = "td3_robot.recording.node"
+_A2C = "td3_robot_sims.a2c"
+
+
+class Prepared(NamedTuple):
+    """A run that can start.
+
+    Attributes:
+        notices: lines for the user.
+    """
+
+    run: RunFolder
+    config: Config
+    notices: list[str]
+
+
+def new_run(options: argparse.Namespace) -> Prepared:
+    """Create a run from the command line.
+
+    Raises:
+        UsageError, ConfigError, BundleError, …: something does not fit; nothing was written.
+    """
+    if options.config is None:
+        raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
+    wanted = configuration.load(options.config, _overrides(options))
+    _check_installed(wanted)
+    config, device_memory, notices = resolve(wanted)
+    if start := config.learner.start_from:
+        task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
+        beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
+    path = options.out or Path("runs") / f"{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    notices = [*notices, *_check(config, path, device_memory)]
+    return Prepared(RunFolder.create(path, config), config, notices)
+
+
+def resumed_run(options: argparse.Namespace) -> Prepared:
+    """Open the run of ``--resume``, and write its configuration if that changes.
+
+    Raises:
+        UsageError, ConfigError, …: the run cannot be resumed like this; nothing was written.
+    """
+    only_new = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
+    given = [name for name, value in only_new.items() if value is not None and value is not False and value != []]
+    if given:
+        raise UsageError(f"{given[0]} cannot be given with --resume; allowed: CONFIG, --steps and --set")
+    run = RunFolder.open(options.resume)
+    before = run.trained_with() or run.config()
+    overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
+    wanted = configuration.load(options.config or run.config_file, overrides)
+    _check_installed(wanted)
+    config, device_memory, notices = resolve(wanted, before)
+    changed = changes.accepted(before, config, {override.partition("=")[0] for override in overrides})
+    _check_progress(run, before, config, "--steps" if options.steps is not None else "total_steps")
+    notices = [*notices, *(f"changed: {line}" for line in changed), *_check(config, run.path, device_memory)]
+    with run.locked():
+        files.write_atomically(run.config_file, config.to_yaml().encode())
+    return Prepared(run, config, notices)
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """The command line as ``KEY=VALUE``."""
+    overrides = list(options.set)
+    for option, key in (("steps", "total_steps"), ("seed", "seed")):
+        value = getattr(options, option)
+        if value is None:
+            continue
+        if any(override.partition("=")[0] == key for override in options.set):
+            raise UsageError(f"--{option} and --set {key} set the same key; give one of them")
+        overrides.append(f"{key}={value}")
+    if options.lockstep:
+        overrides.append("timing=lockstep")
+    if options.recordings:
+        recordings = [str(Path(file).resolve()) for file in options.recordings]
+        overrides.append(f"learner.recordings={json.dumps(recordings)}")
+    if options.offline is not None:
+        overrides.append(f"learner.offline_updates={options.offline}")
+    return overrides
+
+
+def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -> None:
+    """Check that the run is not past its new end and has a checkpoint, if it needs one.
+
+    Args:
+        what: names the number of steps in the error.
+    """
+    made = run.steps_made()
+    if config.total_steps != before.total_steps and config.total_steps < made:
+        raise UsageError(f"{what} is {config.total_steps}; the run in {run.path} has already made {made}")
+    if any(run.checkpoints.glob("checkpoint-*.safetensors")):
+        return
+    damaged = any(run.checkpoints.glob("checkpoint-*.damaged"))
+    # A lock-step run without a checkpoint starts again, and makes the same steps bit for bit.
+    if damaged or (made and run.policy_file.exists() and before.timing != "lockstep"):
+        raise UsageError(
+            f"--resume: the run in {run.path} has made {made} steps and has no whole checkpoint in {run.checkpoints}; "
+            "restore one, or start a new run"
+        )
+
+
+def _check_installed(config: Config) -> None:
+    """Check that the processes find their packages.
+
+    Raises:
+        ModuleNotFoundError: a package is missing.
+    """
+    recordings = extras.NEEDED["record"] if config.record.enabled or config.learner.recordings else ()
+    for module in (*extras.NEEDED["train"], *recordings):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
+    """Check what would stop the processes: task, recordings, endpoints, memory and disk; notices for the user."""
+    modules = [process.row.module for process in launch.expand(launch.load(config.launch), config)]
+    if config.record.enabled and _RECORDER not in modules:
+        raise UsageError(f"record.enabled is true and launch {config.launch!r} has no recorder; it must be false")
+    if _A2C in modules:
+        importlib.import_module("td3_robot_sims.a2c_config").check(config)
+    keys = open_keys(config.endpoints.keys)
+    for link in LINKS:
+        if endpoint := getattr(config.endpoints, link):
+            endpoints.check(endpoint, bind=True, keys=keys is not None)
+    tasks = importlib.import_module("td3_robot_sims.tasks")
+    spec: RobotSpec = tasks.check(config.task, config.randomization)
+    if config.learner.recordings:
+        experience = importlib.import_module("td3_robot.recording.experience")
+        for file in config.learner.recordings:
+            experience.check(Path(file), spec)
+    if _LEARNER not in modules:
+        return []
+    fits = room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
+    return [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner), fits]
+
+
+def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
+    """Lines for a learner with more threads than this machine can run."""
+    if learner.device == "cuda":
+        return []
+    threads, machine = f"learner.threads is {learner.threads}", f"this machine has {cores} cores for all processes"
+    if learner.threads_in == "critics" and learner.threads <= 2 * cores and learner.compiles:
+        return []  # compiled updates use half of the threads
+    if learner.threads > cores:
+        return [f"{threads} and {machine}: the threads will wait for each other"]
+    if learner.threads_in == "operators" and 2 <= learner.threads == cores:
+        return [f"{threads} in operators and {machine}: threads_in critics waits less"]
+    return []
+
+
+def compile_notices(learner: LearnerConfig) -> Sequence[str]:
+    """Lines for a learner that compiles its updates."""
+    if not learner.compiles:
+        return []
+    if lack := compiler_lack():
+        return [f"learner.compile is true and {lack}: updates run uncompiled, which is slower"]
+    return ["learner.compile: the first time on this machine the learner compiles its updates for about 20 s"]
