@@ -106,9 +106,10 @@ class SimulatorBackendContract:
         for wrong in (np.zeros(size + 1, np.float32), np.zeros((1, size), np.float32)):
             with pytest.raises(ValueError, match="has shape"):
                 environment.step(wrong)
-        for number in (np.nan, np.inf):
+        for number in (np.nan, np.inf, 3e38):  # the square of the last overflows
             with pytest.raises(ValueError, match="is not finite"):
                 environment.step(np.full(size, number, np.float32))
+        assert len(environment.save_state()["actions"]) == 0, "a refused action left a trace"
         action = environment.spec.action_high.copy()
         environment.step(action)
         assert action.tolist() == environment.spec.action_high.tolist()

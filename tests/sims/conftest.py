@@ -1,4 +1,4 @@
-"""An environment whose episodes are written down beforehand."""
+"""An environment with scripted episodes."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class Scripted:
 
 @pytest.fixture
 def scripted(spec: RobotSpec) -> Callable[..., Any]:
-    """Builds such envs for the toy robot from lists of (length, terminated, truncated)."""
+    """Makes scripted environments of the toy robot from lists of (length, terminated, truncated)."""
     return lambda script: Scripted(spec, script)

@@ -1,4 +1,4 @@
-"""Ways to act that lead robots to different places: falls within a few steps, or standing to the time limit."""
+"""Policies for tests: some make a robot fall within a few steps, others make it stand to the time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Driver(Protocol):
 
 
 class Random:
-    """Uniform actions in ± ``scale``; above 1 they exceed what the robot may be told."""
+    """Uniform actions in ± ``scale``; above 1 they exceed the action limits."""
 
     def __init__(self, seed: int, scale: float) -> None:
         self._random = np.random.default_rng(seed)

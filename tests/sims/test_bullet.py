@@ -1,4 +1,4 @@
-"""Worlds through Bullet's C interface: they are PyBullet's own, to the last bit, and let other threads run."""
+"""Worlds through Bullet's C interface equal PyBullet's own bit for bit, and let other threads run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from td3_robot.errors import ConfigError
 
 
 class Twins(NamedTuple):
-    """The same world twice: ours, and one that PyBullet's Python functions made."""
+    """The same world twice: ours, and one made by PyBullet's Python functions."""
 
     world: World
     client: int
@@ -58,7 +58,7 @@ def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
 
 
 def theirs(twins: Twins) -> dict[str, list[float]]:
-    """What :meth:`Client.look` fills, asked of PyBullet's functions, for what these tell."""
+    """The arrays of :meth:`Client.look`, as far as PyBullet's functions return their numbers."""
     _, client, _, robot, driven = twins
     links = range(pybullet.getNumJoints(robot, client))
     states = pybullet.getLinkStates(robot, links, computeLinkVelocity=1, physicsClientId=client)
@@ -86,14 +86,14 @@ def ours(twins: Twins) -> dict[str, list[float]]:
     }
 
 
-def test_what_is_read_is_what_pybullet_reads(twins: Twins, seed: int) -> None:
-    """Joints, masses, and after each of many steps: base, joints, links, contacts, boxes; at the end a picture."""
+def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
+    """Compares joints and masses; base, joints, links, contacts and boxes after each step; and a picture at the end."""
     world, client, floor, robot, driven = twins
     for index, joint in enumerate(world.client.joints(world._robot)):
         info = pybullet.getJointInfo(robot, index, client)
         assert joint[1:] == (info[12].decode(), info[8], info[9], info[3], info[4])
         name = info[1].decode()
-        # The names of fixed ones count up, over all worlds of a process.
+        # The names of fixed joints count up over all worlds of a process.
         assert joint.name == name or (joint.name[:8], name[:8]) == ("jointfix", "jointfix")
     for body, link in [(floor, BASE), *((robot, index) for index in range(BASE, world._link_count))]:
         mass, friction, inertia = pybullet.getDynamicsInfo(body, link, client)[:3]
@@ -123,7 +123,7 @@ def test_what_is_read_is_what_pybullet_reads(twins: Twins, seed: int) -> None:
 
 
 def test_a_step_lets_other_threads_run() -> None:
-    """Without a switch interval to speak of, a thread that never let go of the interpreter would keep it for itself."""
+    """With a very long switch interval, a thread that never releases the interpreter lock would keep it."""
     world, asked, answered = World(MODELS["Ant"]), threading.Event(), threading.Event()
 
     def answer() -> None:
@@ -170,7 +170,7 @@ def test_a_closed_world_refuses_everything() -> None:
             call()
 
 
-def test_a_world_that_is_closed_while_another_thread_steps_it_ends_between_two_steps() -> None:
+def test_a_world_closed_by_another_thread_ends_between_two_steps() -> None:
     for _ in range(20):
         client, stepping = World(MODELS["Hopper"]).client, threading.Event()
         ends: list[str] = []
@@ -199,7 +199,7 @@ def run(code: str) -> str:
     return child.stdout
 
 
-def test_a_world_is_closed_by_the_handler_of_a_signal_while_it_steps() -> None:
+def test_a_signal_handler_can_close_a_world_during_a_step() -> None:
     code = """
 import signal
 from td3_robot_sims.backends.bullet.world import World
@@ -268,8 +268,8 @@ def test_another_pybullet_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
         client.joints(1)
 
 
-def test_what_lay_in_new_memory_before_decides_nothing() -> None:
-    """One of these six robots falls in another way, in its 13th step, where new memory is filled with 0x55.
+def test_old_content_of_new_memory_has_no_effect() -> None:
+    """With new memory filled with 0x55, one of these six robots falls differently in its 13th step.
 
     MALLOC_PERTURB_ is glibc's: new memory is filled with the complement of its value.
     """

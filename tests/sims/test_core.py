@@ -1,4 +1,4 @@
-"""The simulator's core: when it goes on, what it says again, what it ignores."""
+"""The simulator's core: when it steps, what it repeats, what it ignores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
 
 
 def test_an_episode(make_core: Callable[..., SourceCore]) -> None:
-    """Three steps and the end; every Step goes to both servers and names the action it is the result of."""
+    """Three steps and the end. Every Step goes to both servers, and names the Action that led to it."""
     core = make_core()
     assert core.step([], 0.0) == []  # no leave yet
     outputs = core.step([throttle(100)], 1.5)
@@ -64,11 +64,11 @@ def test_an_episode(make_core: Callable[..., SourceCore]) -> None:
     assert core.transitions == 4
 
 
-def test_waits_for_leave(make_core: Callable[..., SourceCore]) -> None:
+def test_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(1)], 0.0)
     assert len(steps(core.step([action(0)], 0.1))) == 1
-    assert core.step([action(1)], 0.2) == []  # one transition made, one allowed
+    assert core.step([action(1)], 0.2) == []  # the one allowed transition is made
     assert core.step([throttle(1)], 0.3) == []
     assert len(steps(core.step([throttle(2)], 0.4))) == 1
 
@@ -80,11 +80,11 @@ def test_ignores_what_is_not_for_it(make_core: Callable[..., SourceCore]) -> Non
     for wrong in (action(1), action(0, incarnation=1)):
         assert core.step([wrong], 0.1) == []
     assert core.counters["late_actions"] == 2
-    core.step([action(0), action(0, 0.9)], 0.2)  # the first answer is the answer
+    core.step([action(0), action(0, 0.9)], 0.2)  # the first answer counts
     assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SourceCore]) -> None:
+def test_repeats_its_steps_for_a_new_server(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
     assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
@@ -95,29 +95,29 @@ def test_tells_a_server_that_knows_nothing(make_core: Callable[..., SourceCore])
     core.step([throttle(1)], 0.0)
     assert [to for to, _ in core.step([welcome("policy")], 0.1)] == ["policy"]
     core.step([action(0)], 0.2)
-    core.step([action(1)], 0.2)  # answered, but has to wait for the learner
+    core.step([action(1)], 0.2)  # answered, but waits for the learner
     assert core.step([welcome("policy")], 0.3) == []
-    again = core.step([welcome("learner")], 0.4)  # it has not said that it dealt with any
+    again = core.step([welcome("learner")], 0.4)  # the new learner has handled none
     assert [step.sequence for step in steps(again)] == [0, 1]
     assert {to for to, _ in again} == {"learner"}
-    # What the learner before it had granted is void.
+    # What the previous learner granted is void.
     assert core.step([throttle(1)], 0.5) == []
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
 
 
-def test_keeps_what_the_learner_may_not_have(make_core: Callable[..., SourceCore]) -> None:
-    """What it has not said it dealt with, and the Step before, which the first of those follows."""
+def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
+    """The Steps that the learner has not handled, and the Step before them."""
     core = make_core()
     core.step([throttle(2000)], 0.0)
     for number in range(6):
         core.step([action(number)], 0.1)
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.2))] == [0, 1, 2, 3, 4, 5, 6]
-    core.step([throttle(2000, answers=4)], 0.3)  # 0 to 3 are dealt with
+    core.step([throttle(2000, answers=4)], 0.3)  # the learner has handled 0 to 3
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
 
 
-def test_waits_rather_than_forget_what_the_learner_may_not_have(make_core: Callable[..., SourceCore]) -> None:
-    """At most QUEUE_LENGTH Steps that were not answered, and one; then it waits, whatever else it may do."""
+def test_waits_when_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
+    """The core keeps at most QUEUE_LENGTH + 1 unanswered Steps, and then waits."""
     core = make_core()
     core.step([throttle(10**6)], 0.0)
     number = 0
@@ -141,6 +141,6 @@ def test_lockstep_names_the_weights_the_learner_gave(make_core: Callable[..., So
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4
-    assert core.step([action(0)], 0.1) == []  # the learner has not dealt with Step 0 yet
+    assert core.step([action(0)], 0.1) == []  # the learner has not handled Step 0 yet
     [second] = steps(core.step([throttle(9, answers=1, version=5)], 0.2))
     assert (second.sequence, second.needs_version) == (1, 5)

@@ -1,4 +1,4 @@
-"""What reaches the joints and comes from the sensors of a randomized robot: late actions, noisy readings."""
+"""Delayed actions and noisy observations of a randomized robot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_latency_shifts_actions_by_exactly_as_many_periods(spec: RobotSpec, late
 
 
 def test_latencies_are_drawn_evenly(spec: RobotSpec, seed: int) -> None:
-    """600 draws of 0, 1, 2: each 200 times, give or take 6 standard deviations of √(600 · 1/3 · 2/3) = 11.5."""
+    """600 draws of 0, 1, 2: each 200 ± 6 standard deviations of √(600 · 1/3 · 2/3) = 11.5."""
     late, random = disturbance(spec, seed, action_latency=[0, 2]), np.random.default_rng(seed)
     counts = [0, 0, 0]
     for _ in range(600):
@@ -58,12 +58,12 @@ def test_jitter_delays_each_action_anew_and_drops_what_was_overtaken(spec: Robot
         assert seen >= newest, "an old action never replaces a newer one"
         newest = seen
         ages.append(number - seen)
-    # At most 3 periods late; later only while a newer one is not yet in. All of 1, 2, 3 happen.
+    # Actions are at most 3 periods late, or later while no newer one has arrived. 1, 2 and 3 all occur.
     assert set(ages[5:]) == {1, 2, 3}
 
 
 def test_the_task_meets_the_late_action() -> None:
-    """Pendulum with a latency of 2 ends where the one without does that starts with two zeros."""
+    """A Pendulum with a latency of 2 equals one without latency that starts with two zero actions."""
     late, plain = make("gymnasium:Pendulum-v1", 3, action_latency=[2, 2]), tasks.make("gymnasium:Pendulum-v1", 3)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(late.reset(), plain.reset())
@@ -77,7 +77,7 @@ def test_the_task_meets_the_late_action() -> None:
 
 
 def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
-    """9000 readings: the sample's is within 6 of its standard errors, σ/√(2n); the mean within 6 of σ/√n."""
+    """Of 9000 readings, the standard deviation is within 6 σ/√(2n), and the mean within 6 σ/√n."""
     robot = make("Ant", seed, sensor_noise={"joint_velocity": [0.05, 0.2]}, sensor_bias={"velocity": [0.1, 0.3]})
     robot.reset()
     noisy: Disturbance = robot.disturbance
@@ -99,7 +99,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
     robot.close()
 
 
-def test_readings_stay_within_the_channels_and_rewards_know_no_noise(seed: int) -> None:
+def test_readings_stay_within_their_channels_and_rewards_have_no_noise(seed: int) -> None:
     noisy, plain = make("Walker2D", seed, sensor_noise={"all": [9, 9]}), tasks.make("Walker2D", seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     noisy.reset()

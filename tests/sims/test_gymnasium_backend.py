@@ -1,4 +1,4 @@
-"""Continuous tasks of Gymnasium, as envs of this project."""
+"""Continuous tasks of Gymnasium as environments of this project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = ["Pendulum-v1", "MountainCarContinuous-v0", pytest.param("LunarLanderCon
 
 
 class Asymmetric(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
-    """Bounds of its own in each dimension, terms of the reward, no rate, no pictures."""
+    """Different bounds in each dimension, reward terms, no rate, no pictures."""
 
     observation_space = spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, 3.0], np.float32))
     action_space = spaces.Box(np.array([-1.0, 2.0], np.float32), np.array([5.0, 2.5], np.float32))
@@ -40,8 +40,8 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_numbers_are_gymnasium_s(task: str) -> None:
-    ours = tasks.make(f"gymnasium:{task}")  # first: it knows what warnings Box2D's import makes
+def test_numbers_equal_gymnasiums(task: str) -> None:
+    ours = tasks.make(f"gymnasium:{task}")  # first: it filters the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
     ends = 0
@@ -78,7 +78,7 @@ def test_lunar_lander() -> None:
     assert (lander.observation_size, lander.action_size, lander.control_period) == (8, 2, 1 / 50)
 
 
-def test_bounds_of_each_dimension_and_no_rate() -> None:
+def test_bounds_of_each_dimension_and_the_default_rate() -> None:
     spec = tasks.spec("gymnasium:td3_robot_tests/Asymmetric-v0")
     assert spec.action_low.tolist() == [-1, 2]
     assert spec.action_high.tolist() == [5, 2.5]
@@ -86,7 +86,7 @@ def test_bounds_of_each_dimension_and_no_rate() -> None:
     assert spec.control_period == 1 / 50
 
 
-def test_time_limit_is_told_from_a_failure() -> None:
+def test_time_limit_and_failure_are_told_apart() -> None:
     task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
     assert task.time_limit == 4
     low, high = np.array([0, 2], np.float32), np.array([5, 2], np.float32)
@@ -110,7 +110,7 @@ def test_reward_terms_come_from_info() -> None:
     task.close()
 
 
-def test_without_a_limit_episodes_go_on_and_can_be_saved() -> None:
+def test_endless_episodes_continue_and_can_be_saved() -> None:
     task, other = (tasks.make("gymnasium:td3_robot_tests/Endless-v0", seed) for seed in (1, 2))
     assert task.time_limit == 0
     task.reset()
@@ -135,7 +135,7 @@ def test_without_a_limit_episodes_go_on_and_can_be_saved() -> None:
         pytest.param("CarRacing-v3", "observations images; supported are", marks=needs_box2d),
     ],
 )
-def test_what_is_not_supported_says_what_is(task: str, text: str) -> None:
+def test_an_unsupported_task_names_what_is_supported(task: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as refused:
         tasks.make(f"gymnasium:{task}")
     assert "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The robots as Gymnasium envs, as other people's tools see them."""
+"""The robots as ``gymnasium.Env``, for other tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
 @pytest.mark.parametrize("name", ROBOTS)
 def test_checkers_find_nothing(name: str) -> None:
     environment = gymnasium.make(name, render_mode="rgb_array", width=48, height=32)
-    # Warnings are errors here. Its check of drawing opens a window, for which a test has no display.
+    # Warnings are errors here. Gymnasium's check of rendering opens a window, but a test has no display.
     gymnasium_check(environment.unwrapped, skip_render_check=True)
     environment.reset()
     env_render_passive_checker(environment.unwrapped)
@@ -167,7 +167,7 @@ def test_unknown_render_mode_is_refused() -> None:
         td3_robot_sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
 
 
-def test_made_by_module_and_name() -> None:
+def test_make_by_module_and_name() -> None:
     code = (
         "import gymnasium; e = gymnasium.make('td3_robot_sims.gymnasium_env:td3_robot/Ant-v0'); "
         "e.reset(seed=1); print(e.spec.id); e.close()"
@@ -190,7 +190,7 @@ def test_stable_baselines3_trains_on_it() -> None:
     environment.close()
 
 
-def test_a_randomized_world_is_told_at_reset() -> None:
+def test_reset_reports_a_randomized_world() -> None:
     ranges = {"mass": [0.5, 2.0], "push": {"force": [10, 20]}}
     environment = gymnasium.make("td3_robot/Ant-v0", randomization=ranges)
     _, info = environment.reset(seed=3)

@@ -1,4 +1,4 @@
-"""A run in one process begins with what a run of processes begins with."""
+"""A run in one process starts like a run of several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold over thousands of episodes, and over processes: no growth, and the same numbers from one seed."""
+"""Over thousands of episodes memory does not grow, and one seed gives the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Without huge pages, one of which would be 2 MB of growth; and by the kernel's exact count: that of statm lags behind.
+# Without huge pages, because one would be 2 MB of growth. The kernel's exact count, because that of statm lags.
 MEMORY = r"""
 import ctypes, re, sys
 from pathlib import Path
@@ -53,14 +53,14 @@ def run(code: str, argument: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
-    """10,000 resets in a process of their own: less than 0.5 MB, that is 52 bytes a reset, in steps of whole pages."""
+    """10,000 resets in a process of their own grow by less than 0.5 MB, which is 52 bytes per reset."""
     growth = int(run(MEMORY, task))
     print(f"{task}: {growth} bytes")
     assert growth < 2**19
 
 
-def test_one_seed_is_one_run_in_every_process(seed: int) -> None:
-    """Every observation, reward and end of 300 steps and their resets, of all robots."""
+def test_one_seed_gives_the_same_run_in_every_process(seed: int) -> None:
+    """Compares every observation, reward and end of 300 steps and their resets, for all robots."""
     first = run(TRACE, str(seed))
     assert run(TRACE, str(seed)) == first
     assert run(TRACE, str(seed + 1)) != first

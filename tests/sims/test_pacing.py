@@ -1,4 +1,4 @@
-"""Real time: deadlines that do not drift, what is applied when no Action came, and what is waited for."""
+"""Real time: deadlines do not drift, and a fallback replaces a missing Action."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_deadlines_by_hand(spec: RobotSpec) -> None:
-    """Period 0.02 s from 10.0. A step 5 ms late moves nothing; one at 10.105 misses the deadlines 10.08 and 10.10."""
+    """Period 0.02 s from 10.0. A step 5 ms late shifts nothing; one at 10.105 misses the deadlines 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
     assert pacing.may_go_on(10.0, ready=False)
@@ -72,7 +72,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
 
 def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
-    assert core.step([], 0.5) == []  # begins with the learner's first word
+    assert core.step([], 0.5) == []  # starts with the learner's first message
     first = one(core.step([THROTTLE], 1.0))
     assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
     assert core.pacing.deadline == pytest.approx(1.02)
@@ -86,7 +86,7 @@ def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable
 @pytest.mark.parametrize(
     ("fallback", "origin", "applied"), [("hold", ActionOrigin.HELD, [2.5, 0.25]), ("zero", ActionOrigin.ZERO, [0, 0])]
 )
-def test_without_an_action_the_fallback_is_applied_and_said(
+def test_without_an_action_the_fallback_is_applied_and_reported(
     make_core: Callable[..., SourceCore], fallback: str, origin: ActionOrigin, applied: list[float]
 ) -> None:
     core = make_core(fallback)
@@ -98,14 +98,14 @@ def test_without_an_action_the_fallback_is_applied_and_said(
         assert (step.weights_version, step.noise_kind, step.noise_seed) == (0, 0, 0)
         assert step.action.tolist() == [applied]
     assert core.counters[f"actions_{origin.name.lower()}"] == 2
-    # The Action for Step 2 comes when Step 3 is out: too late.
+    # The Action for Step 2 arrives after Step 3, which is too late.
     assert core.step([action(2, 1, 0)], 1.07) == []
     assert core.counters["late_actions"] == 1
     assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
 
 
 def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
-    """Episodes of one step: 1.02 ends the first, 1.04 resets (so no action is missing), 1.06 has none to hold."""
+    """Episodes of one step: 1.02 ends the first, 1.04 resets (no Action is missing), 1.06 has no action to hold."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
     steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]
@@ -124,8 +124,8 @@ def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
     assert origin is ActionOrigin.ZERO
 
 
-def test_the_learner_holds_nobody_back(make_core: Callable[..., SourceCore]) -> None:
-    """``transitions_allowed`` is 0 throughout; a learner that starts anew is told all it may lack; nothing stops."""
+def test_the_learner_delays_no_robot(make_core: Callable[..., SourceCore]) -> None:
+    """``transitions_allowed`` stays 0, and a restarted learner gets all Steps that it may lack. Nothing stops."""
     core = make_core()
     core.step([THROTTLE], 1.0)
     for number in range(1, 20):
@@ -136,8 +136,8 @@ def test_the_learner_holds_nobody_back(make_core: Callable[..., SourceCore]) -> 
     assert core.transitions == 19
 
 
-def test_what_a_learner_that_is_away_may_lack_is_kept_up_to_a_bound(make_core: Callable[..., SourceCore]) -> None:
-    """Steps 0 to QUEUE_LENGTH + 9 are published; the oldest nine are dropped, and counted."""
+def test_steps_for_an_absent_learner_are_kept_up_to_a_bound(make_core: Callable[..., SourceCore]) -> None:
+    """The core publishes Steps 0 to QUEUE_LENGTH + 9; it drops and counts the oldest nine."""
     core = make_core(length=10**6)
     core.step([THROTTLE], 1.0)
     for number in range(1, QUEUE_LENGTH + 10):
@@ -151,14 +151,14 @@ def test_what_a_learner_that_is_away_may_lack_is_kept_up_to_a_bound(make_core: C
 def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([THROTTLE], 1.0)
-    one(core.step([], 1.11))  # deadlines 1.04, 1.06, 1.08, 1.10 went by
+    one(core.step([], 1.11))  # misses the deadlines 1.04, 1.06, 1.08, 1.10
     assert core.counters["overruns"] == 4
     assert core.step([], 1.1199) == []
     one(core.step([], 1.1201))
 
 
 def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
-    """Fed at 1.01, 50 ms: from the step at 1.08 on the safe action, also for Actions that come again."""
+    """Fed at 1.01 with a deadline of 50 ms: from 1.08 on it applies the safe action, also when Actions return."""
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
     core = SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)

@@ -1,4 +1,4 @@
-"""What is odd about the published robots and kept, because it defines them."""
+"""Peculiarities of the published robots, kept because they define these robots."""
 
 from __future__ import annotations
 

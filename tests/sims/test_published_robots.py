@@ -24,7 +24,7 @@ ROBOTS = tasks.names()
 
 @pytest.fixture(scope="module", params=ROBOTS)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, gymnasium.Env[Any, Any], Environment]]:
-    """(task, the package's environment after its odd first episode, ours)."""
+    """(task, the package's environment after its first episode, ours)."""
     published, ours = make_published(request.param), tasks.make(request.param)
     published.reset()
     yield request.param, published, ours
@@ -38,19 +38,19 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def drivers(task: str, seed: int) -> list[Driver]:
-    """One episode each: falls, a stand to the time limit, and what comes after it."""
-    if task == "HalfCheetah":  # whose every episode lasts to the time limit
+    """Drivers for one episode each: falls, standing to the time limit, and the episode after."""
+    if task == "HalfCheetah":  # all its episodes last to the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
-    if task == "Humanoid":  # nobody here knows how to make it stand; see below for its time limit
+    if task == "Humanoid":  # no driver makes it stand; another test covers its time limit
         return [*falls, Random(seed, 0.3), Random(seed, 0.5)]
-    if task == "Ant":  # which falls when it is weak
+    if task == "Ant":  # falls with weak actions
         return [Random(seed, 0.3), Stand(task, seed), Random(seed, 0.6)]
     return [falls[0], Stand(task, seed), falls[1]]
 
 
 def episode_lines(published: Any, ours: Environment, driver: Driver, seed: int | None) -> Iterator[str]:
-    """One line for each difference in one episode; ends with ``terminated`` or ``truncated``."""
+    """One line per difference in one episode; the last line is ``terminated`` or ``truncated``."""
     theirs, _ = published.reset(seed=seed)
     mine = ours.reset(seed)
     if theirs.dtype != mine.dtype or not np.array_equal(theirs, mine):
@@ -82,20 +82,20 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
             *differences, end = episode_lines(published, ours, driver, seed if number == 0 else None)
             assert differences == [], f"{task}, seed {seed}, episode {number}: {differences[:5]}"
             ends.append(end)
-    # The comparison is worth something only if both kinds of end were met.
+    # The comparison must have met both kinds of end.
     assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
     assert task == "Humanoid" or ends.count("truncated") >= len(SEEDS), ends
 
 
 def test_humanoid_meets_its_time_limit_like_the_packages() -> None:
-    """Where things fall upwards, slowly, it stays above its limit; with its weight again, it falls as before."""
+    """With weak upward gravity it stays above its limit; with normal gravity it falls."""
     published, ours = make_published("Humanoid"), tasks.make("Humanoid")
     assert isinstance(ours, Locomotion)
     published.reset()
     ends = []
     for seed in SEEDS:
         for gravity in (-0.1, physics.GRAVITY):
-            published.unwrapped.scene.cpp_world.gravity = gravity  # which it sets at each reset
+            published.unwrapped.scene.cpp_world.gravity = gravity  # the package sets it at each reset
             ours._world.client.configure(
                 gravity, CONTROL_PERIOD, physics.SUBSTEPS, physics.SOLVER_ITERATIONS, physics.CONTACT_ERP
             )
@@ -140,7 +140,7 @@ def test_first_episode_equals_the_same_episode_later(task: str) -> None:
 
 
 def walk(robot: Environment, driver: Driver, steps: int) -> list[Any]:
-    """Outcomes of the running episode, ``steps`` at most."""
+    """Outcomes of the running episode, at most ``steps``."""
     outcomes = []
     observation = np.zeros(robot.spec.observation_size, np.float32)
     for _ in range(steps):

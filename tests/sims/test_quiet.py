@@ -1,4 +1,4 @@
-"""Only the lines that were named are kept from standard error."""
+"""Only the named lines are removed from standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds that are drawn: what PyBullet then reports, what the robot then feels, and that nothing is drawn unasked."""
+"""Randomized worlds: what PyBullet reports, what the robot feels, and that nothing is drawn by default."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world_of(robot: Locomotion) -> World:
 
 
 def act(robot: Any, seed: int, steps: int) -> list[Any]:
-    """Outcomes of random actions, episodes following one another."""
+    """Outcomes of random actions over several episodes."""
     driver, lines = Random(seed, 1.0), []
     for _ in range(steps):
         outcome = robot.step(driver(np.zeros(0, np.float32), robot.spec.action_size))
@@ -81,7 +81,7 @@ def test_whether_anything_is_on() -> None:
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
-    """The world's numbers are drawn before the reset noise: from the same stream state on, the robots are the same."""
+    """The world is drawn before the reset noise. From the same random state on, the robots are equal."""
     drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
     plain = tasks.make(task, seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
     strength = robot.world["motor_strength"]
     assert applied[1] == [37.5, -75.0, 75.0]  # 0.75 · 100 N·m at 1
     assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
-    # Nothing moves, so only the current costs: -0.1 · mean of 0.25, 1, 4.
+    # Nothing moves, so only the current has a cost: -0.1 · mean of 0.25, 1, 4.
     assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
     robot.close()
     plain.close()
@@ -163,7 +163,7 @@ def test_damping_brakes_a_joint() -> None:
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
 def test_tilt(task: str, side: float) -> None:
-    """Ahead is a positive pitch, to the left a negative roll; the robot reaches no lower than it did upright."""
+    """Ahead is a positive pitch, left a negative roll. The robot reaches no lower than upright."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)
     before, lowest = world.body(), world._lowest()
@@ -187,7 +187,7 @@ def test_tilts_are_drawn_and_reported() -> None:
         assert 0.05 <= tilt <= 0.1
         roll, pitch = observation[6:8]
         assert (roll, pitch) == pytest.approx((-tilt * math.sin(side), tilt * math.cos(side)), abs=0.005)
-        # The height that observations are relative to is the one after all this.
+        # Observed heights are relative to the height after the tilt.
         assert observation[0] == 0
     robot.close()
 
@@ -197,8 +197,8 @@ def test_tilts_are_drawn_and_reported() -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, math.pi / 2, 2.5])
-def test_a_push_moves_the_torso_its_way(task: str, side: float) -> None:
-    """One control period of 200 N in free space; the difference it makes to the torso's velocity has its direction."""
+def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None:
+    """A push of 200 N for one control period in free space changes the torso's velocity in its direction."""
     velocities = []
     for force in (0.0, 200.0):
         world = World(MODELS[task])
@@ -215,7 +215,7 @@ def test_a_push_moves_the_torso_its_way(task: str, side: float) -> None:
     assert difference @ way > 0.95 * np.linalg.norm(difference)
 
 
-def test_pushes_come_when_they_are_due(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Duration 0.05 s is 3 control periods of 0.0165 s, interval 0.33 s is 20; the first starts within 20."""
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
@@ -238,7 +238,7 @@ def test_pushes_come_when_they_are_due(monkeypatch: pytest.MonkeyPatch, seed: in
 
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
-def test_one_seed_is_one_row_of_worlds(task: str, seed: int) -> None:
+def test_one_seed_gives_one_sequence_of_worlds(task: str, seed: int) -> None:
     first, again, other = (make(task, number, **EVERYTHING) for number in (seed, seed, seed + 1))
     starts = [robot.reset().tolist() for robot in (first, again, other)]
     assert starts[0] == starts[1] != starts[2]
@@ -248,7 +248,7 @@ def test_one_seed_is_one_row_of_worlds(task: str, seed: int) -> None:
         robot.close()
 
 
-def test_switching_one_on_leaves_the_draws_of_the_others(seed: int) -> None:
+def test_turning_one_key_on_keeps_the_other_draws(seed: int) -> None:
     one, two = make("Hopper", seed, friction=[0.5, 1]), make("Hopper", seed, **EVERYTHING)
     one.reset()
     two.reset()
@@ -260,7 +260,7 @@ def test_switching_one_on_leaves_the_draws_of_the_others(seed: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 37])
 @pytest.mark.parametrize("task", tasks.names())
-def test_a_saved_robot_goes_on_in_the_same_world(task: str, steps: int, seed: int) -> None:
+def test_a_restored_robot_continues_in_the_same_world(task: str, steps: int, seed: int) -> None:
     original, other = make(task, seed, **EVERYTHING), make(task, seed + 1, **EVERYTHING)
     original.reset()
     act(original, 1, 60)
@@ -269,7 +269,7 @@ def test_a_saved_robot_goes_on_in_the_same_world(task: str, steps: int, seed: in
     state = original.save_state()
     expected = act(original, 3, 80)
     other.reset()
-    act(other, 4, 30)  # another world, which must leave no trace
+    act(other, 4, 30)  # another world must leave no trace
     other.restore_state(state)
     assert act(other, 3, 80) == expected
     original.close()
@@ -286,7 +286,7 @@ def test_a_state_of_a_world_randomized_otherwise_is_refused() -> None:
     plain.close()
 
 
-def test_first_steps_say_what_world_it_is(seed: int) -> None:
+def test_first_steps_report_their_world(seed: int) -> None:
     config = randomization(mass=[0.5, 2], action_latency=[0, 3])
     robots = VectorEnvironment(lambda number: tasks.make("Hopper", number, config), 3, seed, "sim-0", 0)
     actions: Float32 = np.ones((3, 3), np.float32)

@@ -1,4 +1,4 @@
-"""A whole simulator saved and put back: the Steps that follow are the same to the bit, in another process's core."""
+"""A restored simulator publishes the same Steps bit for bit, in another process's core."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of(outputs: list[Output], kind: type[Message]) -> list[Any]:
 
 
 def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[bytes], list[SimulatorState]]:
-    """Steps from here on, as bytes; with ``save`` the learner asks for the state after the last."""
+    """The next Steps as bytes; with ``save`` the learner requests the state after the last."""
     steps: list[bytes] = []
     states: list[SimulatorState] = []
     for number in range(count + 1):
@@ -50,12 +50,12 @@ def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[byt
 
 
 @pytest.mark.parametrize("count", [0, 1, 70])
-def test_goes_on_in_a_later_incarnation(count: int) -> None:
-    """70 steps of a Hopper under random actions are several episodes, for each robot others."""
+def test_a_later_incarnation_continues_exactly(count: int) -> None:
+    """70 steps of Hoppers under random actions are several episodes, different for each robot."""
     core = make()
     before, [state] = drive(core, count, save=True)
     assert (state.source, state.incarnation, state.answers) == ("sim-0", 0, count)
-    expected = before[count:] + drive(core, 40)[0]  # Step 0 waits for no Action, and comes with the state
+    expected = before[count:] + drive(core, 40)[0]  # Step 0 needs no Action and comes with the state
     other = make(incarnation=1)
     outputs = other.step([("learner", state)], 0.0)
     [back] = of(outputs, SimulatorState)
@@ -69,7 +69,7 @@ def test_goes_on_in_a_later_incarnation(count: int) -> None:
     other.envs.close()
 
 
-def test_who_is_there_already_only_says_so() -> None:
+def test_a_simulator_already_in_that_state_only_confirms_it() -> None:
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     random = core.envs.save_state()["0.random"]
@@ -81,10 +81,10 @@ def test_who_is_there_already_only_says_so() -> None:
     core.envs.close()
 
 
-def test_what_cannot_be_repeated_is_said_and_begun_anew(
+def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A task that draws from somewhere else: its episodes end up elsewhere, and are not gone on with as if not."""
+    """A task with a random source of its own cannot be repeated: its robot begins a new episode."""
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     other = make("gymnasium:Pendulum-v1", incarnation=1)

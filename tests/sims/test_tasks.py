@@ -1,4 +1,4 @@
-"""Tasks by name, and the tables made of them."""
+"""Tasks by name, and their tables in Markdown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_backend_can_be_named() -> None:
         tasks.spec("gymnasum:X")
 
 
-def test_a_task_like_no_other_names_all() -> None:
+def test_a_task_without_near_names_lists_all() -> None:
     with pytest.raises(ConfigError, match="Walker2D, Ant, HalfCheetah, Hopper, Humanoid"):
         tasks.make("x")
 

@@ -1,4 +1,4 @@
-"""Threads that share out turns: each is taken once, failures surface, nobody stays behind."""
+"""A thread pool makes each call once, raises failures, and leaves no thread behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alive(helpers: list[threading.Thread]) -> int:
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 100])
-def test_each_turn_is_taken_once_and_all_before_it_returns(threads: int, count: int) -> None:
+def test_each_call_is_made_once_and_all_have_ended_when_run_returns(threads: int, count: int) -> None:
     pool = ThreadPool(threads)
     for _ in range(20):
         taken: list[int] = []
@@ -36,14 +36,14 @@ def test_each_turn_is_taken_once_and_all_before_it_returns(threads: int, count: 
     pool.close()
 
 
-def test_turns_run_at_once(pool: ThreadPool) -> None:
-    """Four that wait for one another would wait for ever in three threads; the barrier gives up after a minute."""
+def test_calls_run_at_once(pool: ThreadPool) -> None:
+    """Four calls that wait for one another need four threads; the barrier times out after a minute."""
     barrier = threading.Barrier(4)
     pool.run(lambda _: barrier.wait(60), 4)
     assert not barrier.broken
 
 
-def test_one_thread_is_the_callers() -> None:
+def test_one_thread_is_the_caller() -> None:
     pool, seen = ThreadPool(1), set()
     pool.run(lambda _: seen.add(threading.current_thread()), 5)
     assert seen == {threading.current_thread()}
@@ -51,7 +51,7 @@ def test_one_thread_is_the_callers() -> None:
     pool.close()
 
 
-def test_the_first_failure_is_raised_when_all_turns_are_done(pool: ThreadPool) -> None:
+def test_the_first_failure_is_raised_when_all_calls_have_ended(pool: ThreadPool) -> None:
     taken: list[int] = []
 
     def turn(number: int) -> None:
@@ -97,9 +97,9 @@ def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raise
             return
         helped.set()
         while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
-            pass  # until the caller has nothing to do but to wait
+            pass  # until the caller waits
         os.kill(os.getpid(), signal.SIGINT)
-        while not interrupted.wait(1):  # it came just before the caller fell asleep
+        while not interrupted.wait(1):  # the signal came just before the caller slept
             os.kill(os.getpid(), signal.SIGINT)
         early.append(left.wait(0.2))
 
@@ -113,7 +113,7 @@ def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raise
     assert early == [False], "it was raised while a turn went on"
 
 
-def test_an_interrupt_is_raised_before_what_else_failed(pool: ThreadPool) -> None:
+def test_an_interrupt_is_raised_before_other_failures(pool: ThreadPool) -> None:
     def turn(number: int) -> None:
         raise KeyboardInterrupt if number == 5 else ValueError(number)
 
@@ -135,7 +135,7 @@ os._exit(0 if taken == [0, 1, 2, 3] else 1)
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=170).returncode == 0
 
 
-def test_closing_and_forgetting_send_the_threads_home() -> None:
+def test_close_and_the_garbage_collector_end_the_threads() -> None:
     pool, forgotten = ThreadPool(3), ThreadPool(3)
     threads = forgotten._helpers
     assert (alive(pool._helpers), alive(threads)) == (2, 2)
@@ -149,7 +149,7 @@ def test_closing_and_forgetting_send_the_threads_home() -> None:
     assert alive(threads) == 0
 
 
-def test_a_closed_crew_leaves_the_work_to_the_caller(pool: ThreadPool) -> None:
+def test_a_closed_pool_leaves_the_work_to_the_caller(pool: ThreadPool) -> None:
     pool.close()
     taken: list[int] = []
     pool.run(taken.append, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
-from td3_robot_sims.backends.base import Environment, Outcome
+from td3_robot_sims.backends.base import Outcome
 from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.randomization import PushConfig, RandomizationConfig
@@ -44,7 +44,7 @@ def test_phases_by_hand(envs: Callable[..., VectorEnvironment]) -> None:
     ]
 
 
-def test_a_reset_row_has_neither_reward_nor_action(envs: Callable[..., VectorEnvironment]) -> None:
+def test_reward_and_action_are_zero_after_a_reset(envs: Callable[..., VectorEnvironment]) -> None:
     robots = envs([(1, True, False)], [(5, True, False)])
     for number in range(3):
         robots.step(np.full((2, 2), number + 1, np.float32))
@@ -53,7 +53,7 @@ def test_a_reset_row_has_neither_reward_nor_action(envs: Callable[..., VectorEnv
     assert robots.action.tolist() == [[0, 0], [3, 3]]
 
 
-def test_robots_sources_and_restarts_start_differently_and_repeatably() -> None:
+def test_robots_sources_and_restarts_have_different_repeatable_starts() -> None:
     def starts(source: str, incarnation: int, seed: int = 3) -> Float32:
         robots = VectorEnvironment(lambda number: tasks.make("Walker2D", number), 2, seed, source, incarnation)
         robots.step(robots.action)
@@ -67,19 +67,10 @@ def test_robots_sources_and_restarts_start_differently_and_repeatably() -> None:
         assert not np.array_equal(reference, other)
 
 
-@pytest.mark.parametrize("task", ["Walker2D", "Ant"])
-def test_environments_fit_the_protocol(task: str) -> None:
-    environment: Environment = tasks.make(task, 0)
-    observation = environment.reset()
-    assert observation.shape == (environment.spec.observation_size,)
-    assert observation.dtype == np.float32
-    environment.close()
-
-
-def test_physics_that_comes_apart_ends_the_episode(
+def test_diverged_physics_truncates_the_episode(
     envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is published stays finite: the last sound observation, no reward, TRUNCATED; then a new episode."""
+    """Published numbers stay finite: the last finite observation, no reward, TRUNCATED; then a new episode."""
     robots = envs([(9, True, False)])
     robots.step(robots.action)
     robots.step(robots.action)
@@ -99,7 +90,7 @@ def test_physics_that_comes_apart_ends_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_threads_change_nothing(task: str, seed: int) -> None:
-    """Six robots with resets among their steps: one thread and five give the same, to the last bit."""
+    """One thread and five give the same bits for six robots with resets among their steps."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
@@ -115,7 +106,7 @@ def test_threads_change_nothing(task: str, seed: int) -> None:
         assert alone.world == together.world
         assert list(alone.world) == list(together.world)
         begun += int((alone.phase == Phase.FIRST).sum())
-    if task not in ("Ant", "HalfCheetah"):  # which seldom or never fall
+    if task not in ("Ant", "HalfCheetah"):  # they seldom or never fall
         assert begun > 6, "resets were not among the steps"
     alone.close()
     together.close()
@@ -138,8 +129,8 @@ def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.Mo
     assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks are not known to allow it"
 
 
-def test_what_fails_in_a_thread_surfaces() -> None:
-    """The robot that fails is named by its error; the threads are there for what comes next."""
+def test_a_failure_in_a_thread_is_raised() -> None:
+    """The error names the robot that failed, and the threads continue."""
     envs = VectorEnvironment(lambda number: tasks.make("Hopper", number), 4, 0, "sim-0", 0, threads=3)
     envs.step(envs.action)
     action = np.zeros((4, 3), np.float32)
