@@ -57,7 +57,7 @@ def _learn(node: Node) -> None:
         {**dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState)), "policy": (), "evaluator": (Evaluation,)},
         core.spec,
     )
-    evaluations = core.evaluations
+    evaluations = core.publisher.evaluations
     evaluations.know(_best_return(node))
     if evaluations.reached:
         log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
@@ -82,14 +82,14 @@ def _learn(node: Node) -> None:
             # Before a simulator has joined, a learner does not know how far rows that outlived a process go.
             if core.spec:
                 began_at = core.env_steps if began_at is None else began_at
-                figures = core.figures(time.monotonic()) | {"began_at": began_at}
+                figures = core.reports.figures(time.monotonic()) | {"began_at": began_at}
                 figures |= rate(time.monotonic(), steps_per_s=core.env_steps, updates_per_s=core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
-        node.spin(recorded, busy=lambda: core.update_due, report=report, after=after, stops=saver.stops)
+        node.spin(recorded, busy=lambda: core.busy, report=report, after=after, stops=saver.stops)
         if core.spec:
             saver.finish()
-            core.final_bundle().save(node.run.policy_file)
+            core.publisher.final_bundle().save(node.run.policy_file)
             for record in core.take_records():
                 metrics.write(record)
 
@@ -100,8 +100,8 @@ def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
     try:
         yield
     except DivergenceError:
-        if core.good:
-            files.write_atomically(node.run.policy_file, core.good)
+        if core.reports.sound:
+            files.write_atomically(node.run.policy_file, core.reports.sound)
         raise
 
 

@@ -25,7 +25,8 @@ def begin(core: LearnerCore) -> None:
     """
     file, recordings = core.config.learner.start_from, core.config.learner.recordings
     if file:
-        core.begin_with(Bundle.load(Path(file)))
+        bundle = Bundle.load(Path(file))
+        core.start(bundle.spec, bundle)
         log.info("begins with the actor of %s", file)
     if not recordings:
         return
@@ -37,7 +38,7 @@ def begin(core: LearnerCore) -> None:
     counts = prefill(core, (experience.read(*parts) for parts in sessions))
     for parts, count in zip(sessions, counts, strict=True):
         log.info("%s: %d transitions to begin with", ", ".join(map(str, parts)), count)
-    if core.offline and not core.training.ready:
+    if core.learning.offline and not core.training.ready:
         raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: no transition is in there")
 
 
@@ -58,8 +59,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
     outlived = False
     for spec, steps in recordings:
         if core.spec is None:
-            core.begin(spec)
-            core.publish()
+            core.start(spec)
         elif difference := core.spec.difference(spec):
             raise BundleError(f"recorded Steps are another robot's: {difference}")
         replay = core.training.replay
@@ -73,5 +73,5 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
         core.training.end()
         counts.append(replay.total_added - before)
     if counts and not outlived:
-        core.note("", {})
+        core.training.note(core.env_steps, "", {})
     return counts

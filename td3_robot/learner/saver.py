@@ -21,7 +21,7 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_CUT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the supervisor's patience is longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the supervisor waits longer
 
 
 def is_new(run: RunFolder) -> bool:
@@ -62,63 +62,62 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
 
 class Saver:
-    """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end; call it once
-    a turn.
+    """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
 
-    In lock-step a checkpoint is a cut through the whole run, which it asks the core for, and nothing else is one: where
-    the simulators do not answer any more, the run goes on from the cut before.
+    Call it once a turn. It asks the core's scheduler for a snapshot and saves the snapshot as soon as it is ready. Free
+    running, that is at once. In lock-step a snapshot needs the states of all simulators; if they do not answer when
+    the learner stops, the run continues from the snapshot before.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
-        self._node, self._core = node, core
+        self._node, self._core, self._scheduler = node, core, core.scheduler
         self._every = node.config.checkpoint.every
-        self._next = self._made + self._every if self._every else sys.maxsize
-        self._saved_at = core.env_steps if core.rounds.states else -1
+        self._next = self._after_now()
+        self._saved_at = core.env_steps if core.scheduler.simulator_states else -1
         self._stop_by: float | None = None
-        if core.lockstep:
-            core.rounds.keep()
+        self._scheduler.keep_snapshots()
 
     def __call__(self) -> None:
-        """Save what is due; go back to the last cut if that is due.
+        """Save what is due; restore the newest snapshot if the scheduler asks for it.
 
         Raises:
-            BundleError: there is nothing whole to go back to.
+            BundleError: there is no whole snapshot to restore.
             OSError: the last checkpoint could not be saved.
         """
-        core = self._core
-        if core.rounds.setback:
-            self._go_back()
-        if self._made >= self._next and not core.done:
-            self._next = self._made + self._every
-            if core.lockstep:
-                core.rounds.wanted = True
-            else:
-                self._save()
-        if core.rounds.cut_complete:
-            if self._save():
-                self._saved_at = core.env_steps
-            elif core.done:
+        if self._scheduler.must_roll_back:
+            self._roll_back()
+        if self._made >= self._next and not self._core.done:
+            self._next = self._after_now()
+            self._scheduler.request_snapshot()
+        if self._scheduler.snapshot_ready:
+            saved = self._save()
+            if not saved and self._core.done:
                 raise self._failed()
-            core.rounds.taken()
+            self._scheduler.snapshot_saved()
 
     @property
     def _made(self) -> int:
         """Environment steps, and the offline updates before them."""
-        return self._core.env_steps + min(self._core.updates, self._core.limiter.offline)
+        return self._core.env_steps + min(self._core.updates, self._core.learning.limiter.offline)
+
+    def _after_now(self) -> int:
+        """Where the next checkpoint is due."""
+        return self._made + self._every if self._every else sys.maxsize
 
     @property
     def settled(self) -> bool:
-        """Whether nothing has to be waited for before :meth:`finish`: in lock-step, the last cut."""
-        return not self._core.lockstep or self._saved_at == self._core.env_steps
+        """Whether :meth:`finish` has to wait for nothing more."""
+        return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a learner that was told to stop can: in lock-step, once a last cut is taken or cannot be had."""
-        rounds, now = self._core.rounds, time.monotonic()
-        if not self._core.lockstep or not self._core.sources.live():
+        """Whether a learner that was told to stop can: all is saved, or the simulators did not answer in time."""
+        if self.settled or not self._core.sources.live():
             return True
+        now = time.monotonic()
         if self._stop_by is None:
-            self._stop_by, rounds.wanted = now + _CUT_TIMEOUT, True
-        return not rounds.moved or now > self._stop_by
+            self._stop_by = now + _SNAPSHOT_TIMEOUT
+            self._scheduler.request_snapshot()
+        return now > self._stop_by
 
     def finish(self) -> None:
         """Save for the last time, after the last turn.
@@ -126,11 +125,12 @@ class Saver:
         Raises:
             OSError: that failed.
         """
-        if self._core.lockstep:
-            if not self.settled:
-                log.warning("stopped between two cuts: the run will go on from %d steps", max(0, self._saved_at))
-        elif not self._save():
-            raise self._failed()
+        self._scheduler.request_snapshot()
+        if self._scheduler.snapshot_ready:
+            if not self._save():
+                raise self._failed()
+        elif self._saved_at != self._core.env_steps:
+            log.warning("stopped between two snapshots: the run will continue from %d steps", max(0, self._saved_at))
 
     def _failed(self) -> OSError:
         return OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(self._node.run.checkpoints))
@@ -146,17 +146,18 @@ class Saver:
             node.counters["checkpoints_failed"] += 1
             log.error("checkpoint at %d steps failed: %s: %s", core.env_steps, error.filename, error.strerror)
             return False
+        self._saved_at = core.env_steps
         log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
         return True
 
-    def _go_back(self) -> None:
-        """Lock-step: put the newest cut into the running core."""
+    def _roll_back(self) -> None:
+        """Restore the newest snapshot in the running core."""
         saved = checkpoint.load_newest(self._node.run.checkpoints)
         if saved is None:
-            raise BundleError("a simulator was lost, and the checkpoint that all had to go back to is gone")
+            raise BundleError("a simulator was lost, and the checkpoint that all had to return to is gone")
         path, arrays, scalars = saved
         state.restore(self._core, arrays, scalars)
-        self._core.went_back()
-        self._next = self._core.env_steps + self._every if self._every else sys.maxsize
+        self._core.rolled_back()
+        self._next = self._after_now()
         self._saved_at = self._core.env_steps
-        log.info("went back to %s, because a simulator was lost", path.name)
+        log.info("rolled back to %s, because a simulator was lost", path.name)

@@ -1,7 +1,7 @@
-"""What a learner needs to go on after a restart: taken from a core, and put into one.
+"""The state that a learner needs after a restart: taken from a core, and put into one.
 
-In lock-step that is the whole run's state: the simulators' are with it (see :mod:`td3_robot.learner.rounds`), and so
-are the weights that the policy server may be asked for.
+In lock-step it is the state of the whole run. It includes the states of the simulators, and the weights that a policy
+server may need again (see :mod:`td3_robot.learner.scheduling.lockstep`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")
-    core.check()
+    core.learning.check()
     arrays: Arrays = {}
     parts: dict[str, Any] = {}
     for name, part in core.training.parts().items():
         part_arrays, parts[name] = part.state()
         arrays |= {f"{name}.{key}": array for key, array in part_arrays.items()}
-    arrays |= {f"{_SIMULATOR}{name}": _array(payload) for name, payload in core.rounds.newest.items()}
-    pending = list(core.evaluations.pending.values())
-    sent = list(core.sent) if core.lockstep else []
+    arrays |= {f"{_SIMULATOR}{name}": _array(payload) for name, payload in core.scheduler.simulator_states.items()}
+    publisher = core.publisher
+    pending, sent = publisher.pending(), list(core.scheduler.resent)
     arrays |= {f"{_PENDING}{item.version}": _array(item.payload) for item in pending}
     arrays |= {f"{_SENT}{item.version}": _array(item.payload) for item in sent}
     return arrays, {
@@ -58,13 +58,13 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         "precision": core.config.learner.precision,
         "compiled": core.training.compiled,
         "env_steps": core.env_steps,
-        "version": core.version,
-        "published_at": core.published_at,
+        "version": publisher.version,
+        "published_at": publisher.published_at,
         "sent": [[item.version, item.updates, item.env_steps] for item in sent],
         "pending": [[item.version, item.updates, item.env_steps] for item in pending],
-        "learning": core.learning,
-        "evaluations": core.evaluations.state(),
-        "next_record": core.next_record,
+        "learning": publisher.explores,
+        "evaluations": publisher.evaluations.state(),
+        "next_record": core.reports.next_record,
         "meter": core.meter.state(now),
         "counters": dict(core.counters),
         "sources": core.sources.state(),
@@ -95,8 +95,7 @@ def restored(
     restore(core, arrays, scalars)
     if before != now:
         log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
-    if not core.lockstep:
-        core.publish()
+    core.scheduler.restarted()
     return core
 
 
@@ -119,20 +118,21 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             )
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
-        core.env_steps = scalars["env_steps"]
-        core.version = scalars["version"]
-        core.published_at = scalars["published_at"]
-        core.learning = scalars["learning"]
-        core.evaluations.restore(scalars["evaluations"], core.env_steps)
-        core.next_record = scalars["next_record"]
+        publisher = core.publisher
+        core.learning.env_steps = scalars["env_steps"]
+        publisher.version = scalars["version"]
+        publisher.published_at = scalars["published_at"]
+        publisher.explores = scalars["learning"]
+        publisher.evaluations.restore(scalars["evaluations"], core.env_steps)
+        core.reports.next_record = scalars["next_record"]
         core.meter.restore(scalars["meter"])
         core.counters.clear()
         core.counters.update(scalars["counters"])
         core.sources.restore(scalars["sources"])
-        core.sent.clear()
-        core.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
-        core.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
-        core.rounds.states = {name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()}
+        publisher.sent.clear()
+        publisher.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
+        publisher.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
+        core.scheduler.restore({name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()})
         core.recover()
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None

@@ -192,8 +192,8 @@ class _Learner:
         self.counted: dict[int, dict[str, int]] = {}
         self._life = life
         self._storing = _storing(life.config, rows)
-        if learning and learning.lockstep:
-            learning.rounds.keep()
+        if learning:
+            learning.scheduler.keep_snapshots()
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         self._storing.step(inputs, now)
@@ -201,14 +201,15 @@ class _Learner:
         self.counted[counts.get("steps", 0)] = {name: counts[name] for name in ("steps", *_COUNTED) if name in counts}
         if self.learning is None:
             return []
-        rounds = self.learning.rounds
+        scheduler = self.learning.scheduler
         # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show it.
-        rounds.wanted = any(throttle.save for throttle in self._life.says(Throttle))
+        if any(throttle.save for throttle in self._life.says(Throttle)):
+            scheduler.request_snapshot()
         outputs = self.learning.step(inputs, now)
-        if rounds.setback:
+        if scheduler.must_roll_back:
             raise SessionError("a simulator was lost, and the checkpoint it went back to is not in the recording")
-        if rounds.cut_complete:
-            rounds.taken()
+        if scheduler.snapshot_ready:
+            scheduler.snapshot_saved()
         return outputs
 
     def rows(self) -> list[Transition]:

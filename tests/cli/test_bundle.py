@@ -102,10 +102,10 @@ def test_create_from_a_run(
     core.training.replay.add(content[:, :3], content[:, 3:5], content[:, 5], content[:, 6:9], np.ones(50, np.float32))
     for _ in range(4):
         core.training.update(1e-2)
-    core.env_steps, core.version = 12, 3
+    core.learning.env_steps, core.publisher.version = 12, 3
     saved = checkpoint.save(folder.checkpoints, 12, *state.save(core, 0.0), keep=1)
     out = tmp_path / "out.safetensors"
-    learned = core.bundle(averaged=True)
+    learned = core.publisher.bundle(averaged=True)
     assert (OBSERVATION_MEAN in learned.tensors) == normalised
     for (source, *options), bundle in {(folder.path,): last, (folder.path, "--best"): best, (saved,): learned}.items():
         assert run("create", source, out, *options)[0] == 0
@@ -115,7 +115,9 @@ def test_create_from_a_run(
     assert (made.provenance["env_steps"], made.provenance["version"]) == (12, 3)
     assert (made.provenance["updates"], made.safety) == (4, learned.safety)
     assert made.safety.limits == {"left": (-0.5, 0.5)}
-    assert (average == 0) == np.array_equal(learned.tensors["actor.0.weight"], core.bundle().tensors["actor.0.weight"])
+    assert (average == 0) == np.array_equal(
+        learned.tensors["actor.0.weight"], core.publisher.bundle().tensors["actor.0.weight"]
+    )
     code, _, error = run("verify", saved)
     assert code == 1
     assert "a learner's checkpoint, and no policy: make one of it with 'td3-robot bundle create" in error

@@ -57,7 +57,7 @@ def test_goes_on_with_the_policy_that_is_served(
     """The same weights, never uniform actions; the actor changes after 20 updates of the critics and not before."""
     served = make_bundle(seed=3)
     core = make_core(config())
-    core.begin_with(served)
+    core.start(served.spec, served)
     driver, server = peer("driver", "leg", spec), peer("policy", "policy", spec, version=41)
     [(_, first)] = [item for item in core.step([(server, server.hello)], 0.0) if isinstance(item[1], Weights)]
     assert isinstance(first, Weights)
@@ -69,19 +69,22 @@ def test_goes_on_with_the_policy_that_is_served(
     updates = 0
     for sequence in range(60):
         core.step([(driver, make_step(sequence, source="leg", observation=np.full((1, 3), sequence % 5, "f4")))], 1.0)
-        while core.update_due:
+        while core.busy:
             core.step([], 1.0)
-        assert (actions(core.bundle()) == actions(served)).all() == (core.updates < 22), core.updates  # delay 2
+        assert (actions(core.publisher.bundle()) == actions(served)).all() == (core.updates < 22), (
+            core.updates
+        )  # delay 2
         updates = core.updates
     assert updates == 49  # 59 transitions less 10 before learning starts
 
 
 def test_a_checkpoint_goes_on_without_the_file(make_bundle: Make) -> None:
     core = make_core(config())
-    core.begin_with(make_bundle(seed=3))
+    policy = make_bundle(seed=3)
+    core.start(policy.spec, policy)
     again = state.restored(config(), *state.save(core, 0.0))
-    np.testing.assert_array_equal(actions(again.bundle()), actions(core.bundle()))
-    assert again.bundle().exploration.kind == "gaussian"
+    np.testing.assert_array_equal(actions(again.publisher.bundle()), actions(core.publisher.bundle()))
+    assert again.publisher.bundle().exploration.kind == "gaussian"
 
 
 def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
@@ -89,11 +92,11 @@ def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
     them it adds 30/40 · 10/40 · 4² = 3: (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875."""
     served = normalised(make_bundle(seed=3), env_steps=30)
     core = make_core(config(normalise_observations=True))
-    core.begin_with(served)
-    np.testing.assert_array_equal(actions(core.bundle()), actions(served))
+    core.start(served.spec, served)
+    np.testing.assert_array_equal(actions(core.publisher.bundle()), actions(served))
     assert core.training.normaliser
     core.training.normaliser.add(np.tile(np.array([[5, 2, 3]], np.float32), (10, 1)))
-    found = core.bundle().tensors
+    found = core.publisher.bundle().tensors
     assert found[OBSERVATION_MEAN][0] == pytest.approx(2)
     assert found[OBSERVATION_STD][0] == pytest.approx(np.sqrt(3.1875))
 

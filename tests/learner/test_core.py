@@ -18,8 +18,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Output, Peer
 from td3_robot.errors import BundleError, ConfigError, DivergenceError
-from td3_robot.learner import compute, state
-from td3_robot.learner import core as learner_core
+from td3_robot.learner import compute, reports, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.prefill import prefill
@@ -143,12 +142,12 @@ def test_evaluations_are_asked_for_answered_and_the_best_kept(world: World) -> N
         return Evaluation(version, 20, 10, np.array([mean]), np.array([5], np.uint32))
 
     world.give(judge, answer(weights.version, 3.0))
-    assert world.core.evaluations.best == weights.payload
+    assert world.core.publisher.evaluations.best == weights.payload
     [record] = [record for record in world.core.take_records() if record["kind"] == "evaluation"]
     assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
-    world.core.evaluations.best = None
+    world.core.publisher.evaluations.best = None
     world.give(judge, answer(999, 2.0))
-    assert world.core.evaluations.best is None
+    assert world.core.publisher.evaluations.best is None
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
@@ -198,7 +197,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("a", sequence + 1),
             ("b", sequence + 1),
         ]
-        assert {item.weights_version for item in throttles(outputs)} == {world.core.version}
+        assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
         # Each round adds two transitions (the first none); two start learning; one update for each after that.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
@@ -217,11 +216,11 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
         for sequence in range(24, 40):
             item.give(sim, item.make_step(sequence))
         item.idle(10)
-    ours, theirs = world.core.bundle().tensors, other.core.bundle().tensors
+    ours, theirs = world.core.publisher.bundle().tensors, other.core.publisher.bundle().tensors
     assert world.core.updates == other.core.updates == 29
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.version == world.core.version + 1  # it published once more, when it began
+    assert other.core.publisher.version == world.core.publisher.version + 1  # it published once more, when it began
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
@@ -356,7 +355,7 @@ def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:
     with pytest.raises(BundleError, match="no simulator has joined"):
         state.save(world.core, 0.0)
     with pytest.raises(BundleError, match="no simulator has joined"):
-        world.core.bundle()
+        world.core.publisher.bundle()
 
 
 def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
@@ -377,8 +376,8 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
     world.join(sim)
     for sequence in range(41):
         world.give(sim, world.make_step(sequence))
-        assert (world.core.learning_rate == 0.001) == (sequence <= 30)
-    assert world.core.learning_rate == pytest.approx(0.0007)
+        assert (world.core.learning.learning_rate == 0.001) == (sequence <= 30)
+    assert world.core.learning.learning_rate == pytest.approx(0.0007)
     for adam in (world.core.training.algorithm.actor_adam, world.core.training.algorithm.critics_adam):
         assert adam.learning_rate == pytest.approx(0.0007)
 
@@ -431,11 +430,11 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     for sequence in range(14):
         world.give(sim, world.make_step(sequence))
     world.core.training.algorithm.learn(world.core.training.replay.sample(4))
-    before = world.core.version
-    assert world.core.final_bundle().provenance["version"] == before + 1
+    before = world.core.publisher.version
+    assert world.core.publisher.final_bundle().provenance["version"] == before + 1
     world.core.training.algorithm.actor.flat.fill_(float("nan"))
     with pytest.raises(DivergenceError, match=r"training diverged: the policy's weights are no longer finite \("):
-        world.core.bundle()
+        world.core.publisher.bundle()
     world.core.training.algorithm.critics.flat.fill_(float("nan"))
     world.core.training.algorithm.learn(world.core.training.replay.sample(4))
     with pytest.raises(DivergenceError, match="critic_loss is nan"):
@@ -446,7 +445,7 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 29,700 are not."""
-    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 20)
+    monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
@@ -461,7 +460,7 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
     [record] = [item for item in world.core.take_records() if item["kind"] == "train"]
     assert record["q_target_size"] < 10
     assert record["critic_gradient_norm"] > 0
-    good = world.core.good
+    good = world.core.reports.sound
     assert good is not None
     assert Bundle.decode(good).provenance["env_steps"] == 20
     for name in ("critic1.1.bias", "critic2.1.bias"):
@@ -472,16 +471,16 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
     )
     with pytest.raises(DivergenceError, match=message):
         run(39, 43)
-    assert world.core.good == good
+    assert world.core.reports.sound == good
     with pytest.raises(DivergenceError):
         state.save(world.core, world.time)
 
 
 def test_every_metric_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_core, "_RECORD_EVERY", 10)
+    monkeypatch.setattr(reports, "EVERY", 10)
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
-    world.core.next_record = 10
+    world.core.reports.next_record = 10
     world.join(sim)
     for sequence in range(3):  # an episode of two steps, so that there are returns
         world.give(sim, world.make_step(sequence, phase=np.array([(0, 1, 2)[sequence]], np.uint8)))
@@ -547,9 +546,9 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
     assert named == {name for name in theirs if not name.startswith("pending.")}
     for name in named:
         assert mine[name].tobytes() == theirs[name].tobytes(), name
-    tensors = world.core.bundle().tensors
+    tensors = world.core.publisher.bundle().tensors
     assert tensors["observation.mean"].shape == (3,)
-    assert all(np.array_equal(tensors[name], tensor) for name, tensor in other.core.bundle().tensors.items())
+    assert all(np.array_equal(tensors[name], tensor) for name, tensor in other.core.publisher.bundle().tensors.items())
 
 
 def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
@@ -564,7 +563,7 @@ def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_ste
     batch = core.training.replay.sample(16)
     assert core.training.normaliser
     seen = core.training.algorithm.actor.forward(core.training.normaliser(batch).observation)[0].tanh().numpy()
-    actor = Actor(Bundle.decode(core.bundle().encode()))
+    actor = Actor(Bundle.decode(core.publisher.bundle().encode()))
     np.testing.assert_allclose(actor(batch.observation.numpy()), seen * actor.half + actor.middle, atol=1e-6)
     assert seen.std(0).max() > 1e-3
 
@@ -576,7 +575,7 @@ def test_safety_settings_go_into_its_policies_or_are_refused_at_once(
     core = make_core(msgspec.structs.replace(config(), safety=settings))
     world = World(core, spec, make_step)
     world.join(world.peer("simulator", "sim-0", robots=1))
-    assert core.bundle(averaged=False).safety == settings
+    assert core.publisher.bundle(averaged=False).safety == settings
     wrong = make_core(msgspec.structs.replace(config(), safety=SafetyConfig(rate={"up": 5.0})))
     world = World(wrong, spec, make_step)
     with pytest.raises(ConfigError, match="robot 'Toy' has no action 'up'"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td3_robot.learner.rate_limiter import RateLimiter
+from td3_robot.learner.scheduling.rate_limiter import RateLimiter
 
 
 def test_by_hand() -> None:

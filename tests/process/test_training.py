@@ -80,7 +80,7 @@ def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path
     assert parted(tmp_path / "run", alone) == []
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
     assert distributed.provenance["updates"] == alone.learner.updates >= 500  # 0.5 · (1500 - 500)
-    expected = alone.learner.final_bundle()  # which the shipped configuration averages
+    expected = alone.learner.publisher.final_bundle()  # which the shipped configuration averages
     assert {name: tensor.tobytes() for name, tensor in distributed.tensors.items()} == {
         name: tensor.tobytes() for name, tensor in expected.tensors.items()
     }
@@ -88,7 +88,7 @@ def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path
     other.run()
     other.close()
     assert not np.array_equal(
-        other.learner.final_bundle().tensors["actor.0.weight"], expected.tensors["actor.0.weight"]
+        other.learner.publisher.final_bundle().tensors["actor.0.weight"], expected.tensors["actor.0.weight"]
     )
 
 
@@ -196,7 +196,7 @@ def test_every_option_in_lockstep_over_processes_is_one_process(train: Any, tmp_
     alone.run()
     alone.close()
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
-    expected = alone.learner.final_bundle()
+    expected = alone.learner.publisher.final_bundle()
     assert distributed.provenance["updates"] == alone.learner.updates >= 240  # 0.5 · (1000 - 500)
     assert "observation.std" in expected.tensors
     for name, tensor in expected.tensors.items():

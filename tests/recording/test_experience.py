@@ -92,7 +92,7 @@ def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spe
     """It is greeted with weights as ever, and no gap is seen between then and now."""
     core = make_core(CONFIG)
     prefill(core, [(spec, steps(make_step))])
-    assert core.version == 1
+    assert core.publisher.version == 1
     hello = handshake.hello("simulator", "sim-0", client=0, incarnation=3, robots=2, spec=spec)
     peer = Peer("learner", b"k", hello, {})
     core.step([(peer, hello)], 0.0)
@@ -119,15 +119,15 @@ def test_offline(make_step: Make, spec: RobotSpec, save: Make, timing: str, rati
     )
     core = make_core(config)
     begin(core)
-    before = core.bundle()
+    before = core.publisher.bundle()
     peer = Peer("learner", b"k", hello, {})
     server = Peer("learner", b"p", handshake.hello("policy", "policy", client=0), {})
     outputs = core.step([(peer, hello), (server, server.hello)], 0.0)
     for made in range(1, 5):
-        assert (core.updates, core.env_steps, core.offline, core.update_due) == (made, 0, True, True)
+        assert (core.updates, core.env_steps, core.learning.offline, core.busy) == (made, 0, True, True)
         assert not any(isinstance(message, Throttle) for _, message in outputs)
         outputs = core.step([], 0.1 * made)
-    assert (core.updates, core.offline) == (5, False)
+    assert (core.updates, core.learning.offline) == (5, False)
     (weights,) = (message for _, message in outputs if isinstance(message, Weights))
     assert weights.updates == 5
     learned = Bundle.decode(weights.payload)

@@ -180,7 +180,7 @@ class Stage:
 
     def close(self) -> None:
         """The learner's last words, and the end of the recording."""
-        last = Status("learner", "finished", "", self.learner.figures(0.0), self.learner.counts())
+        last = Status("learner", "finished", "", self.learner.reports.figures(0.0), self.learner.counts())
         self._taps["learner"].offer("supervisor", last, codec.encode(last))
         self._run.close()
         self.tape.writer.close()

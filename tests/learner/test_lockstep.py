@@ -1,4 +1,4 @@
-"""Lock-step's order: rounds, cuts between them, and going back to one; a learner core with made-up peers."""
+"""Lock-step: rounds, snapshots between them, and rollback; a learner's core with made-up peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner import state
+from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
+from td3_robot.learner.scheduling.lockstep import TRANSITIONS, State
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
 from tests.learner.test_core import World, config, published, throttles
@@ -26,9 +28,9 @@ def lockstep_config() -> Any:
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
-    """Two simulators and a policy server have joined, and somebody keeps cuts."""
+    """A learner in lock-step, with somebody who writes snapshots."""
     world = World(make_core(lockstep_config()), spec, make_step)
-    world.core.rounds.keep()
+    world.core.scheduler.keep_snapshots()
     return world
 
 
@@ -58,101 +60,103 @@ def a_round(world: World, a: Peer, b: Peer, sequence: int) -> list[Output]:
     return world.give(b, world.make_step(sequence, source="b"))
 
 
-def first_cut(world: World, a: Peer, b: Peer) -> None:
+def first_snapshot(world: World, a: Peer, b: Peer) -> None:
     world.give(a, saved("a", 0))
     world.give(b, saved("b", 0))
-    assert world.core.rounds.cut_complete
-    world.core.rounds.taken()
+    assert world.core.scheduler.snapshot_ready
+    world.core.scheduler.snapshot_saved()
 
 
-def test_the_run_begins_with_a_cut(world: World) -> None:
+def test_the_run_begins_with_a_snapshot(world: World) -> None:
     a, b, outputs = begin(world)
     assert [(item.source, item.answers, item.save) for item in throttles(outputs)] == [("a", 0, 1), ("b", 0, 1)]
     world.give(a, saved("a", 0))
-    assert not world.core.rounds.cut_complete
-    assert a_round(world, a, b, 0) == []  # no round before the cut is there …
+    assert not world.core.scheduler.snapshot_ready
+    assert a_round(world, a, b, 0) == []  # no round before the snapshot is there …
     world.give(b, saved("b", 0))
     assert world.idle() == []  # … and written
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
-    world.core.rounds.taken()
+    world.core.scheduler.snapshot_saved()
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
 
 
-def test_a_cut_is_asked_for_where_a_round_ends(world: World) -> None:
+def test_the_end_of_a_round_asks_for_a_requested_snapshot(world: World) -> None:
     a, b, _ = begin(world)
-    first_cut(world, a, b)
+    first_snapshot(world, a, b)
     a_round(world, a, b, 0)
     world.give(a, world.make_step(1, source="a"))
-    world.core.rounds.wanted = True
+    world.core.scheduler.request_snapshot()
     outputs = world.give(b, world.make_step(1, source="b"))
     assert [(item.answers, item.save) for item in throttles(outputs)] == [(2, 1), (2, 1)]
-    world.give(a, saved("a", 1))  # of another place: not taken
+    world.give(a, saved("a", 1))  # of another round: ignored
     world.give(a, saved("a", 2))
-    assert not world.core.rounds.cut_complete
-    world.give(b, Bye("gone"))  # then there is none, until the next round has ended
-    assert not world.core.rounds.cut_complete
-    assert world.core.rounds.wanted
+    assert not world.core.scheduler.snapshot_ready
+    world.give(b, Bye("gone"))  # the snapshot waits for the end of the next round
+    assert not world.core.scheduler.snapshot_ready
+    world.join(b)
+    outputs = a_round(world, a, b, 2)
+    assert [(item.answers, item.save) for item in throttles(outputs)] == [(3, 1), (3, 1)]
 
 
-def test_everybody_goes_back_when_one_is_lost(world: World) -> None:
+def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None:
     a, b, _ = begin(world)
-    first_cut(world, a, b)
+    first_snapshot(world, a, b)
     for sequence in range(5):
         a_round(world, a, b, sequence)
-    world.core.rounds.wanted = True
+    world.core.scheduler.request_snapshot()
     a_round(world, a, b, 5)
     world.give(a, saved("a", 6))
     world.give(b, saved("b", 6))
     arrays, scalars = state.save(world.core, 0.0)
     arrays, scalars = {name: array.copy() for name, array in arrays.items()}, json.loads(json.dumps(scalars))
-    world.core.rounds.taken()
-    before = world.core.env_steps, world.core.updates, world.core.version
+    world.core.scheduler.snapshot_saved()
+    before = world.core.env_steps, world.core.updates, world.core.publisher.version
     for sequence in (6, 7, 8):
         a_round(world, a, b, sequence)
     world.give(b, Bye("killed"))
     _, anew = peers(world, client=2, incarnation=1)
     assert states(world.join(anew)) == []
-    assert world.core.rounds.setback
-    assert a_round(world, a, anew, 9) == []  # nothing goes on until all are back
+    assert world.core.scheduler.must_roll_back
+    assert a_round(world, a, anew, 9) == []  # no round until all sources have returned
     state.restore(world.core, arrays, scalars)
-    world.core.went_back()
-    assert (world.core.env_steps, world.core.updates, world.core.version) == before
+    world.core.rolled_back()
+    assert (world.core.env_steps, world.core.updates, world.core.publisher.version) == before
     outputs = world.idle()
     assert [(item.source, item.incarnation, item.answers, item.payload) for item in states(outputs)] == [
         ("a", 0, 6, b"a6"),
         ("b", 0, 6, b"b6"),
     ]
     assert [item.version for item in published(outputs)] == sorted(before[2] - back for back in (0, 1))
-    world.give(a, world.make_step(9, source="a"))  # from before: not taken
+    world.give(a, world.make_step(9, source="a"))  # from before the rollback: ignored
     assert world.core.counts()["set_back"] >= 1
     assert throttles(world.give(a, saved("a", 6, b""))) == []
     outputs = world.give(anew, saved("b", 6, b""))
     told = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
     assert told == {(0, 6, before[2])}
     for peer, name in ((a, "a"), (anew, "b")):
-        assert world.give(peer, world.make_step(5, source=name)) == []  # what the next one follows
+        assert world.give(peer, world.make_step(5, source=name)) == []  # the Step that the next one follows
     assert len(throttles(a_round(world, a, anew, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
 
 
-def test_the_same_process_connected_anew_goes_on(world: World) -> None:
+def test_a_process_that_reconnects_continues(world: World) -> None:
     a, b, _ = begin(world)
-    first_cut(world, a, b)
+    first_snapshot(world, a, b)
     a_round(world, a, b, 0)
     world.give(b, Bye("silent for 5 s"))
     outputs = world.join(b)
     assert states(outputs) == []
-    assert not world.core.rounds.setback
+    assert not world.core.scheduler.must_roll_back
     assert [(item.source, item.answers) for item in throttles(outputs)] == [("b", 1)]
-    world.give(b, world.make_step(0, source="b"))  # said again, and no Step of the next round
+    world.give(b, world.make_step(0, source="b"))  # sent again; it does not belong to the next round
     assert throttles(world.give(a, world.make_step(1, source="a"))) == []
     assert len(throttles(world.give(b, world.make_step(1, source="b")))) == 2
 
 
-def test_the_last_round_ends_with_a_cut(world: World) -> None:
+def test_the_last_round_ends_with_a_snapshot(world: World) -> None:
     a, b, _ = begin(world)
-    first_cut(world, a, b)
+    first_snapshot(world, a, b)
     sequence, outputs = 0, list[Output]()
     while not world.core.done:
         outputs = a_round(world, a, b, sequence)
@@ -160,9 +164,9 @@ def test_the_last_round_ends_with_a_cut(world: World) -> None:
     assert [(item.answers, item.save) for item in throttles(outputs)] == [(sequence, 1), (sequence, 1)]
     world.give(a, saved("a", sequence))
     world.give(b, saved("b", sequence))
-    assert world.core.rounds.cut_complete
+    assert world.core.scheduler.snapshot_ready
     steps = world.core.env_steps
-    world.core.rounds.taken()
+    world.core.scheduler.snapshot_saved()
     a_round(world, a, b, sequence)
     assert world.core.env_steps == steps
 
@@ -171,9 +175,70 @@ def test_a_state_needs_its_arrays(world: World) -> None:
     from td3_robot.errors import BundleError
 
     a, b, _ = begin(world)
-    first_cut(world, a, b)
+    first_snapshot(world, a, b)
     arrays, scalars = state.save(world.core, 0.0)
     missing = {name: array for name, array in arrays.items() if not name.startswith("sent.")}
     with pytest.raises(BundleError, match="does not fit"):
         state.restored(lockstep_config(), missing, scalars)
-    assert np.array_equal(arrays["sent.1"], np.frombuffer(world.core.sent[0].payload, np.uint8))
+    assert np.array_equal(arrays["sent.1"], np.frombuffer(world.core.publisher.sent[0].payload, np.uint8))
+
+
+def test_a_snapshot_leads_back_to_stepping_and_a_lost_simulator_to_a_rollback(world: World) -> None:
+    a, b, _ = begin(world)
+    seen = [world.core.scheduler.state]
+    for message in (saved("a", 0), saved("b", 0)):
+        world.give(a if message.source == "a" else b, message)
+        seen.append(world.core.scheduler.state)
+    world.core.scheduler.snapshot_saved()
+    a_round(world, a, b, 0)
+    seen.append(world.core.scheduler.state)
+    world.give(b, Bye("killed"))
+    world.join(peers(world, client=2, incarnation=1)[1])
+    seen.append(world.core.scheduler.state)
+    assert seen == [State.SNAPSHOT, State.SNAPSHOT, State.SAVING, State.STEPPING, State.ROLLBACK]
+    assert set(TRANSITIONS) == set().union(*TRANSITIONS.values()) == set(State)
+
+
+class Rollouts:
+    """An on-policy training: an update is possible once 6 transitions have come, and uses them up."""
+
+    durable, notes, compiled = False, (), False
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec, self.updates, self.collected = spec, 0, 0
+
+    @property
+    def ready(self) -> bool:
+        return self.collected >= 6
+
+    def store(self, transitions: Any, step: Step) -> None:
+        del step
+        self.collected += len(transitions)
+
+    def update(self, learning_rate: float) -> None:
+        del learning_rate
+        self.updates, self.collected = self.updates + 1, 0
+
+    def policy_tensors(self, *, averaged: bool) -> dict[str, Any]:
+        del averaged
+        sizes = [(self.spec.observation_size, 4), (4, self.spec.action_size)]
+        weights = {f"actor.{2 * i}.weight": np.zeros(pair[::-1], np.float32) for i, pair in enumerate(sizes)}
+        return weights | {f"actor.{2 * i}.bias": np.zeros(pair[1], np.float32) for i, pair in enumerate(sizes)}
+
+
+def test_an_on_policy_algorithm_updates_after_each_rollout_and_the_sources_wait(
+    spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
+    """Two sources, 6 transitions a rollout: rounds 3, 6 and 9 end with an update and the version that it made."""
+    from msgspec.structs import replace as changed
+
+    base = lockstep_config()
+    learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
+    base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))
+    world = World(LearnerCore(base, Rollouts), spec, make_step)  # type: ignore[arg-type]
+    a, b, _ = begin(world)
+    versions = []
+    for sequence in range(10):
+        outputs = a_round(world, a, b, sequence)
+        versions.append((world.core.updates, {item.weights_version for item in throttles(outputs)}))
+    assert versions == [(n // 3, {1 + n // 3}) for n in range(10)]

@@ -1,4 +1,4 @@
-"""Keeps the replay ratio: critic updates made for each environment step, by saying which side has to wait.
+"""Keeps the replay ratio, the updates per environment step, by telling which side has to wait.
 
 The idea is Reverb's SampleToInsertRatio (Cassirer et al. 2021, section 3.3): a target, a start, and an error band.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """``lead = ratio · (env_steps - start) - (updates - offline)`` is kept in [0, band] (in updates).
+    """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` in [0, band], in updates.
 
-    The learner waits at 0: it never trains ahead of the data. The simulators wait at ``band``, and before that until
-    the ``offline`` updates are made.
+    The learner waits at 0, so it never trains ahead of the data. The simulators wait at ``band``, and until the
+    ``offline`` updates are made.
 
     Attributes:
-        ratio: updates per environment step; None lets both run free.
-        band: the most updates the learner may owe; at least those of one round of all robots and one
-            more, or both sides would wait for each other; ``Config`` sees to that.
+        ratio: updates per environment step; None lets both sides run freely.
+        band: the most updates that the learner may owe. Below the updates of two rounds of all robots, both sides
+            could wait for each other; ``Config`` refuses such a band.
         start: environment steps before the first update.
         total: environment steps of the whole run.
-        offline: updates before the first environment step, on what recordings hold.
+        offline: updates on recordings before the first environment step.
     """
 
     ratio: float | None
@@ -36,7 +36,7 @@ class RateLimiter:
         return (self.ratio or 0.0) * (env_steps - self.start) - (updates - self.offline)
 
     def updates_due(self, env_steps: int, updates: int) -> bool:
-        """Whether one more update is owed (always, without a ratio, once learning has started)."""
+        """Whether the learner owes an update; without a ratio always, once learning has started."""
         if updates < self.offline:
             return True
         if env_steps < max(1, self.start):
@@ -44,10 +44,11 @@ class RateLimiter:
         return self.ratio is None or self.lead(env_steps, updates) >= 1
 
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
-        """Environment steps at which the simulators, all together, have to wait.
+        """Environment steps at which all simulators together have to wait.
 
-        ``overshoot`` is by how many steps they may pass it, because robots of one process step together; the wait
-        then begins that much earlier (but never so early that no update would come due).
+        Args:
+            overshoot: steps that the simulators may make beyond it, because the robots of a process step together.
+                The wait starts that much earlier, but never so early that no update would come due.
         """
         if updates < self.offline:
             return 0
@@ -57,5 +58,5 @@ class RateLimiter:
         return min(self.total, self.start + math.floor((updates - self.offline + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:
-        """Whether all steps are in and all updates they ask for are made."""
+        """Whether all steps have come and all updates that they ask for are made."""
         return env_steps >= self.total and (self.ratio is None or not self.updates_due(env_steps, updates))

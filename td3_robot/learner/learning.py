@@ -1,0 +1,123 @@
+"""What a learner has learned so far: steps stored, updates made, and whether an update is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from td3_robot.bundle import Bundle
+from td3_robot.config.schema import Config
+from td3_robot.errors import DivergenceError
+from td3_robot.learner.scheduling.rate_limiter import RateLimiter
+from td3_robot.learner.transitions import Transitions
+from td3_robot.messages import Step
+from td3_robot.safety import limits as safety
+from td3_robot.specs import RobotSpec
+
+if TYPE_CHECKING:  # it imports torch; the node makes it
+    from td3_robot.learner.training import Training
+
+
+class Learning:
+    """The training of one robot, and how far it is.
+
+    Args:
+        config: of the run.
+        make_training: makes the training once the robot's specification is known.
+
+    Attributes:
+        spec: of the robot; None until :meth:`begin`.
+        training: exists once ``spec`` is known.
+        env_steps: transitions stored from sources; those of recordings do not count.
+        limiter: says how many updates belong to ``env_steps``.
+        sound_at: ``env_steps`` at the newest moment when training was sound; None before.
+    """
+
+    def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
+        learner = config.learner
+        self.config = config
+        self.limiter = RateLimiter(
+            learner.replay_ratio,
+            learner.replay_ratio_band,
+            learner.learning_starts,
+            config.total_steps,
+            learner.offline_updates,
+        )
+        self.spec: RobotSpec | None = None
+        self.training: Training
+        self.env_steps = 0
+        self.sound_at: int | None = None
+        self._make_training = make_training
+
+    def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
+        """Make the training for this robot, with the policy of a bundle if there is one.
+
+        Raises:
+            BundleError: the bundle does not fit the configuration.
+            ConfigError: the safety settings do not fit the robot.
+        """
+        safety.joined(self.config.safety, safety.SafetyConfig(), spec)
+        self.training = self._make_training(spec)
+        if bundle:
+            self.training.begin_with(bundle)
+        self.spec = spec
+
+    @property
+    def updates(self) -> int:
+        return self.training.updates if self.spec else 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate at this point of the run."""
+        return self.config.learner.learning_rate_at(self.env_steps / self.config.total_steps)
+
+    @property
+    def offline(self) -> bool:
+        """Whether offline updates are still to be made, before the first environment step."""
+        return self.spec is not None and self.updates < self.limiter.offline
+
+    @property
+    def update_due(self) -> bool:
+        """Whether the replay ratio asks for an update and the training has something to learn from."""
+        return self.limiter.updates_due(self.env_steps, self.updates) and self.training.ready
+
+    @property
+    def lead(self) -> float | None:
+        """Updates that the learner owes; None before learning starts or without a replay ratio."""
+        if self.limiter.ratio is None or self.env_steps <= self.limiter.start:
+            return None
+        return self.limiter.lead(self.env_steps, self.updates)
+
+    @property
+    def replay_ratio(self) -> float:
+        """Updates per environment step since learning started; 0 before."""
+        after = self.env_steps - self.limiter.start
+        return (self.updates - self.limiter.offline) / after if after > 0 else 0.0
+
+    def update(self) -> None:
+        """Make one update."""
+        self.training.update(self.learning_rate)
+
+    def store(self, transitions: Transitions, step: Step) -> None:
+        """Store the transitions that a Step completed; there may be none."""
+        if len(transitions):
+            self.training.store(transitions, step)
+            self.env_steps += len(transitions)
+
+    def check(self) -> None:
+        """Check that training has not diverged. Waits for the device.
+
+        Raises:
+            DivergenceError: it has.
+        """
+        if self.spec and (problem := self.training.problem()):
+            raise self.diverged(problem)
+
+    def diverged(self, problem: str) -> DivergenceError:
+        """The error for training that has diverged; it names what is kept."""
+        kept = "" if self.sound_at is None else f"the policy of {self.sound_at} steps and "
+        return DivergenceError(
+            f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
+            "checkpoints from before; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
+            "learner.normalise_observations"
+        )

@@ -1,0 +1,138 @@
+"""Publishes weights: to policy servers, and to the evaluator when an evaluation is due."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from td3_robot.bundle import Bundle, Exploration, sha256
+from td3_robot.config.schema import Config
+from td3_robot.core_types import Output, Peer
+from td3_robot.errors import BundleError
+from td3_robot.learner.evaluations import Evaluations
+from td3_robot.learner.learning import Learning
+from td3_robot.learner.meter import Meter
+from td3_robot.messages import MAX_PAYLOAD, Weights
+
+_RESENT = 2  # in lock-step a restarted policy server may be asked for the version before the newest
+
+
+class Publisher:
+    """Numbers the versions of the policy and sends them.
+
+    Args:
+        config: of the run.
+        provenance: stored in each bundle.
+
+    Attributes:
+        version: of the newest Weights; 0 before the first.
+        published_at: updates that the newest Weights for the policy servers have.
+        explores: learning has started, so that the policy servers explore with the configured noise.
+        sent: the newest Weights for the policy servers, oldest first.
+        policies, evaluators: the peers that receive weights.
+    """
+
+    def __init__(self, config: Config, learning: Learning, meter: Meter, provenance: Mapping[str, Any]) -> None:
+        self.version = self.published_at = 0
+        self.explores = config.learner.learning_starts == 0
+        self.sent: deque[Weights] = deque(maxlen=_RESENT)
+        self.evaluations = Evaluations(config.evaluation)
+        self.policies: set[Peer] = set()
+        self.evaluators: set[Peer] = set()
+        self._config = config
+        self._learning, self._meter = learning, meter
+        self._provenance = dict(provenance)
+
+    def leave(self, peer: Peer) -> None:
+        """Forget a peer that has left."""
+        self.policies.discard(peer)
+        self.evaluators.discard(peer)
+
+    def bundle(self, *, averaged: bool = False) -> Bundle:
+        """The policy that acts, or with ``averaged`` the one that is evaluated and kept.
+
+        Both are the same without ``learner.policy_average``.
+
+        Raises:
+            BundleError: no robot is known yet.
+            DivergenceError: its weights are not finite.
+        """
+        if self._learning.spec is None:
+            raise BundleError("the learner has no policy yet: no simulator has joined")
+        training, learner, asked = self._learning.training, self._config.learner, self._config.exploration
+        tensors = training.policy_tensors(averaged=averaged)
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise self._learning.diverged("the policy's weights are no longer finite")
+        explores = self.explores or learner.start_from is not None or learner.offline_updates > 0
+        return Bundle(
+            self._learning.spec,
+            self._config.network.hidden,
+            tensors,
+            Exploration(asked.kind, asked.noise, asked.noise_parameters()) if explores else Exploration("uniform"),
+            {
+                **self._provenance,
+                "precision": learner.precision,
+                **({"compiled": training.compiled} if learner.compiles else {}),
+                "version": self.version,
+                "updates": self._learning.updates,
+                "env_steps": self._learning.env_steps,
+            },
+            self._config.safety,
+        )
+
+    def final_bundle(self) -> Bundle:
+        """The policy to keep at the end, with a new version unless it is the last one published."""
+        if self._learning.updates > self.published_at or self._config.learner.policy_average:
+            self.version += 1
+        return self.bundle(averaged=True)
+
+    def publish(self) -> list[Output]:
+        """Send a new version of the weights to every policy server."""
+        weights = self._weights(averaged=False)
+        self.published_at = self._learning.updates
+        self._meter.published(weights.version, self.published_at)
+        self.sent.append(weights)
+        return [(peer, weights) for peer in self.policies]
+
+    def publish_if_due(self) -> list[Output]:
+        """Publish after enough updates, when learning starts, and when an evaluation is due."""
+        if self._learning.spec is None:
+            return []
+        evaluate = self.evaluations.due(self._learning.env_steps)
+        starts = not self.explores and self._learning.env_steps >= self._learning.limiter.start
+        self.explores = self.explores or starts
+        outputs = self._evaluate() if evaluate else []
+        if starts or evaluate or self._learning.updates - self.published_at >= self._config.learner.publish_every:
+            outputs += self.publish()
+        return outputs
+
+    def pending(self) -> list[Weights]:
+        """The Weights that wait for the evaluator."""
+        return list(self.evaluations.pending.values())
+
+    def resend(self) -> list[Output]:
+        """Send what every policy server and evaluator may lack once more."""
+        outputs: list[Output] = [(peer, weights) for peer in self.policies for weights in self.sent]
+        return outputs + [(peer, weights) for weights in self.pending() for peer in self.evaluators]
+
+    def _evaluate(self) -> list[Output]:
+        """Ask the evaluator to evaluate the policy, unless too many wait for it."""
+        if not self.evaluations.ask(self._learning.env_steps):
+            self.version += 1  # versions must not depend on the speed of the evaluator
+            return []
+        weights = self._weights(averaged=True)
+        self.evaluations.pending[weights.version] = weights
+        return [(peer, weights) for peer in self.evaluators]
+
+    def _weights(self, *, averaged: bool) -> Weights:
+        self.version += 1
+        payload = self.bundle(averaged=averaged).encode()
+        if len(payload) > MAX_PAYLOAD:
+            raise BundleError(
+                f"the policy takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that Weights may hold; "
+                "use a smaller network.hidden"
+            )
+        return Weights(self.version, self._learning.updates, self._learning.env_steps, sha256(payload), payload)

@@ -1,0 +1,81 @@
+"""The learner's metrics: records for ``metrics.jsonl``, gauges for people, and the newest sound policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from td3_robot.learner.evaluations import next_multiple
+from td3_robot.learner.learning import Learning
+from td3_robot.learner.meter import Meter
+from td3_robot.learner.publisher import Publisher
+from td3_robot.learner.sources import Sources
+
+Record = dict[str, Any]
+
+EVERY = 1000  # environment steps (offline: updates) between two records of training
+
+
+class Reports:
+    """Collects records until somebody takes them.
+
+    Attributes:
+        records: those since the last :meth:`take`.
+        next_record: environment steps at which the next record of training is due.
+        sound: the bundle of the newest policy whose training was sound; None before the first record.
+    """
+
+    def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, meter: Meter) -> None:
+        self.records: list[Record] = []
+        self.next_record = EVERY
+        self.sound: bytes | None = None
+        self._learning, self._publisher, self._sources, self._meter = learning, publisher, sources, meter
+
+    def take(self) -> list[Record]:
+        """The records since the last call."""
+        taken, self.records = self.records, []
+        return taken
+
+    def record_if_due(self, now: float) -> None:
+        """Record the training every 1,000 environment steps.
+
+        Raises:
+            DivergenceError: training has diverged.
+        """
+        if self._learning.env_steps >= self.next_record:
+            self.next_record = next_multiple(self._learning.env_steps, EVERY)
+            self.record(now)
+
+    def record(self, now: float, kind: str = "train") -> None:
+        """Record the training now, and keep its policy.
+
+        Raises:
+            DivergenceError: training has diverged.
+        """
+        learning = self._learning
+        learning.check()
+        self.sound = self._publisher.bundle(averaged=True).encode()
+        learning.sound_at = learning.env_steps
+        stream = self._sources.counters()
+        record: Record = {
+            "kind": kind,
+            "env_steps": learning.env_steps,
+            "updates": learning.updates,
+            "replay_ratio": learning.replay_ratio,
+            "learning_rate": learning.learning_rate,
+            "episodes": stream["episodes"],
+            "steps_lost": stream["missed"],
+        }
+        record |= self._meter.figures(now) | self._meter.rates(learning.env_steps, learning.updates, now)
+        self.records.append(record | learning.training.metrics())
+
+    def figures(self, now: float) -> dict[str, float]:
+        """Gauges for the supervisor and for people."""
+        return self._meter.figures(now) | {
+            "env_steps": float(self._learning.env_steps),
+            "updates": float(self._learning.updates),
+            "replay_ratio": self._learning.replay_ratio,
+            "weights_version": float(self._publisher.version),
+            "lead_min": self._meter.lead_min,
+            "lead_max": self._meter.lead_max,
+            "target_reached": float(self._publisher.evaluations.reached),
+        }

@@ -1,0 +1,74 @@
+"""Free-running: every process at full speed, within the replay ratio."""
+
+from __future__ import annotations
+
+import logging
+
+from td3_robot.core_types import Output, Peer
+from td3_robot.learner.scheduling.base import Scheduler
+from td3_robot.learner.sources import UNLIMITED, Source, throttles
+from td3_robot.messages import Step
+
+log = logging.getLogger(__name__)
+
+_WORTH_A_MESSAGE = 0.25  # of the band: a source with steps left is told only about at least so many more
+
+
+class FreeRunning(Scheduler):
+    """Stores each Step as it comes, makes at most one update a turn, and grants steps within the replay ratio."""
+
+    def policy_joined(self, peer: Peer) -> list[Output]:
+        core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
+        if held < max(1, publisher.version):
+            return [(peer, weights) for weights in publisher.sent]
+        # The server holds weights of this learner's process before: never publish a version below them.
+        if not core.env_steps and core.config.learner.start_from is None:
+            log.warning(
+                "policy server %s: version %d is replaced by weights that have learned nothing yet; "
+                "learner.start_from begins with a policy",
+                peer.name,
+                held,
+            )
+        publisher.version = held
+        return publisher.publish() if core.spec else []
+
+    def step_arrived(self, source: Source, step: Step, now: float) -> None:
+        self.core.insert(source, step, now)
+
+    @property
+    def busy(self) -> bool:
+        return not self.core.done and self.core.learning.update_due
+
+    def learn(self, now: float) -> list[Output]:
+        del now
+        if self.busy:
+            self.core.learning.update()
+        return self.core.publisher.publish_if_due()
+
+    def restarted(self) -> None:
+        self.core.publisher.publish()
+
+    def grant(self, now: float) -> list[Output]:
+        """Share the steps that the replay ratio allows among the sources, those with the least left first.
+
+        A source that gets no steps still learns from time to time which Steps were dealt with: it keeps the others.
+        """
+        learning, limiter = self.core.learning, self.core.learning.limiter
+        live = [source for source in self.core.sources.live() if not source.stalled(now)]
+        if limiter.ratio is None and learning.updates >= limiter.offline:
+            told = [source for source in live if source.granted < UNLIMITED or source.unacknowledged]
+            for source in told:
+                source.granted = UNLIMITED
+            return throttles(told)
+        overshoot = sum(source.robots - 1 for source in live)
+        free = limiter.steps_allowed(learning.updates, overshoot) - learning.env_steps
+        free -= sum(source.outstanding for source in live)
+        given: list[Source] = []
+        for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
+            share = -(-free // (len(live) - before)) if free > 0 else 0
+            running_dry = source.outstanding <= source.robots
+            if share > 0 and (running_dry or share >= limiter.band * _WORTH_A_MESSAGE):
+                source.grant(share, now)
+                free -= share
+                given.append(source)
+        return throttles(given + [source for source in live if source.unacknowledged and source not in given])

@@ -1,0 +1,216 @@
+"""Lock-step: rounds of one Step of every source, snapshots between two rounds, and rollback to the newest snapshot.
+
+A snapshot is one consistent state of the whole run. The Throttles that end a round ask every simulator for its state.
+Each simulator sends it before its next Step. The learner starts no further round until all states are there and
+written. The policy server has no part in it: it holds only weights, and its noise is a function of the Step. When a
+simulator dies, every process returns to the newest snapshot and repeats the same steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from td3_robot.core_types import Output, Peer
+from td3_robot.learner.scheduling.base import Scheduler
+from td3_robot.learner.sources import Source, throttles
+from td3_robot.messages import SimulatorState, Step, Weights
+
+if TYPE_CHECKING:
+    from td3_robot.learner.core import LearnerCore
+
+log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """Where a round is."""
+
+    GATHERING = "waits until enough sources can start the round"
+    STEPPING = "the sources make the Step of the round"
+    SNAPSHOT = "the sources send their states and make the Step of the round"
+    SAVING = "all states are there; the snapshot waits to be written"
+    ROLLBACK = "a simulator was lost; the newest snapshot waits to be restored"
+
+
+TRANSITIONS = {
+    State.GATHERING: {State.STEPPING, State.SNAPSHOT, State.ROLLBACK},
+    State.STEPPING: {State.GATHERING, State.ROLLBACK},
+    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # STEPPING: a source left, so there is no snapshot
+    State.SAVING: {State.STEPPING, State.ROLLBACK},
+    State.ROLLBACK: {State.GATHERING},
+}
+
+
+class LockStep(Scheduler):
+    """One Step of every source is a round; then come the updates it owes; then every source may continue.
+
+    Attributes:
+        state: where the round is.
+        rounds: made since the newest snapshot.
+    """
+
+    def __init__(self, core: LearnerCore) -> None:
+        super().__init__(core)
+        self.state = State.GATHERING
+        self.rounds = 0
+        self._sources = core.sources
+        self._needed = core.config.simulators
+        self._keeps_snapshots = False
+        self._saved: dict[str, bytes] = {}  # states of the newest snapshot, by source; empty before the first
+        self._arriving: dict[str, bytes | None] = {}  # states of the snapshot being taken; None: not there yet
+
+    def _enter(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        self.state = state
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def continues(self, source: str) -> bool:
+        return source in self._saved
+
+    def source_joined(self, source: Source) -> list[Output]:
+        assert source.peer
+        known, source.client = source.client == source.peer.hello.client, source.peer.hello.client
+        outputs: list[Output] = []
+        if source.name in self._saved and (not known or source.returning):
+            if not self.rounds:
+                outputs += self._put_back(source)
+            elif self.state is not State.ROLLBACK:
+                self._arriving = {}
+                self._enter(State.ROLLBACK)
+        return outputs + self._release([source])
+
+    def source_left(self, source: Source) -> None:
+        if source.name in self._arriving:
+            self._arriving = {}
+            self._snapshot_requested = True  # try again at the end of the next round
+            self._enter(State.STEPPING)
+
+    def policy_joined(self, peer: Peer) -> list[Output]:
+        outputs: list[Output] = [(peer, weights) for weights in self.core.publisher.sent]
+        return outputs + self._release(self._sources.live())
+
+    def step_arrived(self, source: Source, step: Step, now: float) -> None:
+        del now
+        due = source.answered + len(source.queue)
+        if source.returning or (step.sequence > due and source.answered):
+            self.counters["set_back"] += 1  # from before a rollback
+        elif step.sequence < due:
+            source.assembler.add(step)  # dealt with; after a restart the next Step follows it
+        else:
+            source.queue.append(step)
+
+    def state_arrived(self, source: Source, state: SimulatorState) -> list[Output]:
+        if not state.payload:  # the simulator has loaded the state that it was sent
+            returned, source.returning = source.returning, False
+            return self._release([source]) if returned else []
+        if source.name in self._arriving and state.answers == source.answered:
+            self._arriving[source.name] = state.payload
+            if self.state is State.SNAPSHOT and None not in self._arriving.values():
+                self._enter(State.SAVING)
+        return []
+
+    def offline_finished(self) -> list[Output]:
+        return self._release(self._sources.live())
+
+    def learn(self, now: float) -> list[Output]:
+        """Make the round, if every source has sent its Step."""
+        live = self._sources.live()
+        if not self._round_complete(live):
+            return []
+        for source in live:
+            self.core.insert(source, source.queue.popleft(), now)
+        while self.core.learning.update_due:
+            self.core.learning.update()
+        self.rounds += 1
+        if self.state is State.STEPPING:
+            self._enter(State.GATHERING)
+        outputs = self.core.publisher.publish_if_due()
+        if self.core.done:
+            if not self._keeps_snapshots:
+                return outputs
+            self._snapshot_requested = True
+        return outputs + self._release(self._sources.live())
+
+    def _round_complete(self, live: Sequence[Source]) -> bool:
+        if self.core.done or not self.core.publisher.policies or self.state not in (State.GATHERING, State.STEPPING):
+            return False
+        return len(live) >= self._needed and all(source.queue for source in live)
+
+    def _release(self, sources: Sequence[Source]) -> list[Output]:
+        """Tell sources the weights to name next, once as many as a round needs can start."""
+        core, live = self.core, self._sources.live()
+        weights_serve = core.spec and core.publisher.policies and not core.learning.offline
+        if not weights_serve or self.state is State.ROLLBACK:
+            return []
+        if len(live) < self._needed or any(source.returning for source in live):
+            return []
+        if self.state is State.GATHERING:
+            sources = live
+            if self._snapshot_requested:
+                self._snapshot_requested = False
+                self._arriving = dict.fromkeys(source.name for source in live)
+                self._enter(State.SNAPSHOT)
+            else:
+                self._enter(State.STEPPING)
+        to_save = {name for name, state in self._arriving.items() if state is None}
+        return throttles(sources, core.publisher.version, to_save)
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def keep_snapshots(self) -> None:
+        """Snapshots are taken at the beginning of the run, on request, and at its end."""
+        self._keeps_snapshots, self._snapshot_requested = True, not self._saved
+
+    @property
+    def snapshot_ready(self) -> bool:
+        return self.state is State.SAVING
+
+    def snapshot_saved(self) -> None:
+        self._saved, self._arriving = self._arrived(), {}
+        self.rounds = 0
+        self._enter(State.STEPPING)
+
+    @property
+    def unsaved(self) -> bool:
+        return self.rounds > 0
+
+    @property
+    def must_roll_back(self) -> bool:
+        return self.state is State.ROLLBACK
+
+    def rolled_back(self) -> list[Output]:
+        self._enter(State.GATHERING)
+        self.rounds = 0
+        outputs: list[Output] = []
+        for source in self._sources.live():
+            source.queue.clear()
+            outputs += self._put_back(source)
+        return outputs
+
+    @property
+    def simulator_states(self) -> Mapping[str, bytes]:
+        return self._arrived() if self.state is State.SAVING else self._saved
+
+    @property
+    def resent(self) -> Iterable[Weights]:
+        return self.core.publisher.sent
+
+    def restore(self, simulator_states: Mapping[str, bytes]) -> None:
+        self._saved = dict(simulator_states)
+
+    def _arrived(self) -> dict[str, bytes]:
+        return {name: state for name, state in self._arriving.items() if state is not None}
+
+    def _put_back(self, source: Source) -> list[Output]:
+        """Send a simulator its state of the newest snapshot."""
+        assert source.peer
+        payload = self._saved.get(source.name)
+        if payload is None:
+            log.warning("%s joined after the last snapshot and cannot return to it; start it again", source.name)
+            source.peer = None
+            return []
+        source.returning = True
+        return [(source.peer, SimulatorState(source.name, source.incarnation, source.answered, payload))]
