@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from td3_robot.bundle import Bundle, Exploration, sha256
@@ -112,26 +113,33 @@ def _create(options: argparse.Namespace) -> int:
 
 def _from_checkpoint(path: Path) -> Bundle:
     """The policy that a run would keep if it ended at this checkpoint."""
-    arrays, scalars = checkpoint.load(path)
-    run = path.resolve().parent.parent
-    if "td3" not in scalars.get("parts", {}):  # A2C's holds no policy by name
-        raise BundleError(f"{str(path)!r} is no checkpoint of TD3 or DDPG; name the run, or its policy.safetensors")
-    config = configuration.load(run / "config.yaml")
-    updates = scalars["parts"]["td3"]["updates"]
-    averaged = config.learner.policy_average and updates >= config.learner.policy_delay
-    part = "td3.average/" if averaged else "td3.online/"
-    tensors = {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(f"{part}actor.")}
-    spec = RobotSpec.from_description(scalars["spec"])
-    if config.learner.normalise_observations:
-        from td3_robot.learner.normaliser import Normaliser  # not for everybody: it needs torch
+    from td3_robot.learner.engine import selection  # imported here: they need torch
+    from td3_robot.learner.normaliser import Normaliser
 
-        normaliser, begin = Normaliser(spec.observation_size), "normaliser."
-        mine = {name.removeprefix(begin): array for name, array in arrays.items() if name.startswith(begin)}
-        normaliser.restore(mine, scalars["parts"]["normaliser"])
+    arrays, scalars = checkpoint.load(path)
+    config = configuration.load(path.resolve().parent.parent / "config.yaml")
+    learner = msgspec.structs.replace(config.learner, device="cpu", precision="fp32", threads=1)
+    name, parts = selection.implementation(learner).part, scalars.get("parts", {})
+    if name not in parts:
+        raise BundleError(
+            f"{str(path)!r} is no checkpoint of {learner.algorithm!r}; name the run, or its policy.safetensors"
+        )
+
+    def arrays_of(part: str) -> dict[str, Any]:
+        begin = f"{part}."
+        return {key.removeprefix(begin): array for key, array in arrays.items() if key.startswith(begin)}
+
+    spec = RobotSpec.from_description(scalars["spec"])
+    algorithm = selection.make(spec.observation_size, spec.action_size, config.network.hidden, learner, seed=0)
+    algorithm.restore(arrays_of(name), parts[name])
+    tensors = algorithm.actor_tensors(averaged=True)
+    if learner.normalise_observations:
+        normaliser = Normaliser(spec.observation_size)
+        normaliser.restore(arrays_of("normaliser"), parts["normaliser"])
         tensors |= normaliser.tensors()
     provenance = {
         "version": scalars["version"],
-        "updates": updates,
+        "updates": algorithm.updates,
         "env_steps": scalars["env_steps"],
         "checkpoint": path.name,
         "task": config.task,

@@ -62,5 +62,6 @@ class RunningMetrics:
         del updates
         sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
         counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}
-        gauges = {name: float(scalars["gauges"][name]) for name in self._gauges}
+        saved = scalars["gauges"]
+        gauges = {name: float(saved[name]) for name in self._gauges}
         self._sums, self._counts, self._gauges = sums, counts, dict(gauges)

@@ -1,0 +1,49 @@
+"""An algorithm of an installed package, trained through the three real processes and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.bundle import Bundle
+
+SIGN_LEARNER = Path(__file__).parent.parent / "contract" / "sign_learner.py"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the test, which is on PYTHONPATH, with a package installed in it."""
+    shutil.copy(SIGN_LEARNER, tmp_path)
+    metadata = tmp_path / "sign_learner-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sign-learner\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[td3_robot.algorithms]\nsign = sign_learner:SignLearner\n")
+    return tmp_path
+
+
+def test_from_training_to_a_bundle(train: Any, command: Any, folder: Path) -> None:
+    run = train(1200, "learner.algorithm=sign", "evaluation.every=600", "evaluation.episodes=1")
+    assert run.finish() == 0, run.output()
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
+    assert losses
+    assert Bundle.load(folder / "run" / "policy.safetensors").provenance["algorithm"] == "SIGN"
+    resumed = command("train", "--resume", "run", "--steps", "1400")
+    assert resumed.finish() == 0, resumed.output()
+    last = sorted((folder / "run" / "checkpoint").glob("checkpoint-*.safetensors"))[-1]
+    made = command("bundle", "create", str(last), "made.safetensors")
+    assert made.finish() == 0, made.output()
+    policy, bundle = (Bundle.load(folder / name) for name in ("run/policy.safetensors", "made.safetensors"))
+    assert all((bundle.tensors[name] == tensor).all() for name, tensor in policy.tensors.items())
+
+
+def test_an_unknown_algorithm_is_one_line_before_the_run_starts(train: Any, folder: Path) -> None:
+    run = train(600, "learner.algorithm=sac")
+    assert run.finish() == 2
+    [line] = run.output().splitlines()
+    assert "learner.algorithm is 'sac'; allowed: td3, ddpg, sign" in line
+    assert not (folder / "run").exists()
