@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import time
@@ -24,16 +25,15 @@ from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
-from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport.link import ClientLink
 
 log = logging.getLogger(__name__)
 
-_SOON = 0.005  # seconds to the next turn while weights are looked at, if nothing arrives
+_SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
 _SWITCH = 0.0002
-"""Seconds after which a thread hands the interpreter to another that waits for it. What takes the others long they do
-without the interpreter (hashing, looking at numbers, files), but for a call that copies weights: 0.1 ms a megabyte."""
+"""Seconds after which a thread gives the interpreter to another that waits. The other threads do their long work
+without the interpreter (hashing, checking numbers, files), except for copying weights: 0.1 ms a megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def weights(version: int, bundle: Bundle) -> Weights:
-    """A policy that a person chose, as a learner would send it: for the recorder."""
+    """A policy that a person chose, in the form of a learner's message, for the recorder."""
     payload = bundle.encode()
     made = [bundle.provenance.get(key) for key in ("updates", "env_steps")]
     updates, env_steps = (count if isinstance(count, int) and count >= 0 else 0 for count in made)
@@ -71,80 +71,110 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 
 def _serve(node: Node, arguments: argparse.Namespace) -> None:
-    config = node.config
     if node.folder and (arguments.bundle or arguments.explore or arguments.state):
         raise UsageError("--bundle, --explore and --state need --config: in a run, the learner says what is served")
-    learns = bool(node.folder or config.endpoints.learner)
-    if not (arguments.bundle or learns):
+    if not (arguments.bundle or node.folder or node.config.endpoints.learner):
         raise UsageError("there is nothing to serve: give --bundle FILE, or set endpoints.learner")
-    settings: dict[str, Any] = {
-        "exploring": bool(node.folder or arguments.explore),
-        "frozen": arguments.frozen,
-    }
-    # In lock-step a robot waits for its weights anyway.
-    examiner = Examiner(node.counters) if learns and config.timing == "free" else None
     sys.setswitchinterval(_SWITCH)
-    core = policy_core.make(config, node.name, **settings, examine=examiner or examine)
-    if arguments.bundle:
-        bundle = Bundle.load(arguments.bundle)
-        core.load(bundle.version or 1, bundle)
-        log.info("serves %s: version %d, robot %s", arguments.bundle, core.version, bundle.spec.name)
-        loaded = weights(core.version, bundle)
-        node.bus.send(RECORDER, loaded)
-        settings |= {"version": loaded.version, "sha256": loaded.sha256}
-    node.serve("policy", policy_core.ACCEPTS, core.spec)  # before the state file: a second server is told of the first
-    path = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
-    state_file = StateFile(path) if path else None
-    if state_file:
-        now = time.monotonic()
-        for line in core.resume(state_file.kept, now):
-            log.warning("%s: %s (%s)", node.name, line, state_file.path)
-        settings |= {"resumed": now, "latches": state_file.kept.stored()}
-    elif not node.folder:
-        log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
-    recorded_core = node.recorded(core, settings, PolicyObserver(core))
-    learner: ClientLink | None = None
-    if learns:
-        learner = node.connect("learner", (Weights,), essential=node.folder is not None)
-    served: RobotSpec | None = core.spec
-    recorded = core.store.loaded[-1:]
+    with contextlib.ExitStack() as resources:
+        _Server(node, arguments, resources).run()
 
-    def after() -> bool:
-        nonlocal served, recorded
-        if core.store.loaded[-1:] != recorded:  # by an operator
-            recorded = core.store.loaded[-1:]
-            node.bus.send(RECORDER, weights(recorded[0], core.store.held[recorded[0]].bundle))
-        if learner and core.version != learner.hello.weights_version:
-            learner.hello = replace(learner.hello, weights_version=core.version)
-        if served is None and core.spec:
-            served = core.spec
-            node.bus.adopt("policy", served)
-        if state_file:
-            state_file.keep(core.safety_state)
+
+class _Server:
+    """The policy server's core with its files, links and threads.
+
+    Args:
+        node: the process.
+        arguments: of the command line.
+        resources: closes the threads and files in the end.
+    """
+
+    def __init__(self, node: Node, arguments: argparse.Namespace, resources: contextlib.ExitStack) -> None:
+        config = node.config
+        learns = bool(node.folder or config.endpoints.learner)
+        settings: dict[str, Any] = {"exploring": bool(node.folder or arguments.explore), "frozen": arguments.frozen}
+        self.node = node
+        self.examiner: Examiner | None = None
+        if learns and config.timing == "free":  # in lock-step a robot waits for its weights anyway
+            self.examiner = Examiner(node.counters)
+            resources.callback(self.examiner.close)
+        self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
+        if arguments.bundle:
+            settings |= self._load(arguments.bundle)
+        # Before the state file: a second server learns of the first here.
+        node.serve("policy", policy_core.ACCEPTS, self.core.spec)
+        path = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
+        self.state_file = StateFile(path) if path else None
+        if self.state_file:
+            resources.callback(self.state_file.close)
+            settings |= self._resume(self.state_file)
+        elif not node.folder:
+            log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
+        self.recorded = node.recorded(self.core, settings, PolicyObserver(self.core))
+        self.learner: ClientLink | None = None
+        if learns:
+            self.learner = node.connect("learner", (Weights,), essential=node.folder is not None)
+        self._served = self.core.spec
+        self._loaded = self.core.store.loaded[-1:]
+
+    def run(self) -> None:
+        """Serve until a signal or a shutdown."""
+        self._after()  # so that the first Hello says which weights this server holds
+        self.node.spin(
+            self.recorded,
+            busy=lambda: False,
+            report=self._report,
+            after=self._after,
+            deadline=self._deadline,
+            sift=self._sift,
+        )
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Serve a policy file; the settings that replay needs to do the same."""
+        bundle = Bundle.load(path)
+        self.core.load(bundle.version or 1, bundle)
+        log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)
+        loaded = weights(self.core.version, bundle)
+        self.node.bus.send(RECORDER, loaded)
+        return {"version": loaded.version, "sha256": loaded.sha256}
+
+    def _resume(self, state_file: StateFile) -> dict[str, Any]:
+        """Restore the safety state; the settings that replay needs to do the same."""
+        now = time.monotonic()
+        for line in self.core.resume(state_file.kept, now):
+            log.warning("%s: %s (%s)", self.node.name, line, state_file.path)
+        return {"resumed": now, "latches": state_file.kept.stored()}
+
+    def _after(self) -> bool:
+        """Carry out of the core what concerns others, after each turn; whether the server is finalized."""
+        core = self.core
+        loaded = core.store.loaded[-1:]
+        if loaded != self._loaded:  # an operator has loaded a policy
+            self._loaded = loaded
+            self.node.bus.send(RECORDER, weights(loaded[0], core.store.held[loaded[0]].bundle))
+        if self.learner and core.version != self.learner.hello.weights_version:
+            self.learner.hello = replace(self.learner.hello, weights_version=core.version)
+        if self._served is None and core.spec:
+            self._served = core.spec
+            self.node.bus.adopt("policy", core.spec)
+        if self.state_file:
+            self.state_file.keep(core.safety_state)
         return core.lifecycle.state is State.FINALIZED
 
-    def report() -> Figures:
-        # Ready means bound: weights come once a simulator has told the learner which robot this is.
+    def _report(self) -> Figures:
+        # Ready means bound: weights come only after a simulator has told the learner which robot this is.
+        core = self.core
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
-    def sift(inputs: list[Input]) -> list[Input]:
-        return examiner.sift(inputs, core.wanted) if examiner else inputs
+    def _sift(self, inputs: list[Input]) -> list[Input]:
+        return self.examiner.sift(inputs, self.core.store.wanted) if self.examiner else inputs
 
-    def deadline() -> float | None:
-        due = core.due
-        if examiner and examiner.busy:
+    def _deadline(self) -> float | None:
+        due = self.core.due
+        if self.examiner and self.examiner.busy:
             soon = time.monotonic() + _SOON
             return soon if due is None else min(soon, due)
         return due
-
-    after()  # so that the first Hello says what is held
-    try:
-        node.spin(recorded_core, busy=lambda: False, report=report, after=after, deadline=deadline, sift=sift)
-    finally:
-        if examiner:
-            examiner.close()
-        if state_file:
-            state_file.close()
 
 
 if __name__ == "__main__":

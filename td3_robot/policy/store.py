@@ -1,27 +1,37 @@
-"""The policies a server holds: the newest ones, those that people loaded, and which of them serves."""
+"""The policies a server holds: the newest ones, those that people loaded, and the one that serves."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from td3_robot.bundle import Bundle
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import BundleError, ConfigError, LifecycleError
+from td3_robot.messages import Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import SafetyConfig, joined
 
+log = logging.getLogger(__name__)
+
 _SPARE = 1 << 20  # bytes of a policy beside its tensors
-_KEPT = 4  # versions: in lock-step a source may still need the one before while another already needs the next
+_KEPT = 4  # versions: in lock-step one source may need a version while another already needs the next
+_WITHDRAWN = 16  # policies that a rollback left and that the server remembers
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """Weights ready to act: swapped as a whole, between two actions.
+    """Weights ready to act. The server swaps policies as a whole, between two actions.
 
     Attributes:
-        floor: settings of the policy a person deployed last before these weights, or of these if a person deployed
-            them: weights of a learner that follow can tighten them, and not drop them.
+        version: of the weights.
+        bundle: the weights with their settings.
+        actor: computes the actions.
+        safety: filters the actions.
+        floor: the safety settings of the policy that a person deployed last, this one or one before it. A learner's
+            weights can tighten them, but not drop them.
     """
 
     version: int
@@ -33,18 +43,23 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """Bytes that were found to be a policy, and what takes long to make of them."""
+    """A policy from checked bytes, with the parts that take long to make."""
 
     bundle: Bundle
     actor: Actor
 
 
 Examine = Callable[[int, str, bytes], Examined]
-"""Bytes that came as weights of this version, with their hash, looked at; a BundleError if they are no policy."""
+"""Checks bytes that came as weights: their version, their SHA-256, the bytes. A BundleError if they are no policy."""
 
 
 def examine(version: int, digest: str, payload: bytes) -> Examined:
-    """Check bytes, and make of them what acts.
+    """Check bytes, and make the actor.
+
+    Args:
+        version: of the weights.
+        digest: SHA-256 that the bytes must have.
+        payload: the bytes of a bundle.
 
     Raises:
         BundleError: the hash does not fit, or they are no bundle.
@@ -54,40 +69,60 @@ def examine(version: int, digest: str, payload: bytes) -> Examined:
 
 
 class PolicyStore:
-    """Policies by version.
+    """Policies by version, and what people decided about them.
 
     Args:
-        safety: the robot's settings, joined with those of each policy. Those of the policy that a person deployed hold
-            for the weights of learners that follow it, too.
-        may_go_back: a version that is not newer replaces all that are as new or newer (lock-step, where a learner that
-            goes back to a checkpoint makes the same versions again).
-        examine: looks at bytes: :func:`examine`, or what remembers its results.
+        safety: the robot's settings. The store joins them with those of each policy, and with those of the policy that
+            a person deployed before it.
+        lockstep: every version of a learner counts, in order, and versions may go back: a version that is not newer
+            replaces all that are as new or newer. A learner that returns to a checkpoint makes the same versions again.
+        frozen: refuse the weights of learners.
+        examine: checks bytes: :func:`examine`, or a function that knows its results already.
+        counters: counts the weights that the store does not take.
 
     Attributes:
-        held: at most the four newest, and the four newest of those that a person loaded.
-        serving: the one that answers where nothing else is asked for; None before the first.
-        newest: the highest version there ever was; 0 for none.
-        loaded: at most the four newest versions that a person chose, oldest first.
+        held: policies by version: at most the four newest, and the four newest that a person loaded.
+        serving: the policy that answers unless a Step needs another one; None before the first.
+        newest: the highest version so far; 0 for none.
+        loaded: at most the four newest versions that a person loaded, oldest first.
+        frozen: whether the store refuses the weights of learners.
+        withdrawn: SHA-256 of the policies that a rollback left, and that no person has chosen again.
     """
 
-    def __init__(self, safety: SafetyConfig, *, may_go_back: bool = False, examine: Examine = examine) -> None:
+    def __init__(
+        self,
+        safety: SafetyConfig,
+        *,
+        lockstep: bool = False,
+        frozen: bool = False,
+        examine: Examine = examine,
+        counters: Counter[str] | None = None,
+    ) -> None:
         self.held: dict[int, Policy] = {}
         self.serving: Policy | None = None
         self.newest = 0
-        self._safety = safety
-        self._may_go_back = may_go_back
-        self._examine = examine
         self.loaded: list[int] = []
+        self.frozen = frozen
+        self.withdrawn: tuple[str, ...] = ()
+        self._safety = safety
+        self._lockstep = lockstep
+        self._examine = examine
+        self._counters = Counter[str]() if counters is None else counters
 
     def add(self, version: int, bundle: Bundle, *, loaded: bool = False, actor: Actor | None = None) -> None:
-        """Serve this policy from the next action on; ``loaded`` says that a person chose it. ``actor`` is its actor, if
-        there is one already.
+        """Serve this policy from the next action on.
+
+        Args:
+            version: of the policy.
+            bundle: the policy.
+            loaded: a person chose it.
+            actor: its actor, if there is one already.
 
         Raises:
-            BundleError: it is not newer than any before (unless it may go back), for another robot, or its safety
-                settings and the robot's leave no action.
+            BundleError: the policy is not newer than all before (except in lock-step), is for another robot, or its
+                safety settings and the robot's leave no action.
         """
-        if self._may_go_back:
+        if self._lockstep:
             self.held = {held: policy for held, policy in self.held.items() if held < version}
             self.newest = max(self.held, default=0)
         if version <= self.newest:
@@ -106,21 +141,56 @@ class PolicyStore:
         keep = {*sorted(self.held)[-_KEPT:], *self.loaded}
         self.held = {version: policy for version, policy in self.held.items() if version in keep}
 
+    # -- weights of a learner ------------------------------------------------------------------------------------
+
+    def wanted(self, weights: Weights) -> bool:
+        """Whether the store would examine a learner's weights now."""
+        return not self.frozen and self.unseen(weights.version, weights.payload) is None
+
+    def receive_all(self, queued: list[Weights]) -> None:
+        """Take a learner's weights, and empty the queue.
+
+        The newest good ones serve. The store examines older ones only in lock-step, where a Step may need them.
+        """
+        while queued:
+            weights = queued.pop(0 if self._lockstep else -1)
+            if self.frozen:
+                self._counters["weights_frozen"] += 1
+                continue
+            try:
+                self.receive(weights.version, weights.sha256, weights.payload)
+            except BundleError as error:
+                log.warning("refused: %s", error)
+                continue
+            if not self._lockstep:
+                self._counters["weights_skipped"] += len(queued)
+                queued.clear()
+
     def receive(self, version: int, digest: str, payload: bytes, *, loaded: bool = False) -> None:
         """Check bytes and serve them.
 
+        Args:
+            version: of the policy.
+            digest: SHA-256 that the bytes must have.
+            payload: the bytes of a bundle.
+            loaded: a person chose the policy.
+
         Raises:
-            BundleError: the hash does not fit, they are no bundle, or see :meth:`add`; or they are far more than those
-                that serve, and no person chose them: to look at them takes time and memory.
+            BundleError: the hash does not fit; the bytes are no bundle; :meth:`add` refuses the policy; or it is a
+                learner's and so much larger than the one that serves that to examine it takes too long.
         """
-        if not loaded and (refusal := self.unseen(version, payload)):
-            raise BundleError(refusal)
-        examined = self._examine(version, digest, payload)
-        self.add(version, examined.bundle, loaded=loaded, actor=examined.actor)
+        try:
+            if not loaded and (refusal := self.unseen(version, payload)):
+                raise BundleError(refusal)
+            examined = self._examine(version, digest, payload)
+            self.add(version, examined.bundle, loaded=loaded, actor=examined.actor)
+        except BundleError:
+            self._counters["weights_refused"] += 1
+            raise
 
     def unseen(self, version: int, payload: bytes) -> str | None:
-        """Why weights from a learner are not even looked at; None if they are."""
-        if version <= self.newest and not self._may_go_back:
+        """Why the store does not even examine these weights of a learner; None if it does."""
+        if version <= self.newest and not self._lockstep:
             return self._not_newer(version)
         if self.serving is None:
             return None
@@ -135,21 +205,59 @@ class PolicyStore:
     def _not_newer(self, version: int) -> str:
         return f"weights version {version} is not newer than {self.newest}, which is served"
 
-    def roll_back(self, version: int = 0) -> Policy:
-        """Serve an older one again: that version, or the newest older one that a person loaded, or else the one before.
+    # -- what people decide --------------------------------------------------------------------------------------
+
+    def load(self, version: int, digest: str, payload: bytes) -> None:
+        """Serve a policy that a person sends.
+
+        Args:
+            version: of the policy; 0: the next after the newest.
+            digest: SHA-256 that the bytes must have.
+            payload: the bytes of a bundle.
 
         Raises:
-            LifecycleError: there is none like that.
+            BundleError: see :meth:`receive`.
         """
-        if self.serving is None:
+        self.receive(version or self.newest + 1, digest, payload, loaded=True)
+        self.choose()
+
+    def choose(self) -> None:
+        """A person wants the policy that serves, even if it was withdrawn before."""
+        if self.withdrawn and self.serving:
+            chosen = sha256(self.serving.bundle.encode())
+            self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
+
+    def roll_back(self, version: int = 0) -> Policy:
+        """Serve an older policy again, withdraw the one that serves, and freeze.
+
+        Args:
+            version: of the older policy; 0: the newest older one that a person loaded, or else the one before.
+
+        Returns:
+            The policy that serves now.
+
+        Raises:
+            LifecycleError: the store holds no such policy.
+        """
+        before = self.serving
+        if before is None:
             raise LifecycleError("there is no policy to go back from")
-        older = [held for held in self.held if held < self.serving.version]
+        older = [held for held in self.held if held < before.version]
         chosen = version or max([held for held in older if held in self.loaded] or older, default=0)
         if chosen not in self.held:
             raise LifecycleError(
                 f"version {version} is not held: {', '.join(map(str, sorted(self.held)))} are"
                 if version
-                else f"there is no policy before version {self.serving.version}"
+                else f"there is no policy before version {before.version}"
             )
-        self.serving = self.held[chosen]
-        return self.serving
+        policy = self.serving = self.held[chosen]
+        if before is not policy:
+            self.choose()
+            self.withdrawn = (*self.withdrawn[1 - _WITHDRAWN :], sha256(before.bundle.encode()))
+        self.frozen = True  # or a learner's next weights would undo the rollback
+        return policy
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether a rollback left the policy that serves, and no person has chosen it since."""
+        return self.serving is not None and sha256(self.serving.bundle.encode()) in self.withdrawn

@@ -200,7 +200,7 @@ class _Policies:
         (_, weights), *steps = inputs
         assert isinstance(weights, Weights)
         core = self._core(weights)
-        core.exploring = self.exploring
+        core.answers.exploring = self.exploring
         return [(to, message) for to, message in core.step(steps, now) if isinstance(message, Action)]
 
     def _core(self, weights: Weights) -> PolicyCore:

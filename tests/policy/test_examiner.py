@@ -125,12 +125,12 @@ def test_the_core_finds_the_result_and_looks_at_nothing_again(
     core = PolicyCore(seed=9, examine=examiner)
     first, second = make_bundle(1), make_bundle(2)
     core.load(1, first)
-    told = examiner.sift([("learner", weights(2, second)), (peer, make_step(0))], core.wanted)
+    told = examiner.sift([("learner", weights(2, second)), (peer, make_step(0))], core.store.wanted)
     [(_, action)] = core.step(told, 0.0)
     assert isinstance(action, Action)
     assert action.weights_version == 1  # a robot is answered meanwhile
     gate.open()
-    until(lambda: core.version > 1, lambda: core.step(examiner.sift([], core.wanted), 0.0))
+    until(lambda: core.version > 1, lambda: core.step(examiner.sift([], core.store.wanted), 0.0))
     assert gate.asked == [(2, "examiner")]
     assert core.store.held[2].bundle.tensors["actor.0.weight"].tobytes() == second.tensors["actor.0.weight"].tobytes()
 
@@ -143,14 +143,14 @@ def test_bytes_that_are_no_policy_are_refused_as_without_it(
     said = []
 
     def first(core: PolicyCore) -> object:
-        return poll_until(lambda: examiner.sift([], core.wanted), lambda: "nothing is told", _PATIENCE)
+        return poll_until(lambda: examiner.sift([], core.store.wanted), lambda: "nothing is told", _PATIENCE)
 
     for core in (PolicyCore(seed=9, examine=examiner), PolicyCore(seed=9)):
         core.load(1, make_bundle())
         caplog.clear()
         arrived: list[Input] = [("learner", bad)]
         if not said:
-            assert examiner.sift(arrived, core.wanted) == []
+            assert examiner.sift(arrived, core.store.wanted) == []
             assert first(core) == arrived
         core.step(arrived, 0.0)
         assert (core.version, core.counters) == (1, {"weights_refused": 1})
@@ -166,11 +166,11 @@ def test_what_the_core_would_not_look_at_is_told_at_once(
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
     large: list[Input] = [("learner", Weights(2, 0, 0, "0" * 64, bytes(3_000_000)))]
-    assert examiner.sift(large, core.wanted) == large
+    assert examiner.sift(large, core.store.wanted) == large
     core.step(large, 0.0)
-    core.frozen = True
+    core.store.frozen = True
     small: list[Input] = [("learner", weights(2, make_bundle()))]
-    assert examiner.sift(small, core.wanted) == small
+    assert examiner.sift(small, core.store.wanted) == small
     core.step(small, 0.0)
     assert core.counters == {"weights_refused": 1, "weights_frozen": 1}
     assert gate.asked == []
@@ -183,7 +183,7 @@ def test_the_newest_comes_first_and_the_others_only_if_it_is_bad(
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
-        core.step(examiner.sift([("learner", message) for message in arrived], core.wanted), 0.0)
+        core.step(examiner.sift([("learner", message) for message in arrived], core.store.wanted), 0.0)
 
     good = {version: weights(version, make_bundle()) for version in (1, 2, 3, 5)}
     take(good[1])
@@ -223,18 +223,18 @@ def test_a_policy_that_a_person_loads_is_chosen_over_what_came_before_it(
     core.load(4, make_bundle())
     new = {version: weights(version, make_bundle(version)) for version in (7, 8, 9, 10)}
     for version in (7, 8):
-        assert examiner.sift([("learner", new[version])], core.wanted) == []
+        assert examiner.sift([("learner", new[version])], core.store.wanted) == []
     until(lambda: gate.asked)
     chosen = make_bundle(1).encode()
     load = operator, Command(1, "", "load", "", 0, sha256(chosen), chosen)
-    told = examiner.sift([("learner", new[9]), load, ("learner", new[10])], core.wanted)
+    told = examiner.sift([("learner", new[9]), load, ("learner", new[10])], core.store.wanted)
     assert told == [load]
     gate.open(2)
     core.step(told, 0.0)
     assert core.version == 5
     assert gate.asked == [(7, "examiner"), (5, _thread())]
     gate.open()
-    until(lambda: core.version > 5, lambda: core.step(examiner.sift([], core.wanted), 0.0))
+    until(lambda: core.version > 5, lambda: core.step(examiner.sift([], core.store.wanted), 0.0))
     assert (core.version, sorted(core.store.held)) == (10, [4, 5, 10])
     assert counters == {"weights_not_examined": 3}
 
@@ -250,11 +250,11 @@ def test_what_was_refused_is_not_kept(
     watched = weakref.ref(bad)
     gc.disable()
     try:
-        examiner.sift([("learner", bad)], core.wanted)
+        examiner.sift([("learner", bad)], core.store.wanted)
         del bad
         gate.open()
-        until(lambda: core.counters, lambda: core.step(examiner.sift([], core.wanted), 0.0))
-        examiner.sift([], core.wanted)
+        until(lambda: core.counters, lambda: core.step(examiner.sift([], core.store.wanted), 0.0))
+        examiner.sift([], core.store.wanted)
         assert watched() is None
     finally:
         gc.enable()

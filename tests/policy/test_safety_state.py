@@ -149,11 +149,11 @@ def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
     anew = begun(make_bundle(1), core.safety_state)
-    assert anew.frozen
+    assert anew.store.frozen
     assert anew.lifecycle.state == "inactive"
     anew.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
-    assert not begun(make_bundle(1), anew.safety_state).frozen
-    assert begun(make_bundle(1), anew.safety_state, frozen=True).frozen  # what the configuration says, in any case
+    assert not begun(make_bundle(1), anew.safety_state).store.frozen
+    assert begun(make_bundle(1), anew.safety_state, frozen=True).store.frozen  # as configured
 
 
 def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Peer, make_bundle: Made) -> None:

@@ -19,8 +19,8 @@ from td3_robot.driver.actuator import Actuator
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.messages import Action
-from td3_robot.policy import core as policy_core
-from td3_robot.policy import store
+from td3_robot.policy import answers, store
+from td3_robot.policy.answers import Answers
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.safety import Safety
@@ -170,7 +170,7 @@ def an_inactive_server_acts(patch: Patch) -> None:
 
 
 def numbers_that_are_none_are_sent(patch: Patch) -> None:
-    patch.setattr(policy_core, "finite", lambda _: True)
+    patch.setattr(answers, "finite", lambda _: True)
 
 
 def observations_out_of_range_are_answered(patch: Patch) -> None:
@@ -256,10 +256,7 @@ def who_comes_hears_of_no_stop(patch: Patch) -> None:
 
 
 def leaving_is_a_way_out_of_fault(patch: Patch) -> None:
-    forget = PolicyCore._forget
-    patch.setattr(
-        PolicyCore, "_forget", lambda self, *it: [forget(self, *it), self.safety.watches.pop(it[0].name, None)][0]
-    )
+    patch.setattr(Safety, "leave", lambda self, name: self.watches.pop(name, None))
 
 
 def leaving_is_a_way_out_of_a_stop(patch: Patch) -> None:
@@ -303,8 +300,8 @@ def repeated_steps_are_new(patch: Patch) -> None:
 
 
 def old_steps_are_answered(patch: Patch) -> None:
-    answer = PolicyCore._answer
-    patch.setattr(PolicyCore, "_answer", lambda self, peer, step, _, now: answer(self, peer, step, now, now))
+    answer = Answers.answer
+    patch.setattr(Answers, "answer", lambda self, peer, step, _, now: answer(self, peer, step, now, now))
 
 
 def hashes_are_not_looked_at(patch: Patch) -> None:
@@ -325,12 +322,12 @@ def settings_of_the_deployed_policy_are_dropped(patch: Patch) -> None:
 
 
 def a_freeze_does_nothing(patch: Patch) -> None:
-    patch.setattr(PolicyCore, "frozen", property(lambda _: False, lambda *_: None), raising=False)
+    patch.setattr(PolicyStore, "frozen", property(lambda _: False, lambda *_: None), raising=False)
 
 
 def a_roll_back_does_not_freeze(patch: Patch) -> None:
-    back = PolicyCore._roll_back
-    patch.setattr(PolicyCore, "_roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)])
+    back = PolicyStore.roll_back
+    patch.setattr(PolicyStore, "roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)][0])
 
 
 def a_roll_back_goes_to_a_learners_policy(patch: Patch) -> None:
@@ -338,7 +335,7 @@ def a_roll_back_goes_to_a_learners_policy(patch: Patch) -> None:
 
 
 def a_policy_that_was_taken_back_is_not_kept(patch: Patch) -> None:
-    patch.setattr(PolicyCore, "_withdrawn", property(lambda _: (), lambda *_: None), raising=False)
+    patch.setattr(PolicyStore, "withdrawn", property(lambda _: (), lambda *_: None), raising=False)
 
 
 def a_policy_that_was_taken_back_serves_again(patch: Patch) -> None:

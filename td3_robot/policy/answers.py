@@ -1,0 +1,166 @@
+"""How a policy server answers Steps: which of them, with which policy, and when with the safe action instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from td3_robot.bundle import Exploration
+from td3_robot.core_types import Output, Peer
+from td3_robot.messages import NO_NOISE, Action, Step
+from td3_robot.policy.noise import Explorer
+from td3_robot.policy.safety import Safety
+from td3_robot.policy.store import Policy, PolicyStore
+from td3_robot.safety.lifecycle import State
+from td3_robot.specs import Float32
+from td3_robot.util.arrays import finite
+
+_NO_EXPLORATION = Exploration()
+
+
+class Answers:
+    """Answers the newest Step of each source.
+
+    A Step waits while no policy can answer it: before the server is configured, or in lock-step before the weights
+    come that the Step needs. A newer Step of the same source replaces it.
+
+    Args:
+        seed: of the exploration noise.
+        exploring: add the exploration noise that weights ask for.
+        store: holds the policies.
+        safety: decides which robots a policy may move.
+        counters: counts Steps and Actions, and why a Step is not answered by a policy.
+
+    Attributes:
+        exploring: as given.
+    """
+
+    def __init__(
+        self, seed: int, *, exploring: bool, store: PolicyStore, safety: Safety, counters: Counter[str]
+    ) -> None:
+        self._seed = seed
+        self.exploring = exploring
+        self._store = store
+        self._safety = safety
+        self._counters = counters
+        self._waiting: dict[Peer, tuple[Step, float]] = {}
+        self._explorers: dict[Peer, Explorer] = {}
+
+    def take(self, peer: Peer, step: Step, now: float) -> None:
+        """A new Step has come from a source, at ``now`` (s)."""
+        self._counters["steps"] += 1
+        if peer in self._waiting:
+            self._counters["skipped"] += 1
+            if self._waiting[peer][1] != now:
+                del self._waiting[peer]  # Steps of earlier turns are answered first
+        self._waiting[peer] = step, now
+
+    def leave(self, peer: Peer) -> None:
+        """A source has left."""
+        self._waiting.pop(peer, None)
+        self._explorers.pop(peer, None)
+
+    def missing(self, robots: dict[str, Peer], now: float) -> list[Output]:
+        """A safe action for each of the connected ``robots`` whose observations have just been missing for too long."""
+        outputs: list[Output] = []
+        for name, newest in self._safety.missing(now):
+            peer, policy = robots.get(name), self._store.serving
+            if peer and policy:
+                outputs.append((peer, self.safe(newest, policy)))
+        return outputs
+
+    def answer_all(self, now: float) -> list[Output]:
+        """The Actions for all Steps that can be answered at ``now`` (s)."""
+        outputs: list[Output] = []
+        for peer, (step, since) in list(self._waiting.items()):
+            action = self.answer(peer, step, since, now)
+            if action is not None:
+                del self._waiting[peer]
+                self._counters["actions"] += 1
+                outputs.append((peer, action))
+        return outputs
+
+    def answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
+        """The Action for one Step.
+
+        Args:
+            peer: source of the Step.
+            step: the Step.
+            since: when it came, in seconds.
+            now: the time, in seconds.
+
+        Returns:
+            The Action; None while there cannot be one.
+        """
+        store = self._store
+        policy = store.held.get(step.needs_version) if step.needs_version else store.serving
+        if policy is None or self._safety.lifecycle.state is State.UNCONFIGURED:
+            unread = self._safety.watches.get(peer.name)
+            if unread and since == now:  # the observation came, so it is not missing
+                unread.put_off(now)
+            return None
+        if self._is_useless(step, policy, now - since):
+            return None
+        if self._is_withheld(peer.name, step, policy, since, now):
+            return self.safe(step, policy)
+        return self._act(peer, step, policy)
+
+    def safe(self, step: Step, policy: Policy) -> Action:
+        """The safe action as an answer to a Step."""
+        self._counters["safe_actions"] += 1
+        return _action(step, policy.safety.envelope.safe_action(step.action), 0, NO_NOISE, 0)
+
+    def _is_useless(self, step: Step, policy: Policy, age: float) -> bool:
+        """Whether a Step, ``age`` seconds after it came, is too old for this policy or of another robot."""
+        spec = policy.bundle.spec
+        if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
+            self._counters["other_robot"] += 1  # it joined before the first weights came, and is about to be refused
+            return True
+        deadline = policy.safety.envelope.observation_deadline_s
+        if deadline is not None and age > deadline:
+            self._counters["stale"] += 1
+            return True
+        return False
+
+    def _is_withheld(self, name: str, step: Step, policy: Policy, since: float, now: float) -> bool:
+        """Whether a stop, a fault or a bad observation keeps the policy from this robot."""
+        problem = None
+        watch = self._safety.watches.get(name)
+        if watch is None and policy.safety.envelope.guarded:
+            watch = self._safety.watch(name, now)
+        if watch is not None:  # even if no setting remains: a person ends a fault or a stop, a new policy does not
+            if since == now:
+                problem = watch.take(step, policy.safety, now)
+            elif not watch.lifecycle.active:
+                problem = watch.lifecycle.reason
+        return problem is not None or not self._safety.acts(name)
+
+    def _act(self, peer: Peer, step: Step, policy: Policy) -> Action | None:
+        """The policy's Action, filtered; None for numbers that are not finite, unless there is a safe action."""
+        explorer = self._explorers.get(peer)
+        if explorer is None or explorer.incarnation != step.incarnation:
+            explorer = self._explorers[peer] = Explorer(self._seed, step)
+        exploration = policy.bundle.exploration if self.exploring else _NO_EXPLORATION
+        action = explorer.act(policy.actor, exploration, step)
+        guarded = policy.safety.envelope.guarded
+        if not finite(action):  # finite weights can still overflow
+            self._counters["not_finite"] += 1
+            return self.safe(step, policy) if guarded else None
+        if guarded:
+            action = policy.safety(action, step.action)
+        seed = 0 if explorer.number == NO_NOISE else self._seed
+        return _action(step, action, policy.version, explorer.number, seed)
+
+
+def _action(step: Step, action: Float32, version: int, noise: int, seed: int) -> Action:
+    return Action.of(
+        {
+            "source": step.source,
+            "incarnation": step.incarnation,
+            "answers": step.sequence,
+            "stamp": step.stamp,
+            "action": action,
+            "weights_version": version,
+            "noise_kind": noise,
+            "noise_seed": seed,
+        }
+    )
