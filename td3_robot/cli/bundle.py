@@ -1,4 +1,4 @@
-"""``td3-robot bundle``: policies as files, made, shown, checked, and brought in from and out to others."""
+"""``td3-robot bundle``: makes, shows, verifies, exports and imports policy files."""
 
 from __future__ import annotations
 
@@ -35,59 +35,60 @@ _EXAMPLES = """examples:
   td3-robot bundle export walker.safetensors walker.onnx --onnx
   td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
 """
-_TRIALS = 64  # observations that verify asks a policy about
+_TRIALS = 64  # random observations for which verify computes actions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="td3-robot bundle",
-        description="Make, look at, check, export and import policy bundles.",
-        epilog=_EXAMPLES,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    create = commands.add_parser("create", help="a bundle to deploy, from a run, a checkpoint or another bundle")
-    create.add_argument("source", type=Path, metavar="SOURCE", help="run folder, checkpoint file or bundle")
-    create.add_argument("out", type=Path, metavar="OUT", help="file to write")
-    create.add_argument("--best", action="store_true", help="of a run: the best of its evaluations, not the last")
-    create.add_argument("--note", metavar="TEXT", help="kept in its provenance")
-    create.add_argument(
-        "--noise", type=float, default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
-    )
-
-    show = commands.add_parser("show", help="what a bundle says about itself")
-    verify = commands.add_parser("verify", help="exit code 1 unless it is whole, sane and for this robot")
-    for command in (show, verify):
-        command.add_argument("file", type=Path, metavar="FILE")
-        command.add_argument("--json", action="store_true", help="as one JSON object")
-    _robot(verify)
-
-    export = commands.add_parser("export", help="for runtimes in other languages")
-    export.add_argument("file", type=Path, metavar="FILE")
-    export.add_argument("out", type=Path, metavar="OUT")
-    export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
-
-    brought = commands.add_parser("import", help="from a Stable-Baselines3 TD3 or DDPG zip; runs nothing that is in it")
-    brought.add_argument("file", type=Path, metavar="ZIP")
-    brought.add_argument("out", type=Path, metavar="OUT")
-    _robot(brought)
-
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     act = {"create": _create, "show": _show, "verify": _verify, "export": _export, "import": _import}
     return act[options.command](options)
 
 
-def _robot(command: argparse.ArgumentParser) -> None:
+def _parser() -> Parser:
+    parser = Parser(
+        prog="td3-robot bundle", description="Make, show, verify, export and import policy bundles.", epilog=_EXAMPLES
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    create = commands.add_parser("create", help="make a bundle to deploy from a run, a checkpoint or another bundle")
+    create.add_argument("source", type=Path, metavar="SOURCE", help="run folder, checkpoint file or bundle")
+    create.add_argument("out", type=Path, metavar="OUT", help="file to write")
+    create.add_argument("--best", action="store_true", help="of a run: the policy with the best evaluation")
+    create.add_argument("--note", metavar="TEXT", help="text to store in its provenance")
+    create.add_argument(
+        "--noise", type=float, default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
+    )
+
+    show = commands.add_parser("show", help="print what a bundle contains")
+    verify = commands.add_parser("verify", help="exit with 1 unless a bundle is whole, finite and for this robot")
+    for command in (show, verify):
+        command.add_argument("file", type=Path, metavar="FILE")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_robot(verify)
+
+    export = commands.add_parser("export", help="convert a bundle for runtimes in other languages")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.add_argument("out", type=Path, metavar="OUT")
+    export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
+
+    imported = commands.add_parser("import", help="convert a Stable-Baselines3 TD3 or DDPG zip; runs no code of it")
+    imported.add_argument("file", type=Path, metavar="ZIP")
+    imported.add_argument("out", type=Path, metavar="OUT")
+    _add_robot(imported)
+    return parser
+
+
+def _add_robot(command: argparse.ArgumentParser) -> None:
     robot = command.add_mutually_exclusive_group()
-    robot.add_argument("--like", type=Path, metavar="BUNDLE", help="for the robot of this bundle")
-    robot.add_argument("--task", metavar="NAME", help="for the robot of this task, for example Walker2D")
+    robot.add_argument("--like", type=Path, metavar="BUNDLE", help="the robot of this bundle")
+    robot.add_argument("--task", metavar="NAME", help="the robot of this task, for example Walker2D")
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:
-    """The robot a person named; None where none was."""
+    """The robot of ``--like`` or ``--task``; None without either."""
     if options.like:
         return Bundle.load(options.like).spec
-    if options.task:  # by name: simulators are never imported
+    if options.task:  # td3_robot never imports simulators statically
         spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(options.task)
         return spec
     return None
@@ -95,7 +96,7 @@ def _spec(options: argparse.Namespace) -> RobotSpec | None:
 
 def _create(options: argparse.Namespace) -> int:
     if not 0 <= options.noise < math.inf:
-        raise UsageError(f"--noise is {options.noise}; it must be 0 or more")
+        raise UsageError(f"--noise is {options.noise}; allowed: 0 and more")
     source: Path = options.source
     if source.is_dir():
         run = RunFolder.open(source)
@@ -200,14 +201,14 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
-    """Beyond what reading it has checked: for this robot, and finite for observations in their ranges.
+    """Check what decoding does not: the robot, and finite actions for observations within their ranges.
 
     Raises:
-        BundleError: it is not.
+        BundleError: the bundle is for another robot, or an action is not finite.
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    # Where a range is infinite a large number stands for it: an observation of a normalised robot is a few units.
+    # 1000 stands for infinite ranges: observations of such robots are normalised and a few units large.
     low, high = (
         np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
     )
@@ -215,7 +216,7 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
     with np.errstate(all="ignore"):
         actions = Actor(bundle)(observations)
     if not np.isfinite(actions).all():
-        raise BundleError(f"policy {source!r}: its actions are not finite for observations within their ranges")
+        raise BundleError(f"policy {source!r}: actions are not finite for observations within their ranges")
     span = bundle.spec.action_high - bundle.spec.action_low
     at_limit = np.isclose(actions, bundle.spec.action_low, atol=1e-3 * span) | np.isclose(
         actions, bundle.spec.action_high, atol=1e-3 * span
@@ -225,10 +226,10 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
 
 def _export(options: argparse.Namespace) -> int:
     bundle = Bundle.load(options.file)
-    from td3_robot.convert import onnx_export  # here: the package it needs is an extra
+    from td3_robot.convert import onnx_export  # imported late: it needs an extra
 
     files.write_atomically(options.out, onnx_export.convert(bundle))
-    print(f"{options.out}: ONNX opset {onnx_export.OPSET}; the safety filter is not in it")
+    print(f"{options.out}: ONNX opset {onnx_export.OPSET}, without the safety filter")
     return EXIT_GOOD
 
 
@@ -237,11 +238,12 @@ def _import(options: argparse.Namespace) -> int:
 
     spec = _spec(options)
     if spec is None:
-        raise UsageError("which robot is it for? Name a bundle for it with --like, or a task with --task")
+        raise UsageError("no robot given; name a bundle for it with --like, or its task with --task")
     return _write(sb3.read(options.file, spec), options.out)
 
 
 def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
+    """What ``--json`` prints of a bundle."""
     return {
         "sha256": sha256(payload),
         "bytes": len(payload),
@@ -255,5 +257,6 @@ def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
 
 
 def _shape(bundle: Bundle) -> str:
+    """The widths of all layers, as ``3-8-4-2``."""
     sizes = (bundle.spec.observation_size, *bundle.hidden, bundle.spec.action_size)
     return "-".join(map(str, sizes))

@@ -1,4 +1,4 @@
-"""``td3-robot doctor``: what this machine has for what td3-robot does, and what to do about what it has not."""
+"""``td3-robot doctor``: checks what is installed on this machine, and says how to get what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from td3_robot.util import machine
 from td3_robot.util.extras import NEEDED, missing
 
 _BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
-_PATIENCE = 120.0  # seconds for a process of its own
+_PATIENCE = 120.0  # seconds for a child process
 _IMPORT = """
 import importlib, json, sys
 broken = {}
@@ -44,16 +44,18 @@ _EXAMPLES = """examples:
   td3-robot doctor
   td3-robot doctor --json
 
-It speaks for the user, the packages and the limits that it is started with. A line begins with ok, with "no" where
-something is not there that you may not need, or with BAD where something is there and cannot work.
-exit codes: 0 nothing is BAD, 1 something is
+The result holds for this user, this Python environment and these limits. A line begins with
+  ok   it works
+  no   it is missing, and you may not need it
+  BAD  it is there and cannot work
+exit codes: 0 no line is BAD, 1 a line is BAD
 """
 
 State = Literal["ok", "no", "BAD"]
 
 
 class Finding(NamedTuple):
-    """What was found of one thing, and what can be done about it."""
+    """One line: the state of one thing, and what to do about it."""
 
     name: str
     state: State
@@ -63,7 +65,7 @@ class Finding(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="td3-robot doctor",
-        description="Say what this machine has for each use, and what it has not.",
+        description="Check what this machine has for each use, and what is missing.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -85,21 +87,21 @@ def _packages() -> list[Finding]:
         Finding("base packages", "ok", f"{versions}; ZeroMQ {zmq.zmq_version()}"),
         Finding("keys (CURVE)", "ok", "libzmq has them")
         if zmq.has("curve")
-        else Finding("keys (CURVE)", "BAD", "this libzmq has no CURVE: nothing can leave this machine"),
+        else Finding("keys (CURVE)", "BAD", "this libzmq has no CURVE: links cannot leave this machine"),
     ]
 
 
 def _uses() -> list[Finding]:
-    """Each module is really imported, in a process of its own."""
+    """Whether the modules of each use can be imported; a child process imports them."""
     findings = []
     modules = sorted({name for names in NEEDED.values() for name in names if importlib.util.find_spec(name)})
-    broken, problem = _asked(_IMPORT, *modules)
+    broken, problem = _child(_IMPORT, *modules)
     for use, names in NEEDED.items():
         absent = [name for name in names if name not in modules]
         unusable = [f"{name}: {broken[name]}" for name in names if broken.get(name)]
         if absent:
             words = missing(ModuleNotFoundError(name=absent[0])) or f"needs {absent[0]}"
-            others = f"; nor is {', '.join(absent[1:])}" if absent[1:] else ""
+            others = f"; also missing: {', '.join(absent[1:])}" if absent[1:] else ""
             findings.append(Finding(use, "no", words + others))
         elif problem or unusable:
             findings.append(Finding(use, "BAD", f"cannot be imported: {problem or '; '.join(unusable)}"))
@@ -108,13 +110,13 @@ def _uses() -> list[Finding]:
     return findings
 
 
-def _asked(code: str, *words: str) -> tuple[dict[str, Any], str]:
-    """What a process of its own prints as a JSON object, or why it prints none."""
+def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
+    """The JSON object that a child process prints last, or the reason why there is none."""
     command = [sys.executable, "-c", code, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        return {}, f"no end within {_PATIENCE:g} s"
+        return {}, f"it did not end within {_PATIENCE:g} s"
     if done.returncode:
         return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -136,10 +138,10 @@ def _compiler() -> Finding:
 
 
 def _realtime() -> list[Finding]:
-    """What ``realtime`` in a configuration is granted: asked for by a process of its own, which ends with it."""
-    told, problem = _asked(_ASK)
+    """What the system grants to the section ``realtime`` of a configuration; a child process asks for it."""
+    told, problem = _child(_ASK)
     if problem:
-        return [Finding("real time", "BAD", f"to ask for it fails: {problem}")]
+        return [Finding("real time", "BAD", f"asking for it fails: {problem}")]
     remedy = "; systemd: LimitRTPRIO and LimitMEMLOCK"
     return [Finding("real time", "ok", text) for text in told["applied"]] + [
         Finding("real time", "no", text + remedy) for text in told["refused"]
@@ -147,7 +149,7 @@ def _realtime() -> list[Finding]:
 
 
 def _sockets() -> Finding:
-    """Whether processes of a run find one another: a real socket is bound where they bind theirs."""
+    """Whether the processes of a run can connect: this binds a socket in the same folder."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()) as folder,

@@ -1,4 +1,4 @@
-"""``td3-robot keys``: the CURVE keys of this machine, and whom it lets in."""
+"""``td3-robot keys``: the CURVE keys of this machine, and the keys that may connect to it."""
 
 from __future__ import annotations
 
@@ -35,28 +35,35 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    folder = named(options.keys or default_folder())
+    {"create": _create, "allow": _allow, "list": _list, "revoke": _revoke}[options.command](folder, options)
+    return EXIT_GOOD
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="td3-robot keys",
-        description="Make this machine's keys, and say which other keys may connect to it.",
+        description="Make this machine's keys, and choose which other keys may connect to it.",
         epilog=_EXAMPLES,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    create = commands.add_parser("create", help="draw this machine's key pair")
-    create.add_argument("name", metavar="NAME", help="what other machines will know it as")
-    allow = commands.add_parser("allow", help="let a key connect to this machine, or expect it of a server")
-    allow.add_argument("name", metavar="NAME", help="what to know it as here")
+    create = commands.add_parser("create", help="make this machine's key pair")
+    create.add_argument("name", metavar="NAME", help="name of this machine for other machines")
+    allow = commands.add_parser("allow", help="let a key connect to this machine, or require it of a server")
+    allow.add_argument("name", metavar="NAME", help="name of the other machine here")
     allow.add_argument("key", metavar="KEY", help="the public key in quotes, or an identity.public file")
     kind = allow.add_mutually_exclusive_group()
     kind.add_argument(
         "--role",
         choices=(CLIENT, *ROLES),
         default=CLIENT,
-        help="let it in as this; given again, as both (default: %(default)s, which is every role but operator)",
+        help="role it may connect as; repeat the command to add one (default: %(default)s, every role except operator)",
     )
-    kind.add_argument("--server", choices=LINKS, help="do not let it in: expect it of the server of this link")
-    shown = commands.add_parser("list", help="this machine's key, and those it knows")
-    shown.add_argument("--json", action="store_true", help="as one JSON object")
-    revoke = commands.add_parser("revoke", help="forget a key; processes that run cut it off")
+    kind.add_argument("--server", choices=LINKS, help="do not let it connect: require it of the server of this link")
+    shown = commands.add_parser("list", help="show this machine's key and the known keys")
+    shown.add_argument("--json", action="store_true", help="print one JSON object")
+    revoke = commands.add_parser("revoke", help="forget a key; running processes disconnect it")
     revoke.add_argument("name", metavar="NAME", help="as given to allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(
@@ -65,10 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             metavar="DIR",
             help="folder of keys (default: td3-robot/keys in your configuration folder)",
         )
-    options = parser.parse_args(arguments)
-    folder = named(options.keys or default_folder())
-    {"create": _create, "allow": _allow, "list": _list, "revoke": _revoke}[options.command](folder, options)
-    return EXIT_GOOD
+    return parser
 
 
 def _create(folder: KeyFolder, options: argparse.Namespace) -> None:
@@ -84,7 +88,7 @@ def _allow(folder: KeyFolder, options: argparse.Namespace) -> None:
     if options.server:
         print(f"{options.name} is the server of {options.server}")
     else:
-        print(f"{options.name} may connect as {'any role but operator' if role == CLIENT else role}")
+        print(f"{options.name} may connect as {'any role except operator' if role == CLIENT else role}")
 
 
 def _list(folder: KeyFolder, options: argparse.Namespace) -> None:
@@ -101,4 +105,4 @@ def _list(folder: KeyFolder, options: argparse.Namespace) -> None:
 
 def _revoke(folder: KeyFolder, options: argparse.Namespace) -> None:
     folder.revoke(options.name)
-    print(f"{options.name} is forgotten; processes that run let go of it within {REVOCATION_TIME} s")
+    print(f"{options.name} is forgotten; running processes disconnect it within {REVOCATION_TIME} s")

@@ -1,4 +1,4 @@
-"""``td3-robot topic``: which topics there are, what their messages hold, and what is said on one of them now."""
+"""``td3-robot topic``: lists topics, shows the fields of their messages, and prints live messages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from td3_robot.transport.tap import RECORDED
 from td3_robot.util.text import did_you_mean, say
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
-"""What is offered to those who watch; Turns are for recorders."""
+"""Topics that a monitor can subscribe to; only recorders get Turns."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
   td3-robot topic echo step --run runs/walker2d --count 10
   td3-robot topic echo action --config robot.yaml --node policy | jq .message.action
 
-echo takes the place of a monitor, of which there is one at a time: rates and gaps are what td3-robot monitor shows.
+echo runs in place of the monitor, because only one of them can run at a time. For rates and gaps use
+td3-robot monitor.
 """
 
 
@@ -37,15 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["echo"]:
         return _echo(words[1:])
     parser = Parser(
-        prog="td3-robot topic", description="Which topics there are, what their messages hold.", epilog=_EXAMPLES
+        prog="td3-robot topic", description="List topics, show the fields of their messages.", epilog=_EXAMPLES
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="every topic: who says it to whom, how often, what a full queue does")
+    listing = commands.add_parser("list", help="every topic: publisher, subscriber, rate, and what a full queue does")
     showing = commands.add_parser("show", help="the fields of a topic's message")
-    showing.add_argument("topic", metavar="TOPIC", help="one of those of list")
+    showing.add_argument("topic", metavar="TOPIC", help="a topic of the list")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
-    commands.add_parser("echo", help="each message of a topic as a line of JSON, live; see echo --help")
+    commands.add_parser("echo", help="print live messages as lines of JSON; see echo --help")
     options = parser.parse_args(words)
     if options.command == "list":
         _print(listed(), as_json=options.json)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
         _print(fields(kind), as_json=options.json)
-    else:  # behind a "--"
+    else:  # "td3-robot topic -- echo"
         return _echo([])
     return EXIT_GOOD
 
@@ -101,34 +102,35 @@ def _print(table: list[dict[str, str]], *, as_json: bool) -> None:
 def _echo(words: Sequence[str]) -> int:
     parser = monitor_node.watcher_parser("Print each message of a topic as a line of JSON.", _EXAMPLES)
     parser.prog = "td3-robot topic echo"
-    parser.add_argument("topic", metavar="TOPIC", help="one of those of td3-robot topic list")
-    parser.add_argument("--node", metavar="NAME", help="only what this one says")
+    parser.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+    parser.add_argument("--node", metavar="NAME", help="only messages of this publisher")
     parser.add_argument("--count", type=int, metavar="N", help="end after so many messages")
     options = parser.parse_args(words)
     if _kind(options.topic).NAME not in WATCHED:
-        raise UsageError(f"topic {options.topic!r} is offered to nobody who watches; allowed: {', '.join(WATCHED)}")
+        raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
     if options.count is not None and options.count < 1:
         raise UsageError(f"--count is {options.count}; allowed: 1 and more")
     return run_node(MONITOR, options, lambda node: _listen(node, options))
 
 
 def _listen(node: Node, options: argparse.Namespace) -> None:
-    said = 0
+    """Print messages until enough are printed or nobody reads them."""
+    printed = 0
     read = True
 
     def hear(entry: Entry, message: Message, names: Names) -> None:
-        nonlocal said, read
+        nonlocal printed, read
         wanted = entry.topic == options.topic and options.node in (None, entry.publisher)
-        if not wanted or not read or said == options.count:
+        if not wanted or not read or printed == options.count:
             return
-        said += 1
+        printed += 1
         head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
         read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
     node.serve(MONITOR, monitor_node.ACCEPTS)
-    monitor_node.watch(node, hear, lambda _: not read or said == options.count)
+    monitor_node.watch(node, hear, lambda _: not read or printed == options.count)
 
 
 def _plain(value: Any) -> str:
-    """What JSON has not: bytes, of which only the number is of interest."""
+    """Bytes for JSON, which has no such type: their number."""
     return f"{len(value)} bytes"

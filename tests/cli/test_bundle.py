@@ -1,4 +1,4 @@
-"""``td3-robot bundle``: what each command writes, prints, and refuses."""
+"""``td3-robot bundle``: files, output and errors of each command."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_show_a_range_of_noise(run: Any, tmp_path: Path, make_bundle: Any) -> No
     assert "gaussian, scale 0.1 to 0.4" in out
 
 
-def test_show_does_not_let_a_file_steer_the_terminal(run: Any, tmp_path: Path, make_bundle: Any) -> None:
+def test_a_file_cannot_control_the_terminal(run: Any, tmp_path: Path, make_bundle: Any) -> None:
     whole = make_bundle()
     channels = (Channel("\x1b[2J", "\x07", -1, 1), *whole.spec.observations[1:])
     spec = RobotSpec("Toy", channels, whole.spec.actions, 0.02)
@@ -84,7 +84,7 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
 def test_create_from_a_run(
     run: Any, tmp_path: Path, make_bundle: Any, average: float, normalised: bool, rng: np.random.Generator
 ) -> None:
-    """From its folder, and from what a learner that has made four updates saves."""
+    """From a run folder, and from a checkpoint after four updates."""
     last, best = make_bundle(0), make_bundle(1)
     settings = {"policy_average": average, "normalise_observations": normalised, "threads": 1, "precision": "fp32"}
     config = configuration.parse(
@@ -133,7 +133,7 @@ def test_verify(run: Any, file: Path) -> None:
 
 
 def _overflowing(bundle: Bundle) -> bytes:
-    """Every number of it is finite; its products are not."""
+    """A bundle of finite numbers whose products are not finite."""
     tensors = {name: np.full_like(tensor, 3e38) for name, tensor in bundle.tensors.items()}
     tensors["actor.2.weight"] = np.stack([np.full(4, 3e38), np.array([3e38, -3e38, 3e38, -3e38])]).astype("f4")
     return Bundle(bundle.spec, bundle.hidden, tensors).encode()
@@ -178,7 +178,7 @@ def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make
 
 def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
-    assert "robot is it for" in run("import", file, tmp_path / "out")[2]
+    assert "no robot given" in run("import", file, tmp_path / "out")[2]
     for command in ("show", "verify"):
         assert "cannot be read: more than 268,435,456 bytes" in run(command, "/dev/zero")[2]
     assert "not a zip file" in run("import", file, tmp_path / "out", "--like", file)[2]

@@ -1,4 +1,4 @@
-"""``td3-robot doctor``: what it finds is there, what it does not find it names with its remedy."""
+"""``td3-robot doctor``: findings and remedies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def findings(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, tup
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where keys are looked for."""
+    """The default key folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return tmp_path / "td3-robot" / "keys"
 
 
-def test_a_machine_that_has_everything_but_keys_and_a_compiler(
+def test_a_machine_without_keys_and_compiler(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
@@ -41,7 +41,7 @@ def test_a_machine_that_has_everything_but_keys_and_a_compiler(
     assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 
 
-def test_keys_that_are_there_and_keys_that_others_may_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_own_keys_and_keys_that_others_can_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     folder = KeyFolder(home)
     folder.create("robot-7")
     assert findings(capsys)["this machine's keys"] == ("ok", f"robot-7, 0 others known, {home}")
@@ -51,7 +51,7 @@ def test_keys_that_are_there_and_keys_that_others_may_read(capsys: pytest.Captur
     assert "has mode 0644; allowed is 0600" in text
 
 
-def test_a_package_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "mcap" else find(name, *rest))
     told = findings(capsys)
@@ -59,12 +59,12 @@ def test_a_package_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypat
     assert told["train"][0] == "ok"
 
 
-def test_a_package_that_is_broken_and_one_that_nobody_knows_the_version_of(
+def test_a_broken_package_and_one_without_a_version(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, text in (("mcap", "raise ImportError('no libz')"), ("onnx", "")):
         (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the process that imports them
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the child process
     version = machine.version
     monkeypatch.setattr(machine, "version", lambda name: "" if name == "onnx" else version(name))
     told = findings(capsys, code=1)
@@ -72,7 +72,7 @@ def test_a_package_that_is_broken_and_one_that_nobody_knows_the_version_of(
     assert told["bundle export --onnx"] == ("ok", "onnx")
 
 
-def test_a_place_where_no_socket_can_be(
+def test_a_folder_with_too_long_a_path_for_sockets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The path of a socket holds 107 bytes."""
@@ -84,8 +84,8 @@ def test_a_place_where_no_socket_can_be(
     assert "at most 107 are allowed; see XDG_RUNTIME_DIR, TMPDIR" in text
 
 
-def test_real_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of the two is granted or refused, on whatever machine this runs."""
+def test_real_time_is_granted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine grants or refuses each of the two requests."""
     assert main(["doctor"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith("real time")]
     assert len(lines) == 2

@@ -1,4 +1,4 @@
-"""``td3-robot keys``: what a person sees, and what it leaves behind."""
+"""``td3-robot keys``: output, files and errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
-def test_what_create_prints_is_what_allow_takes(run: Any, tmp_path: Path) -> None:
+def test_allow_accepts_what_create_prints(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("create", "robot-7")
     assert code == 0
     identity = KeyFolder(tmp_path / "keys").identity()
     assert identity.secret not in out
     assert out.splitlines()[-1] == f"on the other machine: td3-robot keys allow robot-7 '{identity.public}'"
     key = zmq.curve_keypair()[0].decode()
-    assert run("allow", "workstation", key) == (0, "workstation may connect as any role but operator\n", "")
+    assert run("allow", "workstation", key) == (0, "workstation may connect as any role except operator\n", "")
     assert run("allow", "workstation", key, "--role", "operator") == (0, "workstation may connect as operator\n", "")
     assert run("allow", "workstation", key, "--server", "learner") == (0, "workstation is the server of learner\n", "")
     code, out, _ = run("list")
@@ -47,7 +47,7 @@ def test_what_create_prints_is_what_allow_takes(run: Any, tmp_path: Path) -> Non
         "allowed": [{"name": "workstation", "key": key, "roles": ["client", "operator", "server:learner"]}],
     }
     code, out, _ = run("revoke", "workstation")
-    assert (code, out) == (0, "workstation is forgotten; processes that run let go of it within 0.1 s\n")
+    assert (code, out) == (0, "workstation is forgotten; running processes disconnect it within 0.1 s\n")
     assert json.loads(run("list", "--json")[1])["allowed"] == []
 
 
@@ -67,7 +67,7 @@ def test_mistakes_are_one_line(run: Any, words: list[str], line: str) -> None:
     assert error.count("\n") == 1
 
 
-def test_a_node_beyond_loopback_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endpoint_beyond_loopback_needs_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "walker2d", "--out", str(tmp_path / "run"), "--set"]
     assert cli.main([*words, "endpoints.learner=tcp://0.0.0.0:7001"]) == 2
     error = capsys.readouterr().err

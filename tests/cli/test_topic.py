@@ -1,4 +1,4 @@
-"""``td3-robot topic``: the tables; what it echoes is in tests/process/test_topic.py."""
+"""``td3-robot topic``: the tables; tests/process/test_topic.py tests echo."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_show_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; did you mean 'step'?"),
         (["echo", "step"], "give one of --run DIR (join a run) and --config FILE (deploy without a run)"),
         (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: 1 and more"),
-        (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' is offered to nobody who watches; allowed: action, "),
-        (["echo", "turn", "--run", "x"], "topic 'turn' is offered to nobody who watches"),
+        (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' cannot be watched; allowed: action, "),
+        (["echo", "turn", "--run", "x"], "topic 'turn' cannot be watched"),
         (["show", "x"], "there is no topic 'x'; allowed: action, "),
     ],
 )
@@ -68,7 +68,7 @@ def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.Captu
     assert error.count("\n") == 1
 
 
-def test_what_is_spoken_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:
+def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:
     names = {"O": ["x", "y", "z"], "A": ["left", "right"]}
     observation = np.arange(6, dtype=np.float32).reshape(2, 3)
     said = whole(make_step(3, 2, observation=observation), names)
@@ -79,7 +79,7 @@ def test_what_is_spoken_has_every_robot_and_every_channel(make_step: Callable[..
     assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 
-def test_what_is_spoken_of_messages_without_robots() -> None:
+def test_printed_messages_without_robots() -> None:
     told = {field.name: 0 for field in fields(Told)} | {"action": np.array([0.5, 0.25], np.float32)}
     assert whole(Told(**told), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"
