@@ -1,4 +1,4 @@
-"""For tests of policies and robots: a clock moved by hand, and a robot in memory that is told what it observes."""
+"""Tools for tests of policies and robots: a clock that the test moves, and a robot in memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class ManualClock:
-    """Seconds that pass when told to."""
+    """A clock in seconds that the test moves."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; the new time.
+        """Let time pass; returns the new time.
 
         Raises:
-            ValueError: it would go back.
+            ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
             raise ValueError(f"a clock does not go back by {-seconds} s")
@@ -33,12 +33,12 @@ class ManualClock:
 
 
 class FakeRobot:
-    """One robot (N = 1) linked in memory to a policy server's core: handshake, encoding and decoding are the real ones.
+    """One robot (N = 1), linked in memory to a policy server's core by the real handshake and encoding.
 
     Args:
-        policy: what answers.
-        spec: what the robot is.
-        clock: moved on by a control period with each observation.
+        policy: the core that answers.
+        spec: of the robot.
+        clock: each observation advances it by a control period.
         source: its name.
     """
 
@@ -57,9 +57,9 @@ class FakeRobot:
         self._exchange()
 
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
-        """Publish an observation, float32[O]; the Action that answers it, None if none does.
+        """Publish an observation, float32[O]; returns the Action that answers it, or None.
 
-        The last Action is what was applied. The first observation, and the one after an end, is FIRST whatever is said.
+        The robot applied the last Action. The first observation, and the one after an end, is FIRST in any case.
         """
         last = self.steps[-1] if self.steps else None
         if last is None or last.phase[0] >= Phase.TERMINATED:

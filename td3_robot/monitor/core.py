@@ -1,4 +1,4 @@
-"""What a monitor makes of what it is offered: how much comes, what is missing, what was said last, what went wrong."""
+"""The monitor's core: counts, rates, gaps, newest messages and faults of the messages that nodes offer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # Steps whose time is remembered until one answers them
+_STEPS = 2000  # Steps whose time is remembered for the loop time
 
 Listener = Callable[[Entry, Message, Names], None]
 
@@ -28,8 +28,8 @@ class Row:
     """One topic of one publisher.
 
     Attributes:
-        last: facts of the newest message that could be read.
-        counted: messages at the time of the report before.
+        last: facts of the newest message that could be decoded.
+        counted: number of messages at the last report.
     """
 
     incarnation: int
@@ -39,11 +39,11 @@ class Row:
 
 
 class Monitor:
-    """A core: it is told what nodes offered, and when, and reports.
+    """A core that takes Records and reports.
 
     Args:
-        epoch: nanoseconds to be added to the time of :meth:`step` to make them count from 1970.
-        listener: is told every message that could be read, with the names of its channels.
+        epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
+        listener: gets every message that could be decoded, with the names of its channels.
     """
 
     def __init__(self, epoch: int, listener: Listener | None = None) -> None:
@@ -63,7 +63,7 @@ class Monitor:
         self._reported = 0.0
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
+        """Take in what arrived; ``now`` is in seconds, of a monotonic clock."""
         if self._begun is None:
             self._begun = self._reported = now
         for origin, message in inputs:
@@ -72,9 +72,9 @@ class Monitor:
         return []
 
     def report(self, now: float) -> dict[str, Any]:
-        """Everything worth showing, as plain JSON values; rates and loop times are of the time since the last report.
+        """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` is the time from an observation to the one that followed its action, by the source's own clock.
+        ``loop_ms`` is the time from an observation to the one after its action, by the source's clock.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -118,7 +118,7 @@ class Monitor:
             row = Row(entry.incarnation, Stream.beginning(entry), {})
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
-        if not self._decode.knows(entry):  # its source will be heard of
+        if not self._decode.knows(entry):  # until the Hello or a Step of its source arrives
             return
         try:
             message = self._decode(entry)

@@ -1,4 +1,4 @@
-"""``td3-robot monitor``: what the nodes of a run, or a robot's, say now: on the terminal, as JSON, to PlotJuggler."""
+"""``td3-robot monitor``: shows live messages of a run or robot on the terminal, as JSON, or in PlotJuggler."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from td3_robot.util.text import one_line, say
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
 """What a monitor takes from clients of each role."""
-_CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: to the upper left corner, and erase everything
-_WIDTH = 200  # characters of a line where there is no terminal
+_CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: cursor to the upper left corner, erase all
+_WIDTH = 200  # most characters of a line
 _EXAMPLES = """examples:
   td3-robot monitor --run runs/walker2d
   td3-robot monitor --run runs/walker2d --json --seconds 10
@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
   td3-robot monitor --config robot.yaml                      a deployed policy server and robot: endpoints.monitor
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
-No node waits for a monitor; what it could not take in time shows as gaps. It ends with the run, or at Ctrl-C.
+No node waits for a monitor. Messages that it misses show as gaps. It ends with the run, or at Ctrl-C.
 """
 
 
@@ -80,7 +80,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
 
 
 def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
-    """The arguments of whoever watches nodes: whose run or robot it is, or where they shall find it."""
+    """The arguments of a watching command: a run, a configuration, or an endpoint for nodes to connect to."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
     result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
@@ -100,7 +100,7 @@ def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool
 
 
 def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
-    """Print a report; False where nobody reads any more (``| head``)."""
+    """Print a report; returns False if the reader has closed the pipe (``| head``)."""
     if as_json:
         text = json.dumps(report)
     else:
@@ -114,7 +114,7 @@ def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """A report for a person; what peers wrote cannot steer a terminal."""
+    """A report for a person, without control characters from peers."""
     width = max([len("topic"), *map(len, report["topics"])]) + 2
     lines = [
         f"{report['elapsed_s']:.1f} s, {report['messages']} messages"

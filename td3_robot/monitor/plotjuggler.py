@@ -1,7 +1,7 @@
-"""What PlotJuggler's ZMQ subscriber takes: frames of topic, payload and time, of which it plots numbers and booleans.
+"""Publishes messages for PlotJuggler's ZMQ subscriber, which plots numbers and booleans.
 
-Frames: ``[topic][payload][time]``; the payload is a msgpack map, nested maps become paths; the time is decimal text, in
-seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack" chosen in its dialog.
+Frames are ``[topic][payload][time]``. The payload is a msgpack map; nested maps become paths. The time is decimal text,
+in seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack" chosen in its dialog.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Frames = tuple[bytes, bytes, bytes]
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
-    """A message as PlotJuggler takes it: once, or once for each of several robots.
+    """The frames of a message: one set, or one for each of several robots.
 
-    Topics are ``PUBLISHER/TOPIC``; ``PUBLISHER/TOPIC/SOURCE`` of what a server says to one of its sources; with the
-    robot's index behind it where a source has several. Fields keep their names, channels are below them:
-    ``sim-0/step/observation/height``.
+    Topics are ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for messages of a server to one source. A source with
+    several robots adds their index. Channels are below their field: ``sim-0/step/observation/height``.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
@@ -44,7 +43,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """What of a map can be plotted; of bytes their number, of text nothing."""
+    """The values of a map that can be plotted. Bytes become their number; text is left out."""
     plotted: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -62,14 +61,14 @@ def _is_number(value: Any) -> bool:
 
 
 class PlotJuggler:
-    """A ZeroMQ PUB socket for any number of PlotJugglers; it waits for none of them, and loses what they do not take.
+    """A ZeroMQ PUB socket for any number of PlotJugglers. It never waits: it drops what they do not take.
 
     Args:
         endpoint: where to publish.
-        anywhere: it may be beyond this machine, where everybody can read what is published.
+        anywhere: allow an endpoint that other machines can read.
 
     Raises:
-        EndpointError: busy, malformed, or beyond this machine.
+        EndpointError: the endpoint is busy, malformed, or readable from other machines.
     """
 
     def __init__(self, endpoint: str, *, anywhere: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a message says, in the few facts that a person who watches wants of it."""
+"""Reduces a message to the few facts that a monitor shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Facts = dict[str, Any]
 
 
 def facts(message: Message) -> Facts:
-    """Names and values: numbers and text."""
+    """The facts of a message: numbers and text by name; empty if there are none to show."""
     known = _FACTS.get(type(message))
     return known(message) if known else {}
 

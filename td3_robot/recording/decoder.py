@@ -1,4 +1,4 @@
-"""From the bytes of a recording to messages: knows the sizes that a handshake would have told a peer."""
+"""Decodes recorded messages; learns the array sizes that a live peer knows from the handshake."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from td3_robot.transport import codec
 
 
 def _ambiguous(message: type[Message]) -> bool:
-    """Whether the arrays do not say their sizes by themselves: the first has two, as the one of an Action."""
+    """Whether the bytes do not determine the array sizes: the first array has two dimensions."""
     shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
     return bool(shapes) and len(shapes[0]) > 1
 
 
 _OF_A_SOURCE = frozenset(name for name, message in MESSAGES.items() if _ambiguous(message))
-"""Topics that can be read only by who knows the sizes of their source."""
+"""Topics that need the sizes of their source."""
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
         label: names the recording in errors.
 
     Attributes:
-        sizes: N, O and A of each source, as far as they were learnt.
+        sizes: N, O and A of each known source.
     """
 
     def __init__(self, label: str) -> None:
@@ -37,29 +37,29 @@ class Decoder:
         """The message of an entry.
 
         Raises:
-            SessionError: it is not one of this protocol.
+            SessionError: it is not a message of this protocol.
         """
         try:
             sizes = None
-            if entry.topic in _OF_A_SOURCE:  # the publisher is the source, or has to be told which it is
+            if entry.topic in _OF_A_SOURCE:  # the publisher, or the source that it answers
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             return codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the sizes were learnt that it takes to read this message."""
+        """Whether the sizes for this message are known."""
         try:
             return entry.topic not in _OF_A_SOURCE or codec.source_of(entry.payload) in self.sizes
         except ProtocolError:
-            return True  # to read it says what is wrong with it
+            return True  # decoding it reports the error
 
     def forget(self, source: str) -> None:
-        """Learn the sizes of a source anew: another process may have its name."""
+        """Forget the sizes of a source: another process may have its name."""
         self.sizes.pop(source, None)
 
     def learn(self, entry: Entry) -> None:
-        """Look for the sizes of a source: in its Hello, or in a Step of its. What was learnt first stays.
+        """Learn the sizes of a source from its Hello or a Step. The first sizes stay.
 
         Raises:
             SessionError: it is not a message of this protocol.

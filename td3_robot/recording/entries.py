@@ -1,4 +1,4 @@
-"""One recorded message, and what a recording says about itself beside its messages."""
+"""A recorded message, and the facts that a recording has beside its messages."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
 from td3_robot.util import machine
 
 METADATA = "td3_robot"
-"""Name of the MCAP metadata record that every session has."""
+"""Name of the MCAP metadata record of every recording."""
 REASON = "written_because"
-"""Key, in that record, of why the file of a ring was written."""
+"""Key in that record: why a ring was written."""
 CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"
-"""Name of the attachment with what a run that has ended said of its learning."""
+"""Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""How many of the newest of each publisher and link every further file begins with, so that it can be read alone."""
+"""How many of the newest messages, per publisher and link, each new file repeats so that it can be read alone."""
 ON_THE_WAY_NS = 500_000_000
-"""More than a message is on its way to the recorder: nodes gather what they say, and so does it."""
+"""More than the longest delay of a message to the recorder, as nodes and recorder gather messages."""
 _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A message as it was published, with where it comes from and when.
+    """A recorded message with its publisher and times.
 
     Attributes:
         publisher, incarnation: the node that sent it.
         topic, link: name of the message, and the link it was sent on.
-        sequence: 0, 1, 2, … for each topic of a publisher; a jump is what was not recorded.
+        sequence: 0, 1, 2, … for each topic of a publisher; a jump shows messages that were not recorded.
         published: wall clock of the publisher, in ns since 1970.
-        received: clock of the recorder, in ns since 1970; never goes back within a recording.
+        received: clock of the recorder, in ns since 1970; never decreases within a recording.
         payload: the wire bytes.
     """
 
@@ -51,7 +51,7 @@ class Entry:
 
     @classmethod
     def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
-        """What a node offers to a recorder or monitor, which it reaches at ``received`` (ns since 1970)."""
+        """The entry of a Record that arrives at ``received`` (ns since 1970)."""
         return cls(
             peer.name,
             peer.hello.incarnation,
@@ -69,12 +69,12 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, int, str]:
-        """What ``sequence`` counts in."""
+        """The stream whose messages ``sequence`` numbers."""
         return self.publisher, self.incarnation, self.topic
 
     @property
     def identity(self) -> tuple[str, int, str, int]:
-        """The same for two copies of one message."""
+        """Equal for two copies of one message."""
         return (*self.stream, self.sequence)
 
 
@@ -89,7 +89,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a recording holds beside messages.
+    """The content of a recording beside its messages.
 
     Attributes:
         metadata: of the record METADATA: protocol, version, host, …
@@ -101,7 +101,7 @@ class Facts:
 
 
 def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
-    """What is true of every recording that is made here, of a run with this configuration."""
+    """The facts of a recording that is made on this machine with this configuration."""
     packages = [name for name in _PACKAGES if machine.version(name)]
     return Facts(
         {
@@ -116,5 +116,5 @@ def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()
 
 
 def printable(text: str) -> str:
-    """Lines that a file had a part in, without what would steer a terminal."""
+    """Text from a file, without control characters that steer a terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

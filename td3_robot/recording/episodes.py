@@ -1,4 +1,4 @@
-"""The Steps of a recording as episodes of single robots, cut where a Step is missing and joined nowhere."""
+"""Cuts the Steps of a recording into episodes of single robots. A missing Step ends an episode."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from td3_robot.specs import Float32
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """What one robot did over T steps with none missing between them.
+    """T consecutive transitions of one robot.
 
     Attributes:
-        steps: the T + 1 Steps that say so, at least two.
-        robot: its index in their arrays.
+        steps: their T + 1 Steps, at least two.
+        robot: its index in the arrays of the Steps.
     """
 
     steps: tuple[Step, ...]
@@ -35,23 +35,23 @@ class Episode:
 
     @property
     def number(self) -> int:
-        """Of the episode, as its source counts them within an incarnation."""
+        """The number of the episode, within its source and incarnation."""
         return int(self.steps[0].episode[self.robot])
 
     @property
     def begun(self) -> bool:
-        """Whether its beginning is there: the Step after the reset."""
+        """Whether the Step after the reset is there."""
         return bool(self.steps[0].phase[self.robot] == Phase.FIRST)
 
     @property
     def end(self) -> Phase | None:
-        """How it ended; None where its end is missing."""
+        """How it ended; None if its end is missing."""
         phase = Phase(self.steps[-1].phase[self.robot])
         return phase if phase >= Phase.TERMINATED else None
 
     @property
     def whole(self) -> bool:
-        """Whether neither its beginning nor its end is missing."""
+        """Whether both beginning and end are there."""
         return self.begun and self.end is not None
 
     @property
@@ -61,7 +61,7 @@ class Episode:
 
     @property
     def action(self) -> Float32:
-        """float32[T, A]: the actions really applied, in the units of their channels."""
+        """float32[T, A]: the applied actions, in the units of their channels."""
         return np.stack([step.action[self.robot] for step in self.steps[1:]])
 
     @property
@@ -71,22 +71,22 @@ class Episode:
 
     @property
     def identity(self) -> dict[str, NDArray[np.int64]]:
-        """int64[T + 1] each: which Steps these are, and where the action of each came from."""
+        """int64[T + 1] each: the identity of the Steps, and the origin of their actions."""
         names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
         identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
         return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}
 
     @property
     def world(self) -> dict[str, float]:
-        """What was drawn for this episode, by name; empty where nothing was, or its beginning is missing."""
+        """The randomization of this episode, by name; empty without one, or without the beginning."""
         drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
         return drawn
 
 
 class Episodes:
-    """Cuts the Steps of any number of sources into episodes; what follows what is decided as the learner does.
+    """Cuts the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps.
 
-    ``counters``: alone (Steps of a robot that nothing follows and that follow nothing, so that no episode holds them).
+    ``counters``: alone (Steps of a robot without a neighbour, which no episode has).
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Episodes:
         self._open: dict[tuple[str, int], list[Step]] = {}
 
     def add(self, step: Step) -> list[Episode]:
-        """The episodes that are over with this Step, whole or not."""
+        """The episodes that end with this Step, whole or not."""
         joined = self._assemblers.setdefault(step.source, Assembler()).add(step)
         if joined is None:
             return []
@@ -112,11 +112,11 @@ class Episodes:
         return over
 
     def finish(self) -> list[Episode]:
-        """The episodes that no end was recorded of."""
+        """The episodes without a recorded end."""
         return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
 
     def lost(self) -> Counter[str]:
-        """``missed``: Steps that were not there in their turn; ``gaps``: places; ``late``: came after it; ``alone``."""
+        """Counts: ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps, and ``alone`` ones."""
         total = +self.counters
         for assembler in self._assemblers.values():
             total += Counter({name: assembler.counters[name] for name in ("missed", "gaps", "late")})

@@ -1,4 +1,4 @@
-"""What a learner can learn from a recording: its Steps, and whose they are."""
+"""Reads the Steps of recordings, and their robot, for a learner."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from td3_robot.specs import RobotSpec
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
-    """The files of each recording: parts that one recorder wrote belong together, in whatever order they are named.
+    """Group files by recording: the parts that one recorder wrote belong together, in any order.
 
-    Each part begins with a copy of what was said in those before it, with the time at which that was published.
+    Each part repeats messages of the part before it, with the same time of publishing.
 
     Raises:
         SessionError: a file cannot be read.
@@ -37,17 +37,16 @@ def recordings(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def read(*parts: Path) -> tuple[RobotSpec, Iterator[Step]]:
-    """The robot of a recording, of one file or several parts, and its Steps in the order in which each source published
-    them.
+    """The robot and the Steps of a recording in one file or several parts. Each source's Steps are in their order.
 
     Raises:
-        SessionError: a file is damaged, or does not say which robot it is of.
+        SessionError: a file is damaged, or has no Hello of a robot.
     """
     return of(Session(parts))
 
 
 def of(session: Session) -> tuple[RobotSpec, Iterator[Step]]:
-    """As :func:`read`, of a recording that is open.
+    """Like :func:`read`, for an open recording.
 
     Raises:
         SessionError: as :func:`read`.
@@ -68,10 +67,10 @@ def of(session: Session) -> tuple[RobotSpec, Iterator[Step]]:
 
 
 def check(path: Path, spec: RobotSpec) -> None:
-    """Whether a recording can be learned from by this robot.
+    """Check that a recording is of this robot.
 
     Raises:
-        SessionError: as :func:`read`, or it is another robot's.
+        SessionError: as :func:`read`, or it is of another robot.
     """
     recorded, _ = read(path)
     if difference := spec.difference(recorded):

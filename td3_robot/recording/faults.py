@@ -1,4 +1,4 @@
-"""What went wrong in a stream of messages: each fault once, with when it was first and how often."""
+"""Collects faults from recorded messages: each fault once, with its first time and its count."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from td3_robot.messages import LifecycleChange, Message, Refused
 from td3_robot.recording import triggers
 from td3_robot.recording.entries import Entry
 
-_MOST = 200  # faults that are told apart: whoever makes them up must not fill the memory of who watches
+_MOST = 200  # different faults that are kept: a peer must not fill the memory with invented ones
 
 
 class Faults:
     """Nodes and robots that failed, and peers that were refused."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, int]] = {}  # when it was first (ns), and how often
-        self._stamps: dict[str, int] = {}  # of the newest of each: what a server passes on is the same once more
+        self._found: dict[str, tuple[int, int]] = {}  # first time (ns) and count
+        self._stamps: dict[str, int] = {}  # of the newest of each: a server repeats changes of its robots
         self._others = 0
 
     def look(self, entry: Entry, message: Message) -> str | None:
-        """Take in a message; what it says went wrong, if that is news."""
+        """Take a message; returns the fault in it, or None if there is no new one."""
         what = triggers.reason(entry)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
@@ -38,7 +38,7 @@ class Faults:
         return what
 
     def report(self, begin: int) -> list[dict[str, Any]]:
-        """Each in the order of the first time, which is given in seconds after ``begin`` (ns since 1970)."""
+        """The faults in the order of their first time, in seconds after ``begin`` (ns since 1970)."""
         rows = [
             {"what": what, "first_s": round((first - begin) * 1e-9, 3), "count": count}
             for what, (first, count) in self._found.items()
@@ -49,7 +49,7 @@ class Faults:
 
 
 def line(fault: dict[str, Any]) -> str:
-    """One of :meth:`Faults.report`, for a person."""
+    """One fault of :meth:`Faults.report`, for a person."""
     when = "" if fault["first_s"] is None else f"at {fault['first_s']:.3f} s, "
     times = "once" if fault["count"] == 1 else f"{fault['count']} times"
     return f"{when}{times}: {fault['what']}"

@@ -1,4 +1,4 @@
-"""``td3-robot info``: what is in a recording, and whether it is whole."""
+"""``td3-robot info``: shows the content of a recording, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap --check
   td3-robot info walk.mcap --json | jq .topics
 
-With --check the exit code is 1 where the file is damaged or a message in it is not one of the protocol.
+With --check the exit code is 1 if the file is damaged, or a message in it is not one of the protocol.
 """
 
 
 @dataclass
 class Contents:
-    """Everything ``info`` says, gathered message by message."""
+    """Everything that ``info`` shows, gathered message by message."""
 
     streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Contents:
     seen: set[tuple[str, int, str, int]] = field(default_factory=set)
 
     def add(self, entry: Entry) -> bool:
-        """Take in an entry; False if it is the copy of one before."""
+        """Count an entry; False if it is a copy."""
         if entry.identity in self.seen:
             return False
         self.seen.add(entry.identity)
@@ -55,7 +55,7 @@ class Contents:
         return True
 
     def look(self, entry: Entry, message: Message) -> None:
-        """Take in what a message says."""
+        """Count the content of a message."""
         self.faults.look(entry, message)
         if isinstance(message, Step):
             for phase in Phase:
@@ -89,10 +89,10 @@ class Contents:
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """What is in a file, as plain JSON values; ``damages`` lists what is wrong with it.
+    """The content of a file, as plain JSON values; ``damages`` lists all damage.
 
     Raises:
-        SessionError: it cannot be read, or is no session.
+        SessionError: the file cannot be read, or is not a recording.
     """
     file, contents = SessionFile(path), Contents()
     attachments: list[dict[str, Any]] = []
@@ -130,15 +130,15 @@ def examine(path: Path) -> dict[str, Any]:
 
 
 def decoder_of(path: Path) -> Decoder:
-    """One that knows the sizes of every source in the file.
+    """A decoder that knows the sizes of every source in the file.
 
     Raises:
-        SessionError: it cannot be read, or is no session.
+        SessionError: the file cannot be read, or is not a recording.
     """
     decoder = Decoder(repr(str(path)))
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
-            with contextlib.suppress(SessionError):  # found again, and reported, when the messages are looked at
+            with contextlib.suppress(SessionError):  # reading the messages reports it
                 decoder.learn(item)
     return decoder
 
@@ -150,7 +150,7 @@ def _line(damage: Damage) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="td3-robot info",
-        description="Say what is in a recording: topics, rates, gaps, policy versions, faults.",
+        description="Show the content of a recording: topics, rates, gaps, policy versions, faults.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
@@ -192,7 +192,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def by(metadata: Mapping[str, str]) -> str:
-    """What recorded a session, and what of."""
+    """The version, protocol and task of a recording, in words."""
     said = {key: metadata.get(key, "?") for key in ("td3-robot", "protocol", "task")}
     return f"by td3-robot {said['td3-robot']}, protocol {said['protocol']}, task {said['task']}"
 

@@ -1,5 +1,8 @@
-"""The recorder process of a run (``td3-robot record [OUT.mcap] --run DIR``), or beside a deployed policy server
-(``td3-robot record OUT.mcap --config FILE``)."""
+"""The recorder process.
+
+It records a run (``td3-robot record [OUT.mcap] --run DIR``) or a deployed policy server (``td3-robot record OUT.mcap
+--config FILE``).
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,23 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds between two looks at what has come: to be woken by each message costs more than to write it
+_PAUSE = 0.1  # seconds between two looks at the links, because waking up costs more than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LAST_WORDS = 10.0  # seconds that nodes which stop together with us have for their last messages
+_LAST_WORDS = 10.0  # seconds that the nodes of a run have for their last messages
 _LAST_LOOKS = 100  # of some hundred messages each
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
-  td3-robot record leg.mcap --config robot.yaml      (endpoints.recorder must be the same for who is to be recorded)
-  td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (then: kill -USR1 of it, or a fault, writes a file)
+  td3-robot record leg.mcap --config robot.yaml      (endpoints.recorder: the same as in the nodes' configurations)
+  td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
 
 A training records itself with --set record=true.
 """
 _OPTIONS = {
-    "split_mb": "begin a new file after so many megabytes",
-    "split_s": "begin a new file after so many seconds",
-    "ring_s": "keep only the last so many seconds; write them on a fault or SIGUSR1 (not beside --split-…)",
-    "ring_mb": "memory for that, in megabytes",
+    "split_mb": "begin a new file after X megabytes",
+    "split_s": "begin a new file after X seconds",
+    "ring_s": "keep only the last X seconds; write them on a fault or SIGUSR1 (not with --split-…)",
+    "ring_mb": "memory of the ring, in megabytes",
 }
 
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = node_parser(
         "record",
         RECORDER,
-        "Record what the nodes of a run, or a deployed policy server and its robots, publish; none of them waits.",
+        "Record the messages of a run, or of a deployed policy server and its robots. No node waits for the recorder.",
         deployable=True,
         epilog=_EXAMPLES,
     )
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
     options = parser.parse_args(arguments)
     if options.config is not None and options.out is None:
-        raise UsageError("OUT.mcap is needed with --config: where to record to")
+        raise UsageError("OUT.mcap, the file to write, is needed with --config")
     if options.out and options.out.exists():
         raise UsageError(f"{str(options.out)!r} exists already; name another file")
     if options.out and not options.out.parent.is_dir():
@@ -89,9 +92,11 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     config = _settings(node.config.record, options)
     recorder = Recorder(path, facts, config, epoch)
     if config.ring_s:
-        log.info("keeping the last %g s, to be written to %s on a fault or SIGUSR1", config.ring_s, path)
+        log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
         if config.ring_s <= PEER_TIMEOUT:
-            log.warning("that a node is silent is noticed after %g s: its last words are not kept", PEER_TIMEOUT)
+            log.warning(
+                "a silent node is noticed after %g s only: the ring is too short for its last messages", PEER_TIMEOUT
+            )
     else:
         log.info("recording into %s", path)
     triggered: list[int] = []
@@ -117,18 +122,17 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
         node.spin(recorder, busy=lambda: True, report=report, after=after)
         _hear_last_words(node, recorder, _LAST_WORDS if node.supervised else ON_THE_WAY_NS * 1e-9)
         if node.supervised:
-            with contextlib.suppress(OSError):  # a run that ends before there is any
+            with contextlib.suppress(OSError):  # the run may end before its first metrics
                 known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is what is to be said
+        with contextlib.suppress(OSError):  # the first error is reported
             recorder.close(time.monotonic())
         raise
     recorder.close(time.monotonic(), known_now)
 
 
 def _keep_memory() -> None:
-    """Let glibc keep what it was given back: else the kernel clears new pages for every copy of a policy, which takes
-    as long as to write it down."""
+    """Let glibc keep freed memory. Else the kernel clears pages for each copy of a policy, as slow as writing it."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
@@ -136,17 +140,17 @@ def _keep_memory() -> None:
 
 
 def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
-    """Stay until the last of the others has said Bye, or the time is over.
+    """Record until every node has sent Bye, or the time is over.
 
-    Those that are stopped together with us have more to say; of those that go on, this is what they have gathered.
+    Nodes of the run stop at the same time and send more. Other nodes send what they have gathered.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), time.monotonic())
-    for _ in range(_LAST_LOOKS):  # at what has come by now, however long we stood still
+    for _ in range(_LAST_LOOKS):  # at all that has arrived, however long this process paused
         recorder.step(node.bus.receive(0.0), time.monotonic())
     if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
-        log.warning("no last word of %s: the end of what was said may be missing", ", ".join(silent))
+        log.warning("no Bye from %s: its last messages may be missing", ", ".join(silent))
 
 
 def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:
@@ -158,7 +162,7 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 
 
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
-    """They are told apart by their names, and from what every recording has."""
+    """Read the files. Their names must differ from each other, and from those that every recording has."""
     taken = {CONFIG: "the recording's own is", METRICS: "the recording's own is"}
     for number, file in enumerate(files):
         if file in files[:number]:

@@ -1,4 +1,4 @@
-"""``td3-robot play``: what was recorded, said again to live nodes, at the pace it was recorded with."""
+"""``td3-robot play``: sends recorded messages to live nodes, at the recorded pace."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
-_WAIT = 10.0  # seconds within which a live node must take part
-_LOOK = 0.05  # seconds between two looks at the links while nothing is due
+_WAIT = 10.0  # seconds within which a live node must answer
+_LOOK = 0.05  # seconds between two looks at the links if nothing is due
 Handler = Callable[[int, Any], None]
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
   td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
   td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
-  td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       to be looked at: td3-robot monitor --endpoint …
+  td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       shown by: td3-robot monitor --endpoint …
 
-By default Steps are played: the player is the robot; to a monitor alone, everything is. Of a topic that a server
+By default the player is the robot and sends Steps; to a monitor alone it sends everything. For a topic that a server
 publishes (action, throttle, weights) the player is that server, and serves its endpoint. SIGUSR1, or Enter on a
-terminal, pauses and goes on.
+terminal, pauses and continues.
 """
 
 
 @dataclass
 class Schedule:
-    """When each entry is due: as far from the recording's beginning as it was recorded, divided by the rate.
+    """When each entry is due: at its recorded offset from the beginning, divided by the rate.
 
     Args:
-        origin: when that was, in ns since 1970.
-        rate: times as fast.
-        start: seconds of the recording to leave out.
+        origin: the beginning, in ns since 1970.
+        rate: factor of the speed.
+        start: seconds of the recording to skip.
         duration: seconds of the recording to play; None for all.
     """
 
@@ -62,7 +62,7 @@ class Schedule:
     def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
         """Pairs of seconds since the beginning, and an entry."""
         for entry in entries:
-            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # below: its clock was set back
+            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # a clock may have been set back
             if offset < 0:
                 continue
             if self.duration is not None and offset > self.duration:
@@ -71,11 +71,11 @@ class Schedule:
 
 
 class Pause:
-    """A clock that can be stopped; SIGUSR1 or a line on a terminal does it."""
+    """A clock that SIGUSR1, or Enter on a terminal, stops and starts."""
 
     def __init__(self, paused: bool) -> None:
         self.paused = paused
-        self._stood = 0.0  # seconds of standing still so far
+        self._stood = 0.0  # seconds paused so far
         self._since = time.monotonic()
 
     def toggle(self) -> None:
@@ -85,11 +85,11 @@ class Pause:
         self.paused, self._since = not self.paused, now
 
     def now(self) -> float:
-        """Seconds of a clock that stands still while paused."""
+        """Seconds, without pauses."""
         return (self._since if self.paused else time.monotonic()) - self._stood
 
     def look(self) -> None:
-        """Whether somebody has pressed Enter."""
+        """Toggle if the user has pressed Enter."""
         if sys.stdin and sys.stdin.isatty() and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
             self.toggle()
 
@@ -104,16 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
     for link in _LINKS:
         parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
-    parser.add_argument("--monitor", metavar="ENDPOINT", help="where a monitor is, to be shown what is played")
+    parser.add_argument("--monitor", metavar="ENDPOINT", help="where a monitor is that shows what is played")
     parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: as the run says)")
     parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
-    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="times as fast (default: 1)")
-    parser.add_argument("--loop", action="store_true", help="again and again, each time as a new start of the robot")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="factor of the speed (default: 1)")
+    parser.add_argument(
+        "--loop", action="store_true", help="play again and again, each time as a new start of the robot"
+    )
     parser.add_argument(
         "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
     )
-    parser.add_argument("--start", type=float, default=0.0, metavar="S", help="leave out the recording's first seconds")
-    parser.add_argument("--duration", type=float, metavar="S", help="play so many seconds of the recording")
+    parser.add_argument(
+        "--start", type=float, default=0.0, metavar="S", help="skip the first S seconds of the recording"
+    )
+    parser.add_argument("--duration", type=float, metavar="S", help="play S seconds of the recording")
     parser.add_argument("--paused", action="store_true", help="begin paused")
     parser.add_argument("--json", action="store_true", help="print what was played as one JSON object")
     options = parser.parse_args(arguments)
@@ -160,7 +164,7 @@ def _play(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
-    """These signals do this, for as long as it lasts."""
+    """Install signal handlers in this context."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -170,7 +174,7 @@ def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
 
 
 def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
-    """Wait for the live nodes; the links on which none answers."""
+    """Wait for the live nodes; returns the links without an answer."""
     deadline = time.monotonic() + _WAIT
     while (missing := player.missing()) and time.monotonic() < deadline and not stopped:
         player.turn(_LOOK)
@@ -178,7 +182,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Say all that is scheduled; who was found gone, empty if nobody was."""
+    """Send all that is scheduled; returns the server that is gone, or empty."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:
@@ -196,7 +200,7 @@ def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, 
 
 
 def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:
-    """When what is due; there must be something."""
+    """The schedule, which must not be empty."""
     everything = len(topics) == len(MESSAGES)
     session.require(() if everything else topics)
     schedule = Schedule(session.begin, options.rate, options.start, options.duration)
@@ -210,7 +214,7 @@ def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[st
 
 
 def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> dict[str, str]:
-    """The new names of publishers; those of what is played must differ."""
+    """The new names of publishers. The names of those that are played must differ."""
     publishers = sorted({publisher for publisher, _, _ in session.counts})
     names: dict[str, str] = {}
     for item in remap:
@@ -233,7 +237,7 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
 
 
 def _topics(options: argparse.Namespace) -> Sequence[str]:
-    """What to play."""
+    """The topics to play."""
     alone = options.monitor and not (options.run or options.policy or options.learner)
     allowed = MESSAGES if alone else playable()
     if options.topics is None:
@@ -245,7 +249,7 @@ def _topics(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
-    """Where the live nodes are, and the keys to go there with."""
+    """The endpoints of the live nodes, and the keys for them."""
     given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)

@@ -1,4 +1,4 @@
-"""The live end of ``play``: in the place of those who published, with their names and handshakes."""
+"""The live end of ``play``: takes the place of recorded nodes, with their names and handshakes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
-_PLAYED = (Step, Action, Throttle, Weights)  # what moves and teaches; commands are for people to give
-_STARTS = 1000  # incarnations of a recording that one more loop leaves behind
+_PLAYED = (Step, Action, Throttle, Weights)  # no Commands: only people give these
+_STARTS = 1000  # added to incarnations for each loop
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step,)),
     "policy": (),
@@ -32,7 +32,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """Topic to the links it goes out on, each with whether its publisher is the server of that link."""
+    """For each topic the links that carry it, each with whether its publisher is the link's server."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -43,19 +43,19 @@ def playable() -> dict[str, list[tuple[str, bool]]]:
 
 
 class Player:
-    """Connects as the recorded robots, or serves as the recorded server, and says what it is given.
+    """Connects as the recorded robots, or serves as the recorded server, and sends recorded messages.
 
-    What live nodes answer is taken and not looked at. Nothing is waited for: what finds no room is counted as lost.
+    The player ignores the answers of live nodes. It never waits: it counts messages that find no room as lost.
 
     Args:
         topics: what will be played.
-        endpoints: of the links policy and learner, as far as they are wanted; of a monitor, which is shown everything.
-        names: publishers that get another name.
+        endpoints: of the links policy, learner and monitor, as far as they are wanted. A monitor gets everything.
+        names: new names of publishers.
         keys: of this machine, for endpoints beyond loopback.
-        loop: how often this was played before; robots come back as a later incarnation of themselves.
+        loop: how often this was played before; robots come back with a later incarnation.
 
     Raises:
-        EndpointError: an endpoint to be served is busy, or one is not allowed.
+        EndpointError: an endpoint to serve is busy, or one is not allowed.
     """
 
     def __init__(
@@ -73,10 +73,12 @@ class Player:
         self._counts: Counter[str] = Counter()
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
-        self._hellos: dict[str, Entry] = {}  # the first of each robot, where there is a monitor
+        self._hellos: dict[str, Entry] = {}  # the first of each robot, for a monitor
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, the newest
         self._keys = keys
-        self._looked_at = self._looked_since = float("-inf")  # at the links: last, and since when without a long pause
+        self._looked_at = self._looked_since = float(
+            "-inf"
+        )  # at the links: the last time, and since when without a long pause
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
         try:
@@ -119,7 +121,7 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle), sizes))
 
     def _show(self, endpoint: str) -> None:
-        """Connect to a monitor in the place of everybody who was recorded."""
+        """Connect to a monitor in the place of every recorded node."""
         for entry, message in self._session.messages((Hello.NAME,)):
             if isinstance(message, Hello) and message.role in ROBOT_ROLES:
                 self._hellos.setdefault(entry.publisher, entry)
@@ -131,28 +133,30 @@ class Player:
             bus.connect(endpoint, ClientLink(MONITOR, hello, ()))
 
     def missing(self) -> list[str]:
-        """The links on which nobody takes part yet."""
+        """The links on which no live node has answered yet."""
         missing = {link for link in self._served if not self._server.peers(link)}
         for bus in self._buses.values():
             missing |= {link for link in bus.links() if not bus.welcome(link)}
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """The first link whose server has not said a word since then (s, of ``time.monotonic``); empty for none. A
-        monitor, to which things are only shown, may go."""
+        """The first link whose server is silent since ``then`` (s, of ``time.monotonic``); empty if there is none.
+
+        A monitor may leave.
+        """
         if self._looked_since > then:
             return ""
         links = sorted((link, bus.heard(link)) for bus in self._buses.values() for link in bus.links())
         return next((f"the server of link {link}" for link, heard in links if link in _LINKS and heard <= then), "")
 
     def turn(self, timeout: float) -> None:
-        """Look at the links, for up to so many seconds.
+        """Receive on all links for up to ``timeout`` seconds.
 
         Raises:
             HandshakeError: a live node refuses us.
         """
         begin = time.monotonic()
-        if begin - self._looked_at > HEARTBEAT_PERIOD:  # nobody has listened meanwhile
+        if begin - self._looked_at > HEARTBEAT_PERIOD:  # nothing was received meanwhile
             self._looked_since = begin
         buses = [*self._buses.values(), self._server]
         for bus in buses:
@@ -160,7 +164,7 @@ class Player:
         self._looked_at = time.monotonic()
 
     def say(self, entry: Entry) -> None:
-        """Send a recorded message to whom it was sent."""
+        """Send a recorded message to its recorded receivers."""
         message = self._renamed(self._session.decode(entry))
         bus = self._buses.get(entry.publisher)
         hello = self._hellos.get(entry.publisher)
@@ -178,7 +182,7 @@ class Player:
                 self._count(entry.topic, bus.send(link, message))
 
     def _renamed(self, message: Message) -> Message:
-        """The message of a robot that has another name, and was started more often."""
+        """The message with the robot's new name and incarnation."""
         fields = {item.name for item in dataclasses.fields(message)}  # type: ignore[arg-type]
         if "source" not in fields:
             return message
@@ -188,7 +192,7 @@ class Player:
         return renamed
 
     def introduce(self) -> None:
-        """Tell a monitor which robots these are, wherever in the recording playing begins."""
+        """Send the Hellos of robots to a monitor, even if playing begins after them."""
         for publisher, entry in self._hellos.items():
             record = self._record(entry, self._session.decode(entry))
             self._count(MONITOR, self._buses[publisher].send(MONITOR, record))
@@ -197,7 +201,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor, which sees all starts of a node as one: its gaps stay what they were."""
+        """The sequence number for a monitor, which sees all starts of a node as one. Gaps stay as recorded."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:
@@ -214,6 +218,6 @@ class Player:
         return +self._counts
 
     def close(self) -> None:
-        """Say Bye to everybody."""
+        """Send Bye on all links."""
         for bus in (*self._buses.values(), self._server):
             bus.close("played")

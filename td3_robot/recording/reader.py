@@ -1,4 +1,4 @@
-"""Reads session files, whole or not: record by record, every length and checksum looked at before it is believed."""
+"""Reads recordings, whole or damaged, record by record. It checks every length and checksum before use."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATE
 from td3_robot.recording.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
-_HEAD = struct.Struct("<BQ")  # of a record: opcode, and bytes of its body
-_FOOTER = struct.Struct("<BQQQI8s")  # a whole record: head, begin of the index and of its offsets, checksum; magic
-_MESSAGE = struct.Struct("<HIQQ")  # what its body begins with: channel, sequence, log time, publish time
-_MAX_CHUNK = 1 << 28  # bytes, unpacked: a chunk of ours is closed at 4 MiB, or holds one message of at most 64 MiB
+_HEAD = struct.Struct("<BQ")  # of a record: opcode, and length of its body
+_FOOTER = struct.Struct("<BQQQI8s")  # head, offsets of the index and of its summary, checksum, magic
+_MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
+_MAX_CHUNK = 1 << 28  # bytes, unpacked: our chunks close at 4 MiB, or hold one message of at most 64 MiB
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Where a file is not what it should be: the byte, and what is wrong with the record that begins there."""
+    """A damaged place: the byte where a record begins, and what is wrong with it."""
 
     offset: int
     why: str
@@ -58,12 +58,12 @@ Item = Entry | Attachment | Metadata
 class SessionFile:
     """One file, read from its beginning.
 
-    A record that is damaged within is skipped; where the length of one makes no sense, reading ends.
+    The reader skips a damaged record. It stops at a record with an impossible length.
 
     Attributes:
-        damages: what was found so far, while :meth:`items` is read: of these places something may be lost.
-        index: what is wrong with the index at the end, which other readers go by; it holds nothing of its own.
-        counts: messages of each stream, as the index says; None where it is damaged or not there.
+        damages: the damage that :meth:`items` has found so far; data may be lost there.
+        index: the damage of the index at the end; no data is lost there.
+        counts: number of messages of each stream in the index; None if the index is damaged or missing.
         size: bytes of the file.
         read: bytes read so far.
     """
@@ -79,14 +79,14 @@ class SessionFile:
 
     @property
     def all_damages(self) -> list[Damage]:
-        """What was found while :meth:`items` was read, the index with it."""
+        """All damage that :meth:`items` has found, including the index."""
         return [*self.damages, self.index] if self.index else [*self.damages]
 
     def items(self) -> Iterator[Item]:
-        """Everything in the file in its order.
+        """Everything in the file, in its order.
 
         Raises:
-            SessionError: it cannot be read, or is no session at all.
+            SessionError: the file cannot be read, or is not a recording.
         """
         self.damages.clear()
         self.index = None
@@ -114,7 +114,7 @@ class SessionFile:
                 self._damaged(offset, f"a record of {length} bytes begins here, and the file ends before it does")
                 return
             body = file.read(length)
-            if opcode == Opcode.DATA_END and length == 4:  # of another length it is a damaged record of another kind
+            if opcode == Opcode.DATA_END and length == 4:  # another length means a damaged record
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
                     self._damaged(offset, "the checksum of all before this does not fit")
                 self.index = _index_damage(file.tell(), file.read())
@@ -125,15 +125,15 @@ class SessionFile:
                 items = self._items(opcode, body, offset)
             except SessionError:
                 raise
-            except Exception as error:  # struct, UTF-8, zstd, checksums: the libraries below raise a dozen kinds
+            except Exception as error:  # the libraries below raise a dozen kinds
                 self._damaged(offset, f"{_name(opcode)} record: {type(error).__name__}: {str(error)[:200]}")
                 continue
             yield from items
 
     def _take_index(self, file: BinaryIO) -> None:
-        """Which channels there are, and how many messages of each: the chunk that names a channel may be damaged."""
+        """Read channels and message counts from the index, because the chunk with a channel may be damaged."""
         begin = file.tell()
-        with contextlib.suppress(Exception):  # what is wrong with it is said where it is come to
+        with contextlib.suppress(Exception):  # reading on finds and reports the damage
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
@@ -143,7 +143,7 @@ class SessionFile:
         file.seek(begin)
 
     def _counts(self, index: bytes) -> Counter[tuple[str, int, str]]:
-        """Take over the channels in an index; how many messages of each stream there are."""
+        """Take the channels from an index; returns its message counts by stream."""
         counts: Counter[tuple[str, int, str]] = Counter()
         begin = 0
         while begin < len(index):
@@ -181,7 +181,7 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: records.Chunk, offset: int) -> Iterator[Entry]:
-        """The messages in it. The library's own way takes ten times as long, which is most of reading a session."""
+        """The messages of a chunk. The library's own reader takes ten times as long."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not fit")
@@ -211,7 +211,7 @@ class SessionFile:
 
 
 def _index_damage(offset: int, rest: bytes) -> Damage | None:
-    """What is wrong with all that comes after the data: the index and the footer, which has their checksum."""
+    """The damage of the index and the footer; None if both are whole."""
     if len(rest) < _FOOTER.size:
         return Damage(offset, "the file ends here, without its index")
     opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])
@@ -223,7 +223,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
 
 
 def _unpacked(chunk: records.Chunk) -> bytes:
-    """The records of a chunk, whose compression must not make more of them than it says, nor than any of ours holds."""
+    """The records of a chunk. Refuses more data than the chunk declares, or than our chunks hold."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
         raise ValueError(f"it says that it holds {size} bytes")
@@ -245,7 +245,7 @@ def _name(opcode: int) -> str:
 
 
 def other_protocol(metadata: Mapping[str, str]) -> str | None:
-    """That a recording is of a protocol whose messages are not understood here; None if they are."""
+    """Why this version cannot read a recording's messages; None if it can."""
     version = metadata.get("protocol", "none")
     if version == str(PROTOCOL_VERSION):
         return None
@@ -253,7 +253,7 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
 
 
 def _begins(path: Path) -> int:
-    """When the first message of a part was received that is its own: what it repeats of others is older."""
+    """When the first message of a part was received, without the older ones that it repeats."""
     received = 0
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
@@ -264,20 +264,20 @@ def _begins(path: Path) -> int:
 
 
 class Session:
-    """A recording: one whole file, or the parts that a recorder split it into, in whatever order they are named.
+    """A recording: one whole file, or the parts that a recorder split it into, in any order.
 
     Attributes:
-        paths: the files, in the order they were recorded.
-        metadata: what the recorder said about itself.
+        paths: the files, in recorded order.
+        metadata: of the recorder.
         attachments: by name.
-        counts: messages of each stream: of each start of each node, by topic.
-        starts: the Start of each start of each node, by its name and incarnation.
-        turns: the number of the first recorded turn of each.
-        begin, end: when the first and the last message were received, in ns since 1970; 0 where there is none.
-        decode: from an entry to its message.
+        counts: number of messages by publisher, incarnation and topic.
+        starts: the Start of each node by its name and incarnation.
+        turns: the number of the first recorded turn, by name and incarnation.
+        begin, end: when the first and the last message were received, in ns since 1970; 0 if there is none.
+        decode: makes a message of an entry.
 
     Raises:
-        SessionError: a file is damaged (its index does not matter), no session, or of another protocol version.
+        SessionError: a file is damaged outside its index, is not a recording, or has another protocol version.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -289,7 +289,7 @@ class Session:
         self.turns: dict[tuple[str, int], int] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
-        self._ahead: dict[tuple[str, int], int] = {}  # ns by which the recorder's clock is ahead of a node's, at most
+        self._ahead: dict[tuple[str, int], int] = {}  # most ns by which the recorder's clock is ahead of a node's
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -312,7 +312,7 @@ class Session:
         """The resolved configuration of the run.
 
         Raises:
-            SessionError: the recording holds none that this version understands.
+            SessionError: the recording has none, or this version does not understand it.
         """
         attached = self.attachments.get(CONFIG)
         if attached is None:
@@ -323,10 +323,10 @@ class Session:
             raise SessionError(f"{CONFIG} in {self._label} is not YAML: {' '.join(str(error).split())}") from None
 
     def require(self, topics: Iterable[str]) -> None:
-        """Whether there is something of each of these topics.
+        """Check that the recording has messages of each of these topics.
 
         Raises:
-            SessionError: there is nothing of one.
+            SessionError: it has none of one topic.
         """
         held = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - held):
@@ -334,7 +334,7 @@ class Session:
             raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {there}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """The messages of these topics (of all, if none is named) in the order they were recorded, each once.
+        """The messages of these topics (all topics if none is named) in recorded order, each once.
 
         Raises:
             SessionError: a file is damaged.
@@ -344,8 +344,9 @@ class Session:
                 yield item
 
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """As :meth:`entries`, in the order they were published, with the time that each would have been received at
-        had it been on its way no longer than the quickest message of its node.
+        """Like :meth:`entries`, but in the order of publishing, with the received time corrected for delays.
+
+        The corrected time assumes that each message was as quick as the quickest one of its node.
 
         Raises:
             SessionError: a file is damaged.
@@ -354,7 +355,7 @@ class Session:
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
             node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
-            # A clock may have been set: what one node said stays in its order, and near where it was received.
+            # A clock may have been set: keep the order of one node, and stay near the received time.
             time = max(entry.published + self._ahead[node], earliest, newest.get(node, earliest))
             newest[node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
@@ -364,7 +365,7 @@ class Session:
             yield heapq.heappop(waiting)[2]
 
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
-        """As :meth:`entries`, decoded.
+        """Like :meth:`entries`, decoded.
 
         Raises:
             SessionError: a file is damaged, or a message in it.
@@ -377,8 +378,7 @@ class Session:
         return self.decode.label
 
     def _items(self) -> Iterator[Item]:
-        """What is in the files, without what is in a part before: each begins with copies, and those of a ring that was
-        written twice in short time overlap."""
+        """The items of all files, each once: parts begin with copies, and files of a ring may overlap."""
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
             file, before = SessionFile(path), dict(newest)

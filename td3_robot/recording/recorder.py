@@ -1,4 +1,4 @@
-"""What the recorder does with what it is offered: files, split or not, or a ring of the last seconds."""
+"""Writes Records to files, split or not, or keeps a ring of the last seconds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Takes Records and writes them.
+    """A core that writes the Records it takes.
 
     Args:
-        path: the first file; further ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
-        facts: what every file says about itself.
+        path: the first file; the next ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
+        facts: metadata and attachments of every file.
         config: when to begin a new file, or how many seconds to keep.
-        epoch: nanoseconds to be added to the time of :meth:`step` to make them count from 1970.
+        epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
 
     Raises:
         OSError: a file cannot be written; also from the other methods.
@@ -50,7 +50,7 @@ class Recorder:
             self._begin(float("-inf"))
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived; ``now`` in seconds, of a clock that never goes back."""
+        """Take in what arrived; ``now`` is in seconds, of a monotonic clock."""
         self._now, received = now, self._epoch + int(now * 1e9)
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
@@ -69,17 +69,16 @@ class Recorder:
         return []
 
     def trigger(self, reason: str) -> None:
-        """Write down the last seconds, if only those are kept: when what was said until now has come, and those of the
-        time before are over."""
+        """Have the ring written when all messages sent until now have arrived, and its seconds since the last file."""
         if not self._config.ring_s:
-            log.info("%s does nothing: all is written as it comes, without --ring-s", reason)
+            log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
         elif not self._pending:
             self._pending = reason
             self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Write what is still to be written, and into the last file what is known only now."""
+        """Write the rest, and add these attachments to the last file."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))
@@ -87,7 +86,7 @@ class Recorder:
         elif self._pending:
             self._dump(now)
         elif not self.files:
-            log.info("nothing was written to %s: in all the time there was neither a fault nor SIGUSR1", self.path)
+            log.info("nothing was written to %s: there was neither a fault nor SIGUSR1", self.path)
 
     # -- what is kept --------------------------------------------------------------------------------------------
 
@@ -129,8 +128,10 @@ class Recorder:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
-        """A new file, of what was received from ``since`` (ns since 1970) on; what it repeats of before is as if it had
-        come then, so that the file is no longer than what is in it."""
+        """Begin a file with messages received from ``since`` (ns since 1970) on.
+
+        The older messages that it repeats get this time too, so that they do not make the file seem longer.
+        """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
         self._writer = SessionWriter(path, facts, now)

@@ -1,4 +1,4 @@
-"""``td3-robot recover``: a whole file from a damaged one, and a report of what was lost."""
+"""``td3-robot recover``: makes a whole file from a damaged one, and reports the loss."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap                     writes session.recovered.mcap
   td3-robot recover session.mcap --out mended.mcap
 
-Exit codes: 0 nothing was lost: the file was whole, and nothing was written, or only its index was damaged, and is
-written anew; 3 something may have been lost, and the report says what is missing.
+Exit codes: 0 nothing was lost: the file was whole, and nothing is written, or the new file has a new index; 3 data may
+have been lost, and the report lists it.
 """
 
 
 def recover(source: Path, target: Path) -> dict[str, Any]:
-    """Copy what is intact into a new file; what was lost, as plain JSON values. Writes nothing for a whole file.
+    """Copy the intact data into a new file; returns the loss, as plain JSON values. A whole file is not copied.
 
     Raises:
-        SessionError: the source is no session, nothing in it is intact, or of what protocol it is cannot be known.
+        SessionError: the source is not a recording, has no intact data, or has an unknown protocol.
         OSError: the target exists or cannot be written.
     """
     file, contents = SessionFile(source), Contents()
@@ -74,7 +74,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """Of all starts of a node together, without what is none."""
+    """The counts above 0, summed over all starts of a node."""
     total: Counter[str] = Counter()
     for (publisher, _, topic), count in counts.items():
         total[f"{publisher}/{topic}"] += count
@@ -82,10 +82,10 @@ def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
 
 
 def _protocol(source: Path) -> str:
-    """Today's protocol version, for a file that has lost its own, if every message in it is one of that.
+    """Today's protocol version for a file that has lost its own, if all its messages fit.
 
     Raises:
-        SessionError: one is not.
+        SessionError: a message does not fit.
     """
     decode = decoder_of(source)
     for item in SessionFile(source).items():
@@ -128,15 +128,17 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
     if report["protocol_assumed"]:
         lines.append(
-            f"its protocol version was lost; all messages are of {report['metadata']['protocol']}, so this is assumed"
+            f"its protocol version was lost; version {report['metadata']['protocol']} is assumed, as all messages fit"
         )
     if not report["lost"]:
-        return printable("\n".join([*lines, "nothing is lost: the index, which holds nothing else, is written anew"]))
+        return printable(
+            "\n".join([*lines, "nothing is lost: only the index was damaged, and the new file has a new one"])
+        )
     if report["bytes_not_read"]:
-        lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and whatever came after them")
+        lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and all data after them")
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:
-        lines.append("without its index it is not known how many there were: more may be lost, at the ends of topics")
+        lines.append("the index is lost, so more messages may be lost at the ends of topics")
     return printable("\n".join(lines))
 
 

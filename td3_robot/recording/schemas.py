@@ -1,7 +1,7 @@
-"""A JSON Schema for each message, made from its declaration: MCAP's viewers look them up by name.
+"""Makes a JSON Schema for each message from its declaration, for MCAP viewers.
 
-Arrays and other bytes are msgpack ``bin``, which JSON does not know: they are described as binary strings, with their
-type, shape and unit beside.
+Arrays and other bytes are msgpack ``bin``, which JSON lacks. The schema describes them as binary strings with type,
+shape and unit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One topic of one publisher: how much of it there is, and what is missing."""
+"""Statistics of one topic of one publisher: counts, rates and gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Stream:
     """One topic of one publisher.
 
     Attributes:
-        begins: sequence of its first message; above 0 where the recorder came later.
+        begins: sequence of its first message; above 0 if the recorder came later.
         first, last: when the first and the newest message were received, in ns since 1970.
         published: when the newest was published, by its publisher's clock.
         gaps, missing: places where the sequence jumps, and messages missing there.
@@ -35,14 +35,14 @@ class Stream:
 
     @classmethod
     def beginning(cls, entry: Entry) -> Stream:
-        """That whose first message this is; it is still to be added."""
+        """A stream that begins with this message; :meth:`add` counts it."""
         return cls(entry.sequence, entry.received, entry.received, entry.published, entry.sequence)
 
     def add(self, entry: Entry) -> None:
         if self.count and entry.sequence > self.sequence + 1:
             self.gaps += 1
             self.missing += entry.sequence - self.sequence - 1
-        # By the publisher's clock, unless that was set in between: the recorder's is less exact, and never far off.
+        # The publisher's clock is exact, unless it was set; the recorder's is never far off.
         passed, about = entry.published - self.published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
         self.span += passed

@@ -1,4 +1,4 @@
-"""The numbers of a message by the names of what they are: channels of observations and actions, robots, fields."""
+"""Names the numbers of a message: fields, robots, and channels of observations and actions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Message, wire_fields
 
 Names = Mapping[str, Sequence[str]]
-"""Names of channels, by their size: O and A."""
+"""Names of channels by array size: O and A."""
 _CHANNELS = {"O": "observations", "A": "actions"}
 
 
 def names_of(message: Message) -> Names | None:
-    """The channels of a source, which its Hello says; None of any other message."""
+    """The channels in a source's Hello; None for any other message."""
     if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
         return None
     described = {size: message.spec.get(kind) for size, kind in _CHANNELS.items()}
@@ -26,10 +26,9 @@ def names_of(message: Message) -> Names | None:
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
-    """The fields of a message, once for each robot (or episode) it is about, once if it is about none.
+    """The fields of a message, once for each of its robots (or episodes), or once.
 
-    Arrays give their number of that robot, or a map of the names of channels (their indices, without names) to numbers;
-    other fields are the same each time.
+    An array gives the robot's number, or a map from channel names (or indices) to numbers. Other fields repeat.
     """
     wires = wire_fields(type(message))
     arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
@@ -51,7 +50,7 @@ def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
 
 
 def whole(message: Message, names: Names) -> dict[str, Any]:
-    """The fields of a message; arrays as lists, in which channels have their names where these are known."""
+    """The fields of a message, with arrays as lists, or as maps if channel names are known."""
     said: dict[str, Any] = {}
     for name, wire in wire_fields(type(message)).items():
         value = getattr(message, name)

@@ -1,4 +1,4 @@
-"""Writes one session file. Chunks are closed by time, so that a crash costs no more than that."""
+"""Writes one recording. It closes chunks by time, so that a crash loses no more than one chunk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.util import files
 
 CHUNK_S = 0.5
-"""Seconds after which what was taken is handed to the operating system, and outlives this process."""
+"""Seconds after which data goes to the operating system, and survives this process."""
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
 
 class _File(io.FileIO):
-    """A file that is named where it cannot be written."""
+    """A file whose write errors name it."""
 
     def write(self, data: Any, /) -> int:
         with files.naming(Path(str(self.name))):
@@ -29,14 +29,14 @@ class _File(io.FileIO):
 
 
 class SessionWriter:
-    """One MCAP file, readable from its first chunk on, whole once it is closed.
+    """One MCAP file. It is readable from its first chunk on, and whole when closed.
 
-    A channel is one topic of one publisher (and link), so that viewers show two robots apart: ``sim-0/step``.
+    A channel is one topic of one publisher and link, so that viewers show robots apart: ``sim-0/step``.
 
     Args:
         path: must not exist.
-        facts: written at once.
-        now: seconds, of any clock that :meth:`turn` is told too.
+        facts: written first.
+        now: seconds, of the clock of :meth:`turn`.
 
     Raises:
         OSError: the file exists, or cannot be written; from every method.
@@ -47,12 +47,12 @@ class SessionWriter:
         self.begun = now
         self.messages = 0
         self._file = io.BufferedWriter(_File(path, "x"))
-        # LZ4 and not zstd: most of a training's bytes are weights, which hardly shrink; zstd spends 5 times the time.
+        # LZ4, because most bytes are weights, which hardly shrink, and zstd takes 5 times as long.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._due = now + CHUNK_S
-        self._open = self._at = 0  # bytes taken since the file was that long
+        self._open = self._at = 0  # bytes added since the file had that length
         self._writer.start(PROFILE)
         self._writer.add_metadata(METADATA, dict(facts.metadata))
         for attachment in facts.attachments:
@@ -69,17 +69,17 @@ class SessionWriter:
         self._open += len(entry.payload)
 
     def attach(self, attachment: Attachment, time_ns: int) -> None:
-        """Write a file into the file."""
+        """Add an attachment."""
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
-        """Close the chunk once it is old enough; call this more often than every CHUNK_S, messages or none."""
+        """Close the chunk if it is old enough. Call this more often than every CHUNK_S, even without messages."""
         if now >= self._due:
             self._due = now + CHUNK_S
             self._writer.flush()
 
     def size(self) -> int:
-        """Bytes in the file so far, those of the chunk in progress as they are before they are compressed."""
+        """Bytes of the file so far, with the open chunk before compression."""
         if self._file.tell() != self._at:
             self._at, self._open = self._file.tell(), 0
         return self._at + self._open
@@ -87,7 +87,7 @@ class SessionWriter:
     def close(self) -> None:
         """Write the index, and close the file."""
         if not self._file.closed:
-            with self._file:  # closed even where there is no room for the index
+            with self._file:  # closes it even if the disk has no room for the index
                 self._writer.finish()
 
     def _register(self, entry: Entry) -> int:
@@ -107,11 +107,11 @@ class SessionWriter:
 
 
 def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
-    """Write a whole file at once; its chunks are as long as a recorder would have made them.
+    """Write a whole file with chunks like a recorder's.
 
     Args:
         path: must not exist.
-        entries: in the order they were recorded.
+        entries: in recorded order.
 
     Raises:
         OSError: the file exists, or cannot be written.

@@ -1,4 +1,4 @@
-"""What a node publishes, offered to the recorder: never waited for, and counted where it is not taken."""
+"""Offers what a node publishes to a recorder or monitor. The node never waits; it counts what the recorder misses."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""The last so many are told a recorder that comes later: without them it could not tell whose Steps it sees."""
+"""How many of the newest messages a later recorder gets. Without them it cannot tell whose Steps it records."""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
-"""The same for one link: who begins to watch wants to know what state everybody is in."""
-_MOST = 1024  # messages held back, in one turn or for a recorder that is expected and not there yet
-_MOST_BYTES = 1 << 25  # and how large they may be in all: operators may load policy after policy
+"""The same for single links: a new monitor shows the state of every node."""
+_MOST = 1024  # messages gathered in one turn, or for an expected recorder that is not there yet
+_MOST_BYTES = 1 << 25  # bytes of these messages: operators can load several policies
 _AGAIN_S = 2.0
-"""Seconds for which what was sent is kept, to be sent once more to a recorder that did not know us when it came, and
-for which is gathered for one that is being met anew."""
+"""Seconds for which a tap keeps sent messages for a restarted recorder, and gathers while it reconnects."""
 _AGAIN_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds that messages are gathered for: to wake up the recorder costs as much as ten messages."""
-_GATHERED_BYTES = 1 << 16  # and how large they may be in all, but for those of one turn
-_STEPS = 2 * QUEUE_LENGTH  # Steps known by number: a source sends what a learner may not have seen once more
-_RECENT = 4  # messages of a topic looked at to see whether this one was offered already
+"""Seconds between two sends. Waking the recorder costs as much as ten messages."""
+_GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
+_STEPS = 2 * QUEUE_LENGTH  # Steps remembered by number, because a source repeats Steps to a learner that reconnects
+_RECENT = 4  # messages of a topic that are compared with a new one
 
 
 class _Batch(NamedTuple):
-    """What was sent to the recorder together, or could not be.
+    """Messages that were sent to the recorder together, or found no room.
 
     Attributes:
-        time: when that was (s); size: bytes of the payloads.
-        items: the Records, each with its place in the order.
-        unsent: the places of those that found no room, now or before.
+        time: of sending (s).
+        size: bytes of the payloads.
+        items: the Records, each with its number in the order of offers.
+        unsent: the numbers of those that never found room.
     """
 
     time: float
@@ -51,14 +51,14 @@ class _Batch(NamedTuple):
 
 
 class Once:
-    """Tells what is said for the first time from what is only sent to one more."""
+    """Tells new messages from those that are sent to another subscriber, or again."""
 
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
-        self._steps: dict[tuple[int, int], None] = {}  # incarnation and sequence of the newest, oldest first
+        self._steps: dict[tuple[int, int], None] = {}  # the newest ones, oldest first, by incarnation and sequence
 
     def first(self, message: Message) -> bool:
-        """Whether this message is one to be recorded, and was not seen before."""
+        """Whether this message is recorded, and new."""
         recent = self._recent.get(type(message))
         if recent is None:
             return False
@@ -69,7 +69,7 @@ class Once:
         return not (isinstance(message, Step) and self._again(message))
 
     def _again(self, step: Step) -> bool:
-        """Whether a Step was seen before: to a learner that came back it is sent once more, as another object."""
+        """Whether a Step is a repetition: a source repeats Steps, as other objects, to a learner that reconnects."""
         key = step.incarnation, step.sequence
         if key in self._steps:
             return True
@@ -80,13 +80,12 @@ class Once:
 
 
 class Tap:
-    """Turns each message object that is sent, to however many subscribers, into one Record.
+    """Makes one Record of each message that is sent, however many subscribers it has.
 
     Args:
-        session: the handshake with the recorder; where it refuses us, we go on without one.
-        post: sends a topic name and a payload to the recorder; False where there is no recorder or no room.
-        expected: a recorder is part of the run: the first messages wait for it, and what it misses counts from the
-            beginning.
+        session: the handshake with the recorder. If the recorder refuses this node, it runs without one.
+        post: sends a topic name and a payload to the recorder; False if there is no recorder or no room.
+        expected: a recorder is part of the run: the first messages wait for it, and missed ones count from the start.
         wall: the wall clock, in nanoseconds since 1970.
     """
 
@@ -104,7 +103,7 @@ class Tap:
         self._sequence: Counter[str] = Counter()
         self._once = Once()
         kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
-        # With their place in the order in which all were offered, which the wall clock, that may jump, does not tell.
+        # With their number in the order of offers, because the wall clock may jump.
         self._kept: dict[type[Message], deque[tuple[int, Record]]] = {
             kind: deque(maxlen=size) for kind, size in kept.items()
         }
@@ -112,15 +111,15 @@ class Tap:
         self._gathered_bytes = 0
         self._sent: deque[_Batch] = deque()  # newest last
         self._sent_bytes = 0
-        self._meeting_until: float | None = None  # a recorder that knew us is being met anew, and waited for
+        self._meeting_until: float | None = None  # (s) while a recorder that knew us reconnects
         self._offered = 0
         self._early = expected
-        self._pause = GATHERED_S if session.link == RECORDER else 0.0  # who watches wants to see it now
+        self._pause = GATHERED_S if session.link == RECORDER else 0.0  # a monitor shows it at once
         self._due = float("-inf")
         self._missed = 0
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
-        """Take note of a message that went out on a link."""
+        """Record a message that was sent on a link."""
         if not self._once.first(message):
             return
         kind = type(message)
@@ -139,9 +138,9 @@ class Tap:
             kept.append((self._offered, record))
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Take note of what a core is told in its turn at ``now`` (s), before it says anything.
+        """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
 
-        Turns are for a recorder. Whoever watches is told only what nobody else would offer.
+        Only a recorder gets Turns. A monitor gets the inputs that no publisher offers.
         """
         turned = self._session.link == RECORDER
         if turned and not self._listens:
@@ -156,15 +155,15 @@ class Tap:
 
     @property
     def _listens(self) -> bool:
-        """Whether there is a recorder, or one is expected, and room for what waits for it."""
+        """Whether to gather: a recorder is there or expected, and there is room."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
         return room and (self._early or self._meeting_until is not None or self._session.state == "welcome")
 
     def receive(self, frames: Frames, now: float) -> None:
-        """Take what came from the recorder; ``now`` in seconds. One that is new is told what it has to know."""
+        """Take a message of the recorder at ``now`` (s). A new recorder gets the messages kept for it."""
         before, knew = self._session.state, self._session.session
         if self._session.receive(frames, now):
-            # A recorder drops copies; a monitor that knows us is told nothing twice.
+            # A recorder drops copies. A monitor does not, so one that knows us gets nothing twice.
             tell = self._session.link == RECORDER or knew != self._session.session
             kept = [item for items in self._kept.values() for item in items if tell]
             self._forget_sent(now)
@@ -177,17 +176,21 @@ class Tap:
             self._send(now, known)
         self._lost(before, now)
         if self._session.refusal and before != "refused":
-            log.warning("the %s refuses us and is told nothing: %s", self._session.link, self._session.refusal.reason)
+            log.warning(
+                "the %s refuses this node and records nothing of it: %s",
+                self._session.link,
+                self._session.refusal.reason,
+            )
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
-        """Send what was gathered, if it is time (s): to be called when nobody waits for this process."""
+        """Send the gathered messages if they are due at ``now`` (s). Call this when no peer waits for this process."""
         due = at_once or now >= self._due or self._gathered_bytes > _GATHERED_BYTES
         if self._gathered and due and self._session.state == "welcome" and not self._greet(now):
             self._due = now + self._pause
             self._send(now)
 
     def turn(self, now: float) -> None:
-        """What the handshake has to send at this time (s)."""
+        """Send the handshake's messages that are due at ``now`` (s)."""
         if self._meeting_until is not None and now > self._meeting_until:
             self._missed += len(self._gathered)
             self._gathered, self._gathered_bytes, self._meeting_until = [], 0, None
@@ -197,14 +200,13 @@ class Tap:
         self._lost(before, now)
 
     def leave(self, reason: str, now: float) -> None:
-        """Say Bye at this time (s), if there is anybody to say it to."""
+        """Send the rest and a Bye at ``now`` (s), if there is a recorder."""
         if self._greet(now) or self._session.state == "welcome" or self._meeting_until is not None:
             self._send(now)
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def _greet(self, now: float) -> bool:
-        """Say who we are to a recorder that was told nothing for so long that it may have forgotten; whether that was
-        to be said."""
+        """Send a new Hello if the recorder may have forgotten us after a long silence; returns whether it did."""
         if not self._session.wake(now):
             return False
         self._lost("welcome", now)
@@ -212,12 +214,12 @@ class Tap:
         return True
 
     def _lost(self, before: str, now: float) -> None:
-        """Take note of a recorder that knew us and has to be met anew: what is said until then is gathered for it."""
+        """Gather messages for a recorder that knew us while it reconnects."""
         if before == "welcome" and self._session.state == "connecting" and self._session.link == RECORDER:
             self._meeting_until = now + _AGAIN_S
 
     def counts(self) -> Counter[str]:
-        """What was published and not recorded, once a recorder was expected or there.
+        """The number of messages that were not recorded, once a recorder was expected or there.
 
         What a monitor missed is its own affair: it sees the gaps, and comes and goes.
         """
@@ -227,7 +229,7 @@ class Tap:
         return Counter({"not_recorded": missed}) + self._session.tally.counts
 
     def _send(self, now: float, known: Set[int] = frozenset()) -> None:
-        """Post what was gathered; of what finds no room, these numbers were posted before."""
+        """Post the gathered messages. The ``known`` ones were posted before, so they are not lost without room."""
         items = iter(self._gathered)
         for records in _handfuls([record for _, record in self._gathered]):
             those = list(islice(items, len(records)))
@@ -241,7 +243,7 @@ class Tap:
         self._forget_sent(now)
 
     def _forget_sent(self, now: float) -> None:
-        """Keep no more of what was sent, or could not be, than is to be sent again."""
+        """Forget sent messages that are too old or too many to be sent again."""
         while self._sent and (now - self._sent[0].time > _AGAIN_S or self._sent_bytes > _AGAIN_BYTES):
             batch = self._sent.popleft()
             self._sent_bytes -= batch.size
@@ -249,7 +251,7 @@ class Tap:
 
 
 def _handfuls(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """In their order, as many at a time as one message may hold."""
+    """Split Records, in their order, into groups that fit one message."""
     begin = size = 0
     for number, record in enumerate(records):
         size += len(record.payload)

@@ -1,4 +1,4 @@
-"""What a core was told in one turn, in a form that is short: what is recorded elsewhere is named, not repeated."""
+"""The inputs of one turn of a core in a short form: messages that are recorded elsewhere are named, not repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from td3_robot.transport import codec
 _OF_A_PEER = "#"
 
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
-    # With their stamps: a lock-step run that went back says the same numbers once more.
+    # With their stamps, because a lock-step run that went back repeats its sequence numbers.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
     Action: lambda it: [it.source, it.incarnation, it.answers, it.stamp, it.weights_version],
     Weights: lambda it: [it.version, it.sha256],
@@ -32,38 +32,38 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""Messages with arrays or policies in them: what tells one from all others of its topic."""
+"""For messages with arrays or policies, the values that identify one message of its topic."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
-"""The topics whose messages are named by Turns."""
+"""The topics whose messages Turns name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
 
 Name = tuple[Any, ...]
 
 
 def turn(now: float, inputs: Sequence[Input]) -> Turn:
-    """What a core is told at this time (s)."""
+    """The Turn of a core at ``now`` (s)."""
     return Turn(now, [[_origin(origin), message.NAME, _described(message)] for origin, message in inputs])
 
 
 def name_of(message: Message) -> Name | None:
-    """By what a Turn names this message; None for one that it repeats."""
+    """The name that a Turn gives this message; None if a Turn holds the whole message."""
     named = _NAMED.get(type(message))
     return (message.NAME, *named(message)) if named else None
 
 
 def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
-    """The name that an input of a Turn stands for; None where its fields are the message."""
+    """The name in an input of a Turn; None if its fields are the whole message."""
     names = fields.get("named")
     return (topic, *names) if isinstance(names, list) else None
 
 
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
-    """A message that is named and repeated as well, since who said it may not have lived to have it recorded.
+    """The message that an input repeats beside its name, because its sender may die before it is recorded.
 
     Raises:
-        ProtocolError: its bytes are no message of this topic.
-        ValueError: they are no base64.
-        KeyError: of how many robots it is is not said.
+        ProtocolError: the bytes are not a message of this topic.
+        ValueError: the text is not base64.
+        KeyError: the number of robots is missing.
     """
     if "wire" not in fields:
         return None
@@ -71,12 +71,12 @@ def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
 
 
 def is_peer(origin: str) -> bool:
-    """Whether the origin of a Turn's input is a client, and not the server at the end of a link."""
+    """Whether the origin of an input is a client, not a server."""
     return origin.startswith(_OF_A_PEER)
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """What has to be recorded by who takes it: the Commands of operators, who are not recorded themselves."""
+    """The inputs that their receiver records: Commands of operators, who have no tap."""
     for origin, message in inputs:
         if isinstance(message, Command) and isinstance(origin, Peer) and origin.role == "operator":
             yield message

@@ -55,8 +55,8 @@ def test_where_it_records_to(record: Any, caplog: Any) -> None:
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
-        "keeping the last 30 s, to be written to leg.mcap on a fault or SIGUSR1",
-        "nothing was written to leg.mcap: in all the time there was neither a fault nor SIGUSR1",
+        "keeping the last 30 s; a fault or SIGUSR1 writes them to leg.mcap",
+        "nothing was written to leg.mcap: there was neither a fault nor SIGUSR1",
     ]
     assert not Path("leg.mcap").exists()
 

@@ -98,7 +98,7 @@ def test_a_ring_that_nothing_happened_to_says_so(make: Make, make_step: Make, ca
     it.say(make_step(0))
     it.recorder.close(it.now)
     path = tmp_path / "a.mcap"
-    assert caplog.messages == [f"nothing was written to {path}: in all the time there was neither a fault nor SIGUSR1"]
+    assert caplog.messages == [f"nothing was written to {path}: there was neither a fault nor SIGUSR1"]
     assert not path.exists()
 
 
@@ -107,7 +107,7 @@ def test_a_trigger_without_a_ring_says_that_it_does_nothing(make: Make, caplog: 
     it = make()
     it.recorder.trigger("SIGUSR1")
     it.recorder.close(it.now)
-    assert caplog.messages == ["SIGUSR1 does nothing: all is written as it comes, without --ring-s"]
+    assert caplog.messages == ["SIGUSR1 does nothing without --ring-s: the recorder writes everything at once"]
 
 
 def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:

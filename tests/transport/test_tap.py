@@ -337,7 +337,7 @@ def test_a_refusal_costs_the_recording_and_nothing_else(
     refused.offer(make_step(0))
     refused.tap.turn(5.0)
     assert refused.got == []
-    assert "the recorder refuses us and is told nothing: configuration differs" in caplog.text
+    assert "the recorder refuses this node and records nothing of it: configuration differs" in caplog.text
 
 
 def test_the_bus_offers_what_it_sends_and_never_waits(
