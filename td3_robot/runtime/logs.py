@@ -1,9 +1,8 @@
-"""A node's log on standard error, written by a thread of its own.
+"""A node's log on standard error, which never delays the node.
 
-To write there can take as long as it likes: a terminal that is stopped (Ctrl-S), a reader that reads no more, a network
-below an ssh session that is gone. What keeps a robot's deadlines must not wait for that, so lines wait in a queue;
-where it is full, they are counted and left out. The price: a process that dies at once (SIGSEGV, SIGKILL) takes the
-lines of its last milliseconds along.
+Writing to standard error can block: Ctrl-S stops a terminal, a reader stops reading, or an ssh connection breaks. A
+control loop must not wait for that. So a thread writes the lines, and a bounded queue lies between. When the queue is
+full, the handler drops lines and counts them. The price: SIGSEGV and SIGKILL lose the lines of the last milliseconds.
 """
 
 from __future__ import annotations
@@ -13,106 +12,136 @@ import os
 import queue
 import select
 import sys
-import threading
 import time
+from logging.handlers import QueueHandler, QueueListener
+from typing import Any
 
-_WAITING = 1000  # lines
-_PATIENCE = 1.0  # seconds that the end of a process waits for a reader
+_MOST_WAITING = 1000  # lines
+_FLUSH_TIMEOUT = 1.0  # seconds
 
 
-class Aside(logging.Handler):
-    """Writes to a file descriptor without ever waiting for it."""
+class _Writer(QueueListener):
+    """The thread that writes queued lines to a file descriptor.
+
+    Attributes:
+        written: lines taken from the queue.
+        failed: lines that could not be written.
+    """
+
+    def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
+        super().__init__(lines)
+        self._descriptor = descriptor
+        self._torn = False  # the last line was not written to its end
+        self.written = self.failed = 0
+
+    def handle(self, record: logging.LogRecord) -> None:
+        line = b"\n" * self._torn + f"{record.msg}\n".encode("utf-8", "backslashreplace")
+        try:
+            while line:
+                try:
+                    line = line[os.write(self._descriptor, line) :]
+                except BlockingIOError:  # another program made standard error non-blocking
+                    select.select([], [self._descriptor], [], 1.0)
+        except OSError:  # the disk is full, or the reader is gone: a robot runs on without its log
+            self.failed += 1
+        self._torn = bool(line)
+        self.written += 1
+
+
+class LogQueue(QueueHandler):
+    """Queues lines for a file descriptor and never waits for it."""
+
+    queue: queue.SimpleQueue[Any]  # a handler of signals that logs would wait forever for the lock of a queue.Queue
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
+        super().__init__(queue.SimpleQueue())
         self._descriptor = descriptor
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # threads stay behind
+        os.register_at_fork(after_in_child=self._begin)  # a fork does not copy the thread
 
     def _begin(self) -> None:
-        # Neither queue.Queue nor a Lock, for which a signal's handler that logs would wait in vain.
-        self._counting = threading.RLock()
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._put = self._written = self._lost = 0
+        self.queue = queue.SimpleQueue()
+        self._queued = self._dropped = self._reported = 0
         self._nobody_reads = False
-        threading.Thread(target=self._write, daemon=True, name="log").start()
+        self._writer = _Writer(self.queue, self._descriptor)
+        self._writer.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Format a record; a mistake in a log call must not end the node."""
         try:
-            line = self.format(record)
-        except Exception as error:  # a mistake in a call of the log is no reason to fail
-            line = f"{record.name}: {type(error).__name__} in a line of {record.pathname}:{record.lineno}"
-        self.put(line)
+            return _line(self.format(record))
+        except Exception as error:
+            return _line(f"{record.name}: {type(error).__name__} in a line of {record.pathname}:{record.lineno}")
 
-    def put(self, line: str, *, last: bool = False) -> None:
-        """Have a line written when its turn comes; the ``last`` one whatever waits."""
-        with self._counting:
-            if self._lines.qsize() >= _WAITING and not last:
-                self._lost += 1
-                return
-            if self._lost:
-                line, self._lost = f"({self._lost} lines are left out: nobody read them)\n{line}", 0
-            self._put += 1
-            self._lines.put(f"{line}\n".encode("utf-8", "backslashreplace"))
+    def enqueue(self, record: logging.LogRecord, *, always: bool = False) -> None:
+        """Queue a line, or drop and count it if the queue is full; ``always`` queues it even then."""
+        if self.queue.qsize() >= _MOST_WAITING and not always:
+            self._dropped += 1
+            return
+        lost = self._dropped + self._writer.failed
+        if lost > self._reported:
+            record.msg = f"({lost - self._reported} lines are left out: nobody read them)\n{record.msg}"
+            self._reported = lost
+        self._queued += 1
+        self.queue.put(record)
+
+    def write_last(self, text: str) -> None:
+        """Write a last line after all others; wait for a reader up to a second."""
+        self.acquire()
+        try:
+            self.enqueue(_line(text), always=True)
+        finally:
+            self.release()
+        self.flush()
 
     def flush(self) -> None:
-        """Wait until all is written, for a second at most; and once that was in vain, not again."""
-        end = time.monotonic() + _PATIENCE
-        while self._written < self._put and not self._nobody_reads:
+        """Wait up to a second until all lines are written. After one timeout, never wait again."""
+        end = time.monotonic() + _FLUSH_TIMEOUT
+        while self._writer.written < self._queued and not self._nobody_reads:
             time.sleep(0.001)
             self._nobody_reads = time.monotonic() > end
 
-    def _write(self) -> None:
-        torn = False
-        while True:
-            line = b"\n" * torn + self._lines.get()
-            try:
-                while line:
-                    try:
-                        line = line[os.write(self._descriptor, line) :]
-                    except BlockingIOError:  # another program has made it so
-                        select.select([], [self._descriptor], [], 1.0)
-            except OSError:  # full, or nobody is there any more: a robot goes on without its log
-                with self._counting:
-                    self._lost += 1
-            torn = bool(line)
-            self._written += 1
+
+def _line(text: str) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": text})
 
 
-_aside: Aside | None = None
+_queue: LogQueue | None = None
 
 
 def begin(name: str) -> None:
-    """Log to standard error from now on, as ``name``; where logging is set up already, it stays as it is."""
-    global _aside
+    """Log to standard error as ``name``. Existing handlers of the root logger stay as they are."""
+    global _queue
     root = logging.getLogger()
     if root.handlers:
         return
     handler: logging.Handler = logging.StreamHandler() if _is_open() else logging.NullHandler()
     if (number := descriptor()) is not None:
-        handler = _aside = Aside(number)
+        handler = _queue = LogQueue(number)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    logging.captureWarnings(True)  # which Python writes to standard error itself, and waits
+    logging.captureWarnings(True)  # Python would write warnings to standard error itself, and wait
 
 
 def last_words(text: str) -> None:
-    """Say on standard error why this process ends, after all that was logged; waits a second for a reader at most."""
-    if _aside:
-        _aside.put(text, last=True)
-        _aside.flush()
-    elif _is_open():  # print would take standard output in its place
+    """Write on standard error, after the log, why this process ends; wait for a reader up to a second."""
+    if _queue:
+        _queue.write_last(text)
+    elif _is_open():  # print would use standard output otherwise
         print(text, file=sys.stderr)
 
 
 def descriptor() -> int | None:
-    """Standard error's; None where it is closed, and something else may have its number, or where it is no file."""
+    """Return the file descriptor of standard error; None if it is closed or not a file.
+
+    The number of a closed standard error may belong to another file.
+    """
     if not _is_open():
         return None
     try:
         return sys.stderr.fileno()
-    except (AttributeError, OSError):  # a program has put an object of its own there
+    except (AttributeError, OSError):  # a program has replaced it by an object without a file
         return None
 
 

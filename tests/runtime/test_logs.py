@@ -1,4 +1,4 @@
-"""A log that nobody reads holds up nobody."""
+"""A log that nobody reads never delays its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import poll_until
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """Of 4 KiB."""
+    """A pipe of 4 KiB."""
     ends = os.pipe()
     fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
     yield ends
@@ -32,26 +32,25 @@ def record(text: str) -> logging.LogRecord:
 
 
 def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
-    log = logs.Aside(pipe[1])
+    log = logs.LogQueue(pipe[1])
     for number in range(5):
-        log.handle(record(f"line {number} \udce9"))  # from a file name that is not UTF-8
+        log.handle(record(f"line {number} \udce9"))  # a file name that is not UTF-8
     log.flush()
     assert os.read(pipe[0], 1000).decode().splitlines() == [f"line {number} \\udce9" for number in range(5)]
 
 
-def test_where_nobody_reads_lines_are_left_out_and_counted(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 20 lines of 1 KiB four are in the pipe, one is with the thread, and three may wait; the last words always."""
-    monkeypatch.setattr(logs, "_WAITING", 3)
-    log = logs.Aside(pipe[1])
+def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 lines of 1 KiB the pipe holds four, the thread one, and the queue three; the last line always fits."""
+    monkeypatch.setattr(logs, "_MOST_WAITING", 3)
+    log = logs.LogQueue(pipe[1])
     for number in range(20):
-        if number < 5:  # it takes one after the other, and stays with the fifth
-            poll_until(log._lines.empty, lambda: "the thread takes no line", 60)
+        if number < 5:  # the thread takes one after the other, and blocks at the fifth
+            poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
         log.handle(record(f"{number}".ljust(1023, ".")))
         if number == 4:
-            poll_until(log._lines.empty, lambda: "the thread takes no line", 60)
-    log.put("the end", last=True)
+            poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
+    monkeypatch.setattr(logs, "_FLUSH_TIMEOUT", 0.0)
+    log.write_last("the end")
     os.set_blocking(pipe[0], False)
     read = b""
 
@@ -67,17 +66,17 @@ def test_where_nobody_reads_lines_are_left_out_and_counted(
     assert lines[-2:] == ["(12 lines are left out: nobody read them)", "the end"]
 
 
-def test_a_mistake_in_a_call_of_the_log_is_no_error(pipe: tuple[int, int]) -> None:
-    log = logs.Aside(pipe[1])
+def test_a_mistake_in_a_log_call_raises_nothing(pipe: tuple[int, int]) -> None:
+    log = logs.LogQueue(pipe[1])
     log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))
     log.flush()
     assert os.read(pipe[0], 1000).decode() == f"battery: TypeError in a line of {__file__}:1\n"
 
 
-def test_what_cannot_be_written_now_is_written_later(pipe: tuple[int, int]) -> None:
-    """Where another program has made standard error non-blocking."""
+def test_a_non_blocking_descriptor_gets_every_line(pipe: tuple[int, int]) -> None:
+    """Another program can make standard error non-blocking."""
     os.set_blocking(pipe[1], False)
-    log = logs.Aside(pipe[1])
+    log = logs.LogQueue(pipe[1])
     for number in range(20):
         log.handle(record(f"{number}".ljust(1023, ".")))
     read = b""
@@ -94,20 +93,20 @@ def said(code: str) -> list[str]:
 
 def test_a_child_writes_its_own_lines() -> None:
     lines = said(
-        "warnings.simplefilter('ignore')\n"  # of Python 3.12, about forks beside threads
+        "warnings.simplefilter('ignore')\n"  # Python 3.12 warns about forks beside threads
         "logs.begin('leg'); pid = os.fork(); log.info('child' if not pid else 'parent'); pid and os.wait()"
     )
     assert sorted(line.rpartition(" ")[2] for line in lines) == ["child", "parent"]
 
 
-def test_warnings_wait_for_nobody_either() -> None:
+def test_warnings_go_through_the_log() -> None:
     [first, *_] = said("logs.begin('leg'); warnings.warn('overflow')")
     assert first.endswith("UserWarning: overflow")
     assert " leg WARNING " in first
 
 
-def test_what_a_program_has_put_in_place_of_standard_error_is_written_to() -> None:
-    """One that can do what a logging.StreamHandler needs, and nothing else."""
+def test_an_object_in_place_of_standard_error_gets_the_lines() -> None:
+    """The object has only what a logging.StreamHandler needs."""
     lines = said(
         "class Tee:\n"
         "    def write(self, text): old.write(text)\n"
@@ -118,12 +117,12 @@ def test_what_a_program_has_put_in_place_of_standard_error_is_written_to() -> No
     assert lines[1:] == ["the last"]
 
 
-def test_after_standard_error_was_closed_nothing_is_said() -> None:
+def test_a_standard_error_closed_by_python_gets_nothing() -> None:
     assert said("sys.stderr.close(); logs.begin('leg'); log.info('a line'); logs.last_words('the last')") == []
 
 
-def test_a_closed_standard_error_is_no_error(tmp_path: Path) -> None:
-    """What has its number then is another file, and gets no lines."""
+def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) -> None:
+    """Another file gets its number then; it must not get the lines."""
     code = (
         "import sys, logging; from td3_robot.runtime import logs\n"
         f"file = open({str(tmp_path / 'other')!r}, 'w'); assert file.fileno() == 2\n"
