@@ -22,7 +22,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config import resume as changes
 from td3_robot.config.schema import Config
 from td3_robot.errors import Td3RobotError
-from td3_robot.runtime import learning_curve as curve
+from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import machine
@@ -95,16 +95,16 @@ def finished(row: dict[str, Any], folder: Path) -> bool:
 
 def ended(folder: Path) -> int:
     """Return the steps of the newest final evaluation, with which a training ends; 0 without one."""
-    metrics = RunFolder(folder).metrics_file
-    evaluations = curve.read(metrics, "evaluation") if metrics.is_file() else []
+    file = RunFolder(folder).metrics_file
+    evaluations = metrics.read(file, "evaluation") if file.is_file() else []
     return max((item["env_steps"] for item in evaluations if item.get("final")), default=0)
 
 
 def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
     """Evaluate the policies of a training, and keep the result with its learning curve."""
     run = RunFolder(folder)
-    evaluations = [item for item in curve.read(run.metrics_file, "evaluation") if not item["final"]]
-    train_records = curve.read(run.metrics_file, "train")
+    evaluations = [item for item in metrics.read(run.metrics_file, "evaluation") if not item["final"]]
+    train_records = metrics.read(run.metrics_file, "train")
     config: Config = run.config()
     policies = {"final": run.policy_file, "best": run.best_file}
     content = {

@@ -28,7 +28,7 @@ from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.meter import Meter
 from td3_robot.learner.metrics import MetricsWriter
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime import metrics_lines as records
+from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
@@ -221,7 +221,7 @@ class A2CCore:
         bundle, asked = self.bundle(), self.config.evaluation
         environment, seed = self.evaluation_environment, self.config.seed + SEED_OFFSET
         played = [item for item in episodes(environment, Actor(bundle), asked.episodes, seed, asked.max_steps) if item]
-        record = records.evaluation(
+        record = metrics.evaluation(
             env_steps=self.env_steps,
             updates=self.a2c.updates,
             wall_s=self.meter.wall(now),

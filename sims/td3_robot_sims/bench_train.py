@@ -26,7 +26,7 @@ from td3_robot.bench.harness import PEERS, Report, ratio
 from td3_robot.bundle import Bundle
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.learner import compute
-from td3_robot.runtime import learning_curve as curve
+from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import machine
 from td3_robot_sims.quiet import c_output_on_stderr
@@ -153,7 +153,7 @@ def ours(
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
             why = next((line for line in log if "not compiled" in line), "its log does not say why")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
-        records = [item for item in curve.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
+        records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
     first, last = records[0], records[-1]
     return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
 

@@ -15,8 +15,7 @@ from typing import Any
 from td3_robot.cli.train_setup import Prepared, new_run, resumed_run
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.runtime import launch
-from td3_robot.runtime import metrics_lines as records
+from td3_robot.runtime import launch, metrics
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
@@ -149,7 +148,7 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
         raise NodeError(f"the final evaluation failed: {words[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
     provenance = result["provenance"]
-    record = records.evaluation(
+    record = metrics.evaluation(
         env_steps=provenance["env_steps"],
         updates=provenance["updates"],
         wall_s=wall,
@@ -160,10 +159,10 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
     )
     with run.metrics_file.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    from td3_robot.runtime import learning_curve as curve  # imported late: matplotlib takes a second
+    from td3_robot.runtime import learning_curve  # imported lazily: matplotlib takes a second to load
 
-    curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
-    best = max(item["eval_return_mean"] for item in curve.read(run.metrics_file, "evaluation"))
+    learning_curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
+    best = max(item["eval_return_mean"] for item in metrics.read(run.metrics_file, "evaluation"))
     if record["eval_return_mean"] >= best or not run.best_file.exists():
         files.write_atomically(run.best_file, run.policy_file.read_bytes())
     return result

@@ -10,7 +10,7 @@ import numpy as np
 
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.messages import Evaluation, Weights
-from td3_robot.runtime import metrics_lines as records
+from td3_robot.runtime import metrics
 
 _WAITING = 4  # payloads kept for an evaluator that is behind
 
@@ -48,7 +48,7 @@ class Evaluations:
     def take(self, message: Evaluation, wall_s: float) -> dict[str, Any]:
         """The record of an evaluation that has come in."""
         weights = self.pending.pop(message.version, None)
-        record = records.evaluation(
+        record = metrics.evaluation(
             env_steps=message.env_steps,
             updates=message.updates,
             wall_s=wall_s,

@@ -1,33 +1,17 @@
-"""The learning curve of a run, from its metrics."""
+"""The picture of a run's learning curve."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-
-def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind in a ``metrics.jsonl``; a last line cut off by a crash is passed over."""
-    records: list[dict[str, Any]] = []
-    for text in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(text)
-        except ValueError:
-            continue
-        if record.get("kind") == kind:
-            # A learner back from a checkpoint makes some steps anew: what it had said of them is void.
-            while records and records[-1]["env_steps"] >= record["env_steps"]:
-                records.pop()
-            records.append(record)
-    return records
+from td3_robot.runtime.metrics import read
 
 
 def draw(metrics: Path, target: Path, title: str) -> None:
-    """Draw mean and standard deviation of the evaluations, and the training episodes' mean, over environment steps.
+    """Draw the returns of training episodes, and mean and deviation of the evaluations, over environment steps.
 
     Raises:
         OSError: a file cannot be read or written.

@@ -1,4 +1,4 @@
-"""What the person watching a training sees: one line, rewritten on a terminal, plain lines elsewhere."""
+"""What a person sees during a training: one line that is rewritten on a terminal, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import TextIO
 
 from td3_robot.messages import Status
 
-_REWRITE_PERIOD = 0.5
+_REWRITE_PERIOD = 0.5  # seconds
 
 
 class Progress:
-    """Shows the learner's figures on ``stream``; other lines go through :meth:`say`, so that nothing is overwritten."""
+    """Shows the learner's figures. Print other lines with :meth:`say`, so that they do not mix with the progress line.
+
+    Args:
+        stream: to print on.
+        total_steps: environment steps of the whole training.
+        line_period: seconds between two plain lines.
+        steps_made: environment steps before a resume; the learner may continue from an earlier checkpoint.
+    """
 
     def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0, steps_made: int = 0) -> None:
         self._stream = stream
         self._total = total_steps
-        self._line_period = line_period  # seconds between plain lines
-        self._before: dict[str, float] = {"env_steps": steps_made}  # what is less than before was lost
+        self._line_period = line_period
+        self._shown: dict[str, float] = {"env_steps": steps_made}
         self._terminal = stream.isatty()
         self._next = float("-inf")
-        self._width = 0  # of the line that stands unfinished on the terminal
+        self._width = 0  # of the unfinished line on the terminal
 
     def __call__(self, statuses: dict[str, Status]) -> None:
         """Show the newest figures, if it is time."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None or not learner.figures:  # it is starting: where it goes on from is not known yet
+        if learner is None or not learner.figures:  # it has not loaded its checkpoint yet
             return
-        now_made = dict(learner.figures)
-        if now_made.get("began_at") != self._before.get("began_at"):  # another process, which may be beyond that by now
-            now_made["env_steps"] = now_made.get("began_at", 0)
-        steps, updates = (self._before.get(key, 0) - now_made.get(key, 0) for key in ("env_steps", "updates"))
-        if max(steps, updates) > 0:
-            lost = (
-                f"{max(0, updates):,.0f} updates and " * ("updates" in self._before)
-                + f"{max(0, steps):,.0f} steps lost"
-            )
-            self.say(f"learner is back from its checkpoint: {lost}")
-        self._before = learner.figures
+        self._report_losses(learner.figures)
+        self._shown = learner.figures
         if now < self._next:
             return
         self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)
@@ -52,8 +50,18 @@ class Progress:
             self._stream.write(text + "\n")
         self._stream.flush()
 
+    def _report_losses(self, figures: dict[str, float]) -> None:
+        """Say how many updates and steps are lost if the learner continues from a checkpoint."""
+        begun = dict(figures)
+        if begun.get("began_at") != self._shown.get("began_at"):  # another process, which may have made more by now
+            begun["env_steps"] = begun.get("began_at", 0)
+        steps, updates = (max(0, self._shown.get(key, 0) - begun.get(key, 0)) for key in ("env_steps", "updates"))
+        if steps or updates:
+            lost = f"{updates:,.0f} updates and " if "updates" in self._shown else ""
+            self.say(f"learner is back from its checkpoint: {lost}{steps:,.0f} steps lost")
+
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self.end()
         self._stream.write(text + "\n")
         self._stream.flush()
@@ -66,7 +74,7 @@ class Progress:
 
 
 def line(figures: dict[str, float], total_steps: int) -> str:
-    """The progress line of a learner's figures."""
+    """Return the progress line for a learner's figures."""
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
     left = max(0.0, total_steps - steps)
     shown = "-" if "return_mean" not in figures else f"{figures['return_mean']:.0f}"
@@ -79,7 +87,7 @@ def line(figures: dict[str, float], total_steps: int) -> str:
 
 
 def duration(amount: float, speed: float) -> str:
-    """How long ``amount`` takes at ``speed`` a second, as hours, minutes and seconds."""
+    """Return how long ``amount`` takes at ``speed`` per second, as hours, minutes and seconds."""
     if speed <= 0:
         return "-"
     seconds = round(amount / speed)

@@ -1,6 +1,6 @@
-"""What an operating system can do for a control loop, as far as it lets us: applied when permitted, said when not.
+"""Real-time settings that a process asks of the operating system; a log line names each that is refused.
 
-Apply it before the first socket is made: threads inherit processor and priority, those of ZeroMQ too.
+Apply them before the first socket exists: the threads of ZeroMQ inherit processors and priority.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from msgspec import Meta
 from td3_robot.config.section import Natural, Section
 
 _MCL_CURRENT, _MCL_FUTURE = 1, 2  # of mlockall(2)
-
-
 HIGHEST_PRIORITY = 99  # of SCHED_FIFO
 LONGEST_SPIN_US = 20_000
 
 
 class RealtimeConfig(Section, frozen=True):
-    """What to ask of the operating system for the policy server; nothing by default.
+    """Real-time settings of the policy server; all are off by default.
 
-    ``processors`` pins it to these; ``priority`` is SCHED_FIFO's, 1 to 99, 0 for the usual scheduler (systemd:
-    LimitRTPRIO): from 2 on, the thread that looks at new weights has one less; ``lock_memory`` keeps its pages in RAM
-    (LimitMEMLOCK); ``freeze_gc`` stops Python's collector of cycles, after taking what is alive out of its sight: the
-    loop makes no cycles. ``spin_us`` is no matter of the operating system: for so long (µs) after a message the server
-    looks for the next one instead of sleeping, out of which a processor wakes slowly. Longer than the control period,
-    it keeps one processor busy for as long as the robot talks. Not together with ``priority``: nobody of lower priority
-    would get that processor, the driver least of all.
+    Attributes:
+        processors: pin the server to these.
+        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. From 2 on,
+            the thread that checks new weights runs at one less.
+        lock_memory: keep the server's pages in RAM. Needs LimitMEMLOCK under systemd.
+        freeze_gc: stop Python's cyclic garbage collector. The loop makes no cycles.
+        spin_us: poll for so long (µs) after a message before the server sleeps, because a processor wakes slowly. If
+            it is longer than the control period, the server keeps one processor busy. Excludes ``priority``: the
+            driver would never get that processor.
     """
 
     processors: tuple[Natural, ...] = ()
@@ -44,7 +44,7 @@ class RealtimeConfig(Section, frozen=True):
         if self.spin_us and self.priority:
             raise ValueError(
                 f"realtime.spin_us is {self.spin_us} and realtime.priority is {self.priority}: a server that spins "
-                "under SCHED_FIFO keeps the processor from the driver; one of them must be 0"
+                "under SCHED_FIFO would block the driver; one of them must be 0"
             )
 
     @property
@@ -54,14 +54,14 @@ class RealtimeConfig(Section, frozen=True):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done and what was not, as sentences for a log."""
+    """Which settings were applied, and which were refused and why, as text for the log."""
 
     applied: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
 def apply(config: RealtimeConfig) -> Outcome:
-    """Do what is asked for, one thing after the other; what is not permitted is told, and the rest done."""
+    """Apply the settings one after the other; a refused one does not stop the rest."""
     outcome = Outcome()
     if config.processors:
         names = ", ".join(map(str, config.processors))
@@ -77,10 +77,9 @@ def apply(config: RealtimeConfig) -> Outcome:
 
 
 def stand_back() -> None:
-    """Told by a thread that works beside a control loop: it lets the loop go first.
+    """Lower the priority of the calling thread by one, so that the control loop goes first.
 
-    It keeps to its processors, and stays above everything that asks for no real time: while it holds the interpreter,
-    the loop waits for it.
+    The thread stays above everything without real-time priority: while it holds the GIL, the loop waits for it.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:
         os.sched_setparam(0, os.sched_param(priority - 1))
@@ -97,7 +96,7 @@ def _try(outcome: Outcome, what: str, act: Callable[[], None]) -> None:
 
 
 def _lock_memory() -> None:
-    import ctypes  # here: a policy server that does not ask for it has a megabyte less
+    import ctypes  # imported lazily: it costs a megabyte
 
     library = ctypes.CDLL(None, use_errno=True)
     if library.mlockall(_MCL_CURRENT | _MCL_FUTURE):

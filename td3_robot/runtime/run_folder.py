@@ -1,4 +1,4 @@
-"""The folder of one run: where its results, checkpoints, logs and addresses are."""
+"""The folder of one run: its results, checkpoints, logs and endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{12,})\.safetensors")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run; :meth:`create` makes one, :meth:`open` finds one."""
+    """The paths of a run; :meth:`create` makes a new folder, :meth:`open` opens an existing one."""
 
     path: Path
 
@@ -70,10 +70,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
-        """A new run in an empty or missing folder.
+        """Make a new run in an empty or missing folder.
 
         Raises:
-            RunFolderError: the folder holds a run or anything else, or cannot be made.
+            RunFolderError: the folder is not empty, or cannot be made.
         """
         run = cls(path)
         if run.config_file.exists():
@@ -92,10 +92,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A folder that holds a run.
+        """Open a folder that holds a run.
 
         Raises:
-            RunFolderError: it does not.
+            RunFolderError: the folder holds no run.
         """
         run = cls(path)
         if not run.config_file.is_file():
@@ -105,26 +105,26 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """The resolved configuration of the run.
+        """Read the resolved configuration of the run.
 
         Raises:
-            ConfigError: the file was damaged.
+            ConfigError: the file is damaged.
         """
         return configuration.load(self.config_file)
 
     def trained_with(self) -> Config | None:
-        """The configuration that its newest training was started with; None before the first."""
+        """Read the configuration that the newest training started with; None before the first."""
         with contextlib.suppress(yaml.YAMLError, ConfigError):
             content = yaml.safe_load(str(self.read_run().get("config", "")))
             return configuration.parse(content, source=str(self._run_file)) if content else None
         return None
 
     def write_run(self, **facts: Any) -> None:
-        """Record facts of the run being served: addresses, starts, versions."""
+        """Add facts about the running training to ``run.json``: endpoints, starts, configuration."""
         files.write_atomically(self._run_file, (json.dumps({**self.read_run(), **facts}, indent=2) + "\n").encode())
 
     def write_final(self, statuses: Mapping[str, Status]) -> None:
-        """Keep the last figures and counters of every process in ``final.json``."""
+        """Write the last figures and counters of every process to ``final.json``."""
         rows = {
             name: {"state": status.state, "figures": status.figures, "counters": status.counters}
             for name, status in statuses.items()
@@ -133,11 +133,11 @@ class RunFolder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether its learner has saved any, damaged ones included."""
+        """Whether there are any checkpoints, damaged ones included."""
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Environment steps that the run has made, as far as an ordered end or a checkpoint tells; 0 without either."""
+        """Return the environment steps of the run by ``final.json`` or the newest checkpoint; 0 without either."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
@@ -145,7 +145,7 @@ class RunFolder:
         return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
     def read_run(self) -> dict[str, Any]:
-        """The facts recorded so far; empty for a folder that was never started."""
+        """Read the facts in ``run.json``; empty before the first training."""
         with contextlib.suppress(OSError, ValueError):
             facts = json.loads(self._run_file.read_text())
             if isinstance(facts, dict):
@@ -153,10 +153,10 @@ class RunFolder:
         return {}
 
     def endpoint(self, link: str, config: Config) -> str:
-        """Where a link is: as configured, else where the run's supervisor put it.
+        """Return the endpoint of a link: from the configuration, or else from the run's supervisor.
 
         Raises:
-            RunFolderError: the run is not being served, and the configuration names no endpoint.
+            RunFolderError: the run is not running, and the configuration has no such endpoint.
         """
         configured: str | None = getattr(config.endpoints, link)
         endpoint = configured or self.read_run().get("endpoints", {}).get(link)

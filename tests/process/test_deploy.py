@@ -315,7 +315,7 @@ def test_the_page(site: Site) -> None:
     learns(site)
     updates_a_fleet(site)
 
-    site.follow("A robot that is sold, stolen or broken")
+    site.follow("Remove a robot")
     assert "robot-7" not in site.run("workstation", "td3-robot keys list")
     for name in SERVICES[::-1]:
         site.stop(name)
@@ -325,7 +325,7 @@ def test_the_page(site: Site) -> None:
 
 def learns(site: Site) -> None:
     """The learner's weights begin with the policy that is served, are adopted live, and leave again."""
-    section = "A learner elsewhere"
+    section = "A learner on the workstation"
     said = site.follow(section, until="unfreeze")
     assert "frozen: False" in said
     site.wait("the learner", lambda: "begins with the actor of policy.safetensors" in site.log("learner"))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.runtime import learning_curve as curve
+from td3_robot.runtime import learning_curve
+from td3_robot.runtime.metrics import read
 from td3_robot.util import files
 
 
@@ -42,8 +43,8 @@ def test_the_curve_skips_a_line_that_a_crash_cut(tmp_path: Path) -> None:
         {"kind": "evaluation", "env_steps": 1000, "eval_return_mean": 4.0, "eval_return_std": 1.0},
     ]
     metrics.write_text("\n".join(json.dumps(row) for row in rows) + '\n{"kind": "tr')
-    assert curve.read(metrics, "train") == rows[:1]
-    curve.draw(metrics, tmp_path / "curve.png", "title")
+    assert read(metrics, "train") == rows[:1]
+    learning_curve.draw(metrics, tmp_path / "curve.png", "title")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
