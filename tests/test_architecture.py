@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,13 @@ def test_arrows(module: Path) -> None:
         if name.startswith(place):
             parts = {item.split(".")[1] for item in names if item.startswith("td3_robot.")}
             assert parts <= allowed, f"{name} imports {parts - allowed}"
+
+
+@pytest.mark.parametrize("place", ["learner/*.py", "replay/*.py", "recording/*.py", "bundle.py", "config/resume.py"])
+def test_only_the_table_and_its_rows_name_an_algorithm(place: str) -> None:
+    for module in (ROOT / "td3_robot").glob(place):
+        words = set(re.findall(r"\w+", module.read_text(encoding="utf-8").lower().replace("td3-robot", "")))
+        assert not words & {"td3", "ddpg", "a2c"}, module
 
 
 def test_cores_know_no_io() -> None:

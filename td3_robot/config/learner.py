@@ -17,14 +17,15 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
 
 
 class LearnerConfig(Section, frozen=True):
-    """TD3 (Fujimoto et al. 2018, algorithm 1), its options, and the pace of its updates.
+    """The algorithm, its options, and the pace of its updates. Defaults and options are those of TD3.
 
     Noise and clips of actions are fractions of half the action range of each dimension. Options are off by default.
 
     The algorithm:
 
-    - ``algorithm``: ``td3``; ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. Each of them can be
-      switched off alone: ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg`` or the name that an installed package adds.
+      ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. Each of them can be switched off alone:
+      ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
     - ``batch_size``, ``discount``: as in the paper. ``polyak``: τ of the target networks.
     - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
     - ``policy_delay``: critic updates for each actor update.

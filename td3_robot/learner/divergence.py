@@ -1,4 +1,4 @@
-"""Whether training is still sound: numbers that are numbers, and values that rewards could ever add up to."""
+"""Detects that training has diverged: numbers that are not finite, or values that no return can reach."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ _FACTOR = 100.0
 
 
 class Divergence:
-    """Watches what a learner measures.
+    """Checks the metrics of an algorithm.
 
-    No return can exceed r_max / (1 - γ), with r_max the greatest size of any reward so far. Sound critics overestimate,
-    at times by several times that; ones that feed on their own error grow without end, by orders of magnitude within a
-    few thousand updates. So the mean size of their targets may be a hundred times the bound, and not more. Rewards
-    count as 1 at least, so that a task whose rewards are rare has room for what fresh networks say. With γ = 1 there is
-    no bound.
+    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Sound critics may
+    overestimate that several times. Diverging critics learn from their own error, and grow by orders of magnitude
+    within a few thousand updates. So the mean size of the critics' targets may be up to 100 times that limit. Rewards
+    count as at least 1, so that fresh networks pass in a task with rare rewards. With γ = 1 there is no limit.
 
     Args:
         discount: γ, 0 to 1.
@@ -32,13 +31,13 @@ class Divergence:
         self.greatest_reward = 1.0
 
     def see(self, rewards: Float32) -> None:
-        """Take in rewards float32[M]."""
+        """Record rewards float32[M]."""
         if len(rewards):
             self.greatest_reward = max(self.greatest_reward, float(abs(rewards).max()))
 
     @property
     def bound(self) -> float:
-        """The greatest mean size of the critics' targets that is let pass."""
+        """The largest mean size of the critics' targets that passes."""
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:
@@ -55,14 +54,14 @@ class Divergence:
         return None
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What goes on over a restart: no arrays, and scalars fit for JSON."""
+        """What :meth:`restore` needs: no arrays, and scalars fit for JSON."""
         return {}, {"greatest_reward": self.greatest_reward}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`.
+        """Continue from :meth:`state`.
 
         Raises:
-            BundleError: it does not hold a reward.
+            BundleError: the state holds no valid reward.
         """
         del arrays
         try:
@@ -70,5 +69,5 @@ class Divergence:
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"state of the greatest reward: {type(error).__name__} {error}") from None
         if not 1 <= greatest < math.inf:
-            raise BundleError(f"state of the greatest reward: {greatest}; at least 1 and finite belongs there")
+            raise BundleError(f"state of the greatest reward: {greatest}; expected a finite number of at least 1")
         self.greatest_reward = greatest

@@ -1,4 +1,4 @@
-"""Running mean and deviation of the observations, with which networks see them all at one scale."""
+"""Running mean and deviation of the observations, to show networks all channels at one scale."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from td3_robot.learner import compute
 from td3_robot.learner.replay import Batch
 from td3_robot.specs import Float32
 
-_SMALLEST = 1e-4  # deviation, in the unit of the channel: one that never moved must not be blown up when it does
+_SMALLEST = 1e-4  # deviation, in the unit of the channel: a channel that was constant must not explode when it changes
 
 
 class Normaliser:
     """Mean and deviation of all observations so far, per channel, updated group by group (Chan et al. 1979).
 
-    The replay buffer keeps raw observations: a batch is normalised as it is drawn, by what is known then.
+    The replay buffer keeps raw observations. Each batch is normalised when it is drawn, with the newest statistics.
 
     Args:
         observation_size: O.
@@ -35,7 +35,7 @@ class Normaliser:
         self._refresh()
 
     def add(self, observations: Float32) -> None:
-        """Take in float32[M, O]."""
+        """Add observations float32[M, O]."""
         if not len(observations):
             return
         group = observations.astype(np.float64)
@@ -47,19 +47,19 @@ class Normaliser:
         self._refresh()
 
     def begin_with(self, mean: Float32, std: Float32, count: int) -> None:
-        """Go on from the mean and deviation float32[O] of ``count`` observations."""
+        """Start from the mean and deviation float32[O] of ``count`` observations."""
         self._mean, self._squares = mean.astype(np.float64), np.square(std.astype(np.float64)) * count
         self.count = count
         self._refresh()
 
     def tensors(self) -> dict[str, Float32]:
-        """What a policy bundle carries of it: float32[O] each."""
+        """The tensors for a policy bundle: float32[O] each."""
         return {OBSERVATION_MEAN: self._offset.numpy().copy(), OBSERVATION_STD: self._scale.numpy().copy()}
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch as the networks are to see it; the same arithmetic in float32 as the policy server's."""
+        """The normalised batch, with the same float32 arithmetic as in the policy server."""
         device = batch.observation.device
-        if self._there is None or self._there[0] != device:  # uploaded once for each change, waiting for nothing
+        if self._there is None or self._there[0] != device:  # uploads once for each change, without waiting
             self._there = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
         _, offset, scale = self._there
         return batch._replace(
@@ -72,7 +72,7 @@ class Normaliser:
         return {"mean": self._mean.copy(), "squares": self._squares.copy()}, {"count": self.count}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`.
+        """Continue from :meth:`state`.
 
         Raises:
             BundleError: the state is incomplete, damaged or of another robot; nothing has changed then.
@@ -80,15 +80,15 @@ class Normaliser:
         try:
             mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
         except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"state of the observations' mean: {type(error).__name__} {error}") from None
+            raise BundleError(f"observation statistics: {type(error).__name__} {error}") from None
         for array in (mean, squares):
             if array.shape != self._mean.shape or array.dtype != np.float64 or not np.isfinite(array).all():
                 raise BundleError(
-                    f"state of the observations' mean: {array.dtype}{list(array.shape)}; finite "
-                    f"float64{list(self._mean.shape)} belong there"
+                    f"observation statistics: {array.dtype}{list(array.shape)}; expected "
+                    f"finite float64{list(self._mean.shape)}"
                 )
         if count < 0 or squares.min(initial=0) < 0:
-            raise BundleError(f"state of the observations' mean: count {count} or a variance is below 0")
+            raise BundleError(f"observation statistics: count {count} or a variance is below 0")
         self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 

@@ -1,4 +1,4 @@
-"""What learns: the networks, the replay buffer, and what stands between them and the stream of transitions."""
+"""The learning part of a learner: the algorithm, its replay buffer, and what prepares transitions for both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """Something with a state of its own: named arrays, and scalars fit for JSON."""
+    """Something whose state a checkpoint holds: named arrays, and scalars fit for JSON."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]: ...
 
@@ -40,7 +40,7 @@ class Part(Protocol):
 
 
 class Training:
-    """Transitions in, updates inside, a policy out.
+    """Stores transitions, makes updates and exports the policy.
 
     Args:
         spec: of the robot.
@@ -74,7 +74,7 @@ class Training:
         log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
 
     def begin_with(self, bundle: Bundle) -> None:
-        """Take over the actor of a policy, and how it normalises observations.
+        """Start from the actor of a policy and its normalisation of observations.
 
         Raises:
             BundleError: see :func:`td3_robot.learner.beginning.check`.
@@ -101,7 +101,7 @@ class Training:
         return len(self.replay) > 0
 
     def store(self, transitions: Transitions, step: Step) -> None:
-        """Take in the transitions, one at least, that a Step completed."""
+        """Store the transitions that a Step completed; there is at least one."""
         action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
         transitions = dataclasses.replace(transitions, action=action)
         self.divergence.see(transitions.reward)
@@ -111,7 +111,7 @@ class Training:
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def end(self) -> None:
-        """Store what n-step returns still wait with: no source goes on from here."""
+        """Store the incomplete n-step returns; no source continues after this."""
         self.replay.add(*self.n_step.end())
 
     @property
@@ -129,36 +129,36 @@ class Training:
         self.replay.storage.commit(Note(self.replay.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
-        """What :meth:`store` has gathered of all transitions besides the rows, as plain values, exact to the bit."""
+        """The statistics that :meth:`store` keeps of all transitions, as plain values, exact to the bit."""
         return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
 
     def recover(self, seen: Mapping[str, Any]) -> None:
-        """Take up rows that outlived a process, with what it had :meth:`seen`.
+        """Use the rows that outlived a process, with the statistics that it had :meth:`seen`.
 
         Raises:
-            BundleError: that is incomplete or damaged.
+            BundleError: the statistics are incomplete or damaged.
         """
         self.replay.recover()
         for name, part in self._gatherers().items():
             part.restore(*_from_plain(seen.get(name)))
 
     def update(self, learning_rate: float) -> None:
-        """One update, on a batch drawn from the replay buffer."""
+        """Make one update on a batch from the replay buffer."""
         self.algorithm.set_learning_rate(learning_rate)
         batch = self._prepared(self.replay.sample(self.config.batch_size))
         self.replay.learned(self.algorithm.learn(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
-        """What networks see of a batch."""
+        """The batch as the networks see it."""
         return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
-        """A copy of what a policy bundle holds: of the actor, or of its average, with the normalisation if there is."""
+        """A copy of the tensors of a policy bundle: the actor or its average, and the normalisation if there is one."""
         tensors = self.algorithm.actor_tensors(averaged=averaged)
         return tensors | self.normaliser.tensors() if self.normaliser else tensors
 
     def problem(self) -> str | None:
-        """Why training is to be given up; None if it is sound. Waits for the device."""
+        """Why training must stop; None if it is sound. Waits for the device."""
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
@@ -166,17 +166,17 @@ class Training:
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Part]:
-        """What a checkpoint holds, by the name under which its state is saved."""
+        """The parts of a checkpoint, by the name under which it holds their state."""
         parts: dict[str, Part] = {self.algorithm.part: self.algorithm, "replay": self.replay, "n_step": self.n_step}
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
     def _gatherers(self) -> dict[str, Part]:
-        """What every transition is told to once, and what thus has to go on with the rows."""
+        """The parts that see every transition once, so that their state belongs to the stored rows."""
         return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
 
 
 def _plain(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> list[Any]:
-    """A part's state without arrays; all of them are of float64, which a list holds exactly."""
+    """A part's state without arrays: all are float64, which a list holds exactly."""
     return [{name: array.tolist() for name, array in arrays.items()}, dict(scalars)]
 
 
@@ -185,4 +185,4 @@ def _from_plain(state: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         arrays, scalars = state
         return {name: np.array(values, np.float64) for name, values in arrays.items()}, dict(scalars)
     except (TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"what the replay journal has seen is damaged: {type(error).__name__} {error}") from None
+        raise BundleError(f"the statistics in the replay journal are damaged: {type(error).__name__} {error}") from None

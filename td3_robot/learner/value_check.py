@@ -1,7 +1,7 @@
 """What critics expect of episodes from their first step on, beside what these then brought.
 
-The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1): overestimation is what
-TD3 is about. Only whole episodes count, with their exploration noise.
+The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1), which the
+second critic reduces. Only whole episodes count, with their exploration noise.
 """
 
 from __future__ import annotations

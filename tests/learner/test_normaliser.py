@@ -99,5 +99,5 @@ def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
     part[name] = value
     if value is None:
         del part[name]
-    with pytest.raises(BundleError, match="observations' mean"):
+    with pytest.raises(BundleError, match="observation statistics"):
         normaliser.restore(arrays, scalars)
