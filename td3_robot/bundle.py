@@ -1,9 +1,9 @@
-"""A policy as one self-describing file, and the same bytes as a Weights payload.
+"""A policy as one self-describing file. Weights messages carry the same bytes.
 
-The format is safetensors: float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in layer order (ReLU
-between layers, tanh after the last); where observations are normalised, ``observation.mean`` and ``observation.std``
-[in]; and under the metadata key ``td3_robot`` a JSON header with everything else.
-Reading one runs no code and accepts nothing that does not fit the header.
+The format is safetensors. It holds the float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in layer
+order, with ReLU between layers and tanh after the last. If observations are normalised, it also holds
+``observation.mean`` and ``observation.std`` [in]. The metadata key ``td3_robot`` holds a JSON header with everything
+else. Reading a bundle runs no code, and refuses tensors that do not fit the header.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from td3_robot.util import files
 FORMAT = 1
 OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
 OBSERVATION_CLIP = 10.0
-"""The greatest size of a normalised observation."""
+"""Normalised observations are clipped to this size."""
 _KEY = "td3_robot"
 _NO_SAFETY = SafetyConfig()
 _LONGEST = 1 << 28  # bytes of a file
@@ -92,12 +92,12 @@ class Bundle:
     """A policy.
 
     Attributes:
-        spec: the robot it drives.
+        spec: the robot.
         hidden: widths of the hidden layers.
-        tensors: float32, named and shaped as the module says.
-        exploration: what to add while training.
-        safety: what the policy was made for, as in :class:`td3_robot.safety.limits.SafetyConfig`; empty for nothing.
-        provenance: where it comes from: version, updates, env_steps, configuration, commit, … as plain JSON values.
+        tensors: float32; the module's docstring lists names and shapes.
+        exploration: how the policy server explores with it.
+        safety: the safety settings that it was trained with; they tighten those of a policy server.
+        provenance: version, updates, env_steps, configuration, commit, … as plain JSON values.
     """
 
     spec: RobotSpec
@@ -108,6 +108,7 @@ class Bundle:
     safety: SafetyConfig = _NO_SAFETY
 
     def encode(self) -> bytes:
+        """The bytes of the file; equal bundles give equal bytes."""
         header = {
             "format": FORMAT,
             "spec": self.spec.describe(),
@@ -126,14 +127,19 @@ class Bundle:
     def decode(cls, payload: bytes, source: str = "policy") -> Bundle:
         """The bundle in these bytes.
 
+        Args:
+            payload: of a file or a Weights message.
+            source: names the bytes in errors.
+
         Raises:
-            BundleError: not a bundle, another format version, or tensors that do not fit the header or are not finite.
+            BundleError: it is not a bundle, has another format version or an unknown noise, or its tensors do not fit
+                the header or are not finite.
         """
         try:
             header = read_metadata(payload, source)
             if "scalars" in header:
-                how = "make one of it with 'td3-robot bundle create CHECKPOINT OUT.safetensors'"
-                raise BundleError(f"{source}: a learner's checkpoint, and no policy: {how}")
+                how = "make a policy of it: td3-robot bundle create CHECKPOINT OUT.safetensors"
+                raise BundleError(f"{source}: this is a learner's checkpoint; {how}")
             if header["format"] != FORMAT:
                 raise BundleError(
                     f"{source}: bundle format {str(header['format'])[:40]!r}; this version reads format {FORMAT}"
@@ -159,15 +165,15 @@ class Bundle:
         _check_tensors(tensors, shapes, source)
         if OBSERVATION_STD in tensors and not (tensors[OBSERVATION_STD] > 0).all():
             lowest = tensors[OBSERVATION_STD].min()
-            raise BundleError(f"{source}: {OBSERVATION_STD} goes down to {lowest}; each must be above 0")
+            raise BundleError(f"{source}: the lowest {OBSERVATION_STD} is {lowest}; allowed: above 0")
         return cls(spec, hidden, tensors, exploration, provenance, settings)
 
     @classmethod
     def verified(cls, payload: bytes, digest: str, source: str) -> Bundle:
-        """The bundle in bytes that came with their hash, see :func:`sha256`.
+        """The bundle in bytes, after a check of their :func:`sha256`.
 
         Raises:
-            BundleError: the hash does not fit, or see :meth:`decode`.
+            BundleError: the hash differs, or see :meth:`decode`.
         """
         if sha256(payload) != digest:
             raise BundleError(f"{source}: the hash does not fit the payload")
@@ -175,7 +181,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The number it was published under, at least 1; 0 for one that never was."""
+        """The number under which a learner published it, from 1; 0 if none did."""
         version = self.provenance.get("version")
         return version if isinstance(version, int) and version > 0 else 0
 
@@ -198,7 +204,11 @@ class Bundle:
 
     @classmethod
     def load_with_bytes(cls, path: Path) -> tuple[Bundle, bytes]:
-        """:meth:`load`, and the bytes of the file."""
+        """The bundle of a file, and the bytes of the file.
+
+        Raises:
+            BundleError: see :meth:`load`.
+        """
         try:
             payload = files.read(path, _LONGEST)
         except OSError as error:
@@ -207,10 +217,10 @@ class Bundle:
 
 
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
-    """The JSON object under this project's key in a safetensors header (8 bytes length, then JSON).
+    """The JSON object under this project's key in a safetensors header, which is 8 bytes of length and then JSON.
 
     Raises:
-        BundleError: there is none.
+        BundleError: there is no such object.
     """
     length = int.from_bytes(payload[:8], "little")
     if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, _MAX_HEADER):
@@ -218,7 +228,7 @@ def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
     try:
         header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][_KEY])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise BundleError(f"{source}: a file without a td3_robot header") from None
+        raise BundleError(f"{source}: the file has no td3_robot header") from None
     if not isinstance(header, dict):
         raise BundleError(f"{source}: its td3_robot header is not a map")
     return header
@@ -241,7 +251,7 @@ def sha256(payload: bytes) -> str:
 
 def _check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
     if tensors.keys() != shapes.keys():
-        raise BundleError(f"{source}: its tensors are {sorted(tensors)[:8]}…, needed are {sorted(shapes)}")
+        raise BundleError(f"{source}: its tensors are {sorted(tensors)[:8]}…; needed: {sorted(shapes)}")
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tensor.dtype != np.float32 or tensor.shape != shape:

@@ -13,14 +13,14 @@ from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 
 OPSET = 13
 IR_VERSION = 8
-"""Old on purpose: runtimes on robots are, and nothing newer is needed."""
+"""Old, because runtimes on robots are old and the model needs nothing newer."""
 
 
 def convert(bundle: Bundle) -> bytes:
-    """The model: ``observation`` float32[N, O] to ``action`` float32[N, A], N free.
+    """The model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
 
-    As the policy server computes it without noise: observations normalised if the bundle says so, ReLU layers, tanh,
-    scaled to and clipped at the action limits. The safety filter is not in it. The metadata key ``td3_robot`` holds
+    It computes what the policy server computes without noise and safety filter: normalised observations if the bundle
+    has them, ReLU layers, tanh, and actions scaled to their limits and clipped. The metadata key ``td3_robot`` holds
     specification and provenance as JSON.
     """
     spec = bundle.spec

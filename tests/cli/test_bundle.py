@@ -120,7 +120,7 @@ def test_create_from_a_run(
     )
     code, _, error = run("verify", saved)
     assert code == 1
-    assert "a learner's checkpoint, and no policy: make one of it with 'td3-robot bundle create" in error
+    assert "this is a learner's checkpoint; make a policy of it: td3-robot bundle create" in error
 
 
 def test_verify(run: Any, file: Path) -> None:
