@@ -1,4 +1,4 @@
-"""Compiled updates: equal to those that are not. Without a compiler: tests/process/test_training.py."""
+"""Compiled updates equal the others. tests/process/test_training.py runs without a compiler."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> FastTD
 
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the order of sums: four steps move a weight by up to 0.004; where a gradient is near Adam's ε, 1e-8, they
-    depend on rounding.
+    """They are equal up to the order of sums. Four steps move a weight by up to 0.004; where a gradient is near Adam's
+    ε, 1e-8, they depend on rounding.
 
-    The actor has a row for each neuron, critics with LayerNorm one for each sample: to compile more would take 15 s.
-    Found in the cache, as by a learner that goes on, it gives the same bits.
+    This covers both memory layouts: the actor has a row for each neuron, critics with LayerNorm have one for each
+    sample. A learner that resumes finds the code in the cache, and it gives the same bits.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what this test leaves is undone by these two")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "these two lines undo what this test leaves")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     config = LearnerConfig(learning_rate=1e-3, threads=2, layer_norm=True, critic_loss="huber", gradient_clip=0.2)
     plain, quick = trained(config, 4), trained(config, 4, compiled.compile_whole)
     assert plain.second is not None
     assert quick.second is None
-    assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # nothing less was compiled
+    assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # the cache was used
     expected, found = plain.state()[0], quick.state()[0]
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=4e-5, err_msg=name)
@@ -81,7 +81,7 @@ Spoiled = Callable[[torch.Tensor], torch.Tensor]
 
 
 def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A compiler whose functions give a gradient with this change, from the ``call``-th of them on."""
+    """A compiler that applies this change to the gradients of its functions, from the ``call``-th function on."""
     made = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,9 +107,9 @@ def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], C
         lambda value: value * float("nan"),
         lambda value: value.t().contiguous().t() if value.dim() == 2 else value,
     ],
-    ids=["too large", "no numbers", "otherwise in memory, in whose order Adam takes it"],
+    ids=["too large", "not a number", "another memory layout"],
 )
-def test_what_compiles_to_something_else_is_not_used(change: Spoiled, call: int, which: str) -> None:
+def test_a_wrong_compilation_is_not_used(change: Spoiled, call: int, which: str) -> None:
     td3 = FastTD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
     assert compiled.use(td3, example(), spoiling(change, call)) == f"the compiled gradient of the {which} is different"
     assert td3.critics_gradient == td3._critics_gradient
@@ -118,30 +118,30 @@ def test_what_compiles_to_something_else_is_not_used(change: Spoiled, call: int,
 
 
 def test_without_a_home_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user has no name: there is no folder to keep compiled code in."""
+    """A user without a name, as in some containers, has no folder for compiled code."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # which is what it does where it knows no home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it does for a user without a home
     problem = compiled.use(FastTD3(O, A, (24, 16), LearnerConfig(), seed=3), example())
     assert problem == "Could not determine home directory."
 
 
-def test_to_ask_changes_nothing() -> None:
+def test_compilation_changes_no_state() -> None:
     config = LearnerConfig(learning_rate=1e-3)
     plain, asked = trained(config, 3).state(), trained(config, 3, lambda function: function).state()
     assert plain[1] == asked[1]
     assert all(np.array_equal(array, asked[0][name]) for name, array in plain[0].items())
 
 
-def test_what_fails_later_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    """As where a batch of another layout comes, and the compiler is gone."""
+def test_a_later_failure_falls_back_to_plain_updates(caplog: pytest.LogCaptureFixture) -> None:
+    """For example, a batch has another layout, and the compiler is gone."""
     calls = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         def quick(*inputs: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls > 2:  # one of each function is asked for at first
+            if calls > 2:  # the first call of each function succeeds
                 raise OSError("No such compiler")
             return function(*inputs)
 
@@ -155,10 +155,10 @@ def test_what_fails_later_is_done_without(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_the_example_lies_in_memory_as_batches_do(
+def test_the_example_has_the_memory_layout_of_batches(
     normalised: bool, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled code is for one layout; for another one it would be compiled once more, in the midst of a training."""
+    """Code is compiled for one layout; another layout would start a compilation during training."""
     layouts: list[Any] = []
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Captured updates: on a GPU, and on the CPU all but the capture itself, in whose place the work runs as it is."""
+"""Captured updates, on a GPU; on the CPU a stand-in for the capture runs the work as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the
 
 
 class Recorder:
-    """In place of a graph: work is done when it is asked for, and each capture and launch is counted."""
+    """A stand-in for graphs that counts captures and launches."""
 
     def __init__(self) -> None:
         self.captures = self.launches = 0
@@ -81,9 +81,9 @@ def do(work: Work) -> None:
     ids=["as published", "layer norm", "no delay", "average", "critics first"],
 )
 def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.device) -> None:
-    """Two graphs (one without delay), each from its kind's first turn on.
+    """There are two graphs, or one without delay.
 
-    That is after one round, after 1/0.5 + 1 rounds, or after 6 updates of the critics alone.
+    The first launch comes after one round, after 1/0.5 + 1 rounds, or after 6 updates of critic warm-up.
     """
     recorder = Recorder()
     how: dict[str, Any] = {"capture": recorder, "warm_up": do} if device.type == "cpu" else {"warm_up": aside}
@@ -100,10 +100,7 @@ def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.d
 
 
 class Graph:
-    """A stand-in that, like a graph, runs no Python when it is launched.
-
-    Of what the work does, what it writes into memory stays, and no attribute that it sets.
-    """
+    """A stand-in that, like a graph, runs no Python at a launch: only writes to memory stay."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
@@ -133,7 +130,7 @@ def _copied(value: Any) -> Any:
 @pytest.mark.parametrize("config", [LearnerConfig(), LearnerConfig(gradient_clip=0.1)], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("resumed_at", [10, 11])
 def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed_at: int) -> None:
-    """After a resume at an even and an odd number of updates; and after going back in the midst of it."""
+    """After a resume at an even and an odd number of updates, and after a restore in between."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
         td3, replay = FastTD3(O, A, (24, 16), config, 3), buffer(cpu)
@@ -154,7 +151,7 @@ def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed
     np.testing.assert_allclose(gauges[1], gauges[0], rtol=1e-4, atol=1e-6)
 
 
-def test_a_failed_capture_is_said_once_and_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_capture_gives_one_warning_and_updates_continue(caplog: pytest.LogCaptureFixture) -> None:
     def fails(work: Work) -> Work:
         work()
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -170,8 +167,8 @@ def test_a_failed_capture_is_said_once_and_costs_nothing_else(caplog: pytest.Log
     assert message.endswith("operation not permitted when stream is capturing")
 
 
-def test_a_graph_that_does_something_else_is_not_used() -> None:
-    """It forgets the work; or it does it twice."""
+def test_a_wrong_graph_is_not_used() -> None:
+    """The graph does nothing, or the work twice."""
     cpu = torch.device("cpu")
     plain, _ = trained(LearnerConfig(), cpu, 9)
     for capture in (lambda _: lambda: None, lambda work: lambda: (work(), work())):
