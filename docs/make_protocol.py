@@ -79,7 +79,10 @@ def messages() -> str:
 
 
 def _message(message: type[Message]) -> str:
-    rows = [[f"`{name}`", _kind(wire), wire.unit, wire.meaning] for name, wire in wire_fields(message).items()]
+    rows = [
+        [f"`{name}`", _kind(wire) + ", optional" * wire.optional, wire.unit, wire.meaning]
+        for name, wire in wire_fields(message).items()
+    ]
     text = re.sub(r"\n +", "\n", (message.__doc__ or "").strip())
     head = f"### {message.__name__}: topic `{message.NAME}`\n\n{text}\n\nAt most {message.MAX_BYTES} bytes."
     return f"{head}\n\n{table(['Field', 'Kind', 'Unit', 'Meaning'], rows)}"

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from td3_robot.errors import ConfigError
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+UInt8 = NDArray[np.uint8]
+UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
 """Of observations, and of actions: far above any robot, low enough that no peer can ask for a terabyte of buffers."""

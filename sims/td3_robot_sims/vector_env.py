@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
-from td3_robot.messages import Phase, UInt8, UInt32, UInt64
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.messages import Phase
+from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 from td3_robot.util.machine import available_cores
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome

@@ -11,8 +11,9 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from td3_robot.messages import UInt8, UInt32, UInt64
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 
 class Body(Protocol):

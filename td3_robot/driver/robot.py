@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from td3_robot.driver.hang import HangWatch
-from td3_robot.messages import Phase, UInt8, UInt32, UInt64
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.messages import Phase
+from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ def _step(step: Step) -> Facts:
         "phase": next(iter(phases)) if len(step.phase) == 1 else ", ".join(f"{n} {p}" for p, n in phases.items()),
         "reward": _mean(step.reward),
         "episode_step": int(step.episode_step.max(initial=0)),
-        "action": ActionOrigin(step.origin).name.lower(),
+        "action": ActionOrigin.name_of(step.origin),
         "weights": step.weights_version,
     }
 

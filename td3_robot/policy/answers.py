@@ -152,15 +152,4 @@ class Answers:
 
 
 def _action(step: Step, action: Float32, version: int, noise: int, seed: int) -> Action:
-    return Action.of(
-        {
-            "source": step.source,
-            "incarnation": step.incarnation,
-            "answers": step.sequence,
-            "stamp": step.stamp,
-            "action": action,
-            "weights_version": version,
-            "noise_kind": noise,
-            "noise_seed": seed,
-        }
-    )
+    return Action(step.source, step.incarnation, step.sequence, step.stamp, action, version, noise, seed)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from td3_robot.core_types import ROBOT_ROLES, Output, Peer
 from td3_robot.messages import Command, LifecycleChange, Reply

@@ -8,9 +8,10 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input

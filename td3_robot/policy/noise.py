@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import ConfigError
-from td3_robot.messages import NO_NOISE, UInt32, UInt64
+from td3_robot.messages import NO_NOISE
 from td3_robot.noises import NOISES, Parameter
-from td3_robot.specs import Float32
+from td3_robot.specs import Float32, UInt32, UInt64
 
 if TYPE_CHECKING:
     from td3_robot.bundle import Exploration

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ProtocolError, SessionError
 from td3_robot.messages import MESSAGES, Hello, Message, Step, wire_fields
 from td3_robot.recording.entries import Entry
 from td3_robot.transport import codec
+
+log = logging.getLogger(__name__)
 
 
 def _ambiguous(message: type[Message]) -> bool:
@@ -27,11 +32,13 @@ class Decoder:
 
     Attributes:
         sizes: N, O and A of each known source.
+        unknown_fields: for each topic, messages with fields that this version does not know and ignores.
     """
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.sizes: dict[str, dict[str, int]] = {}
+        self.unknown_fields: Counter[str] = Counter()
 
     def __call__(self, entry: Entry) -> Message:
         """The message of an entry.
@@ -43,9 +50,15 @@ class Decoder:
             sizes = None
             if entry.topic in _OF_A_SOURCE:  # the publisher, or the source that it answers
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
-            return codec.decode(entry.topic, entry.payload, sizes)
+            message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
+        if extra := codec.extra_fields(type(message), entry.payload):
+            if not self.unknown_fields[entry.topic]:
+                text = "%s: %s messages have %d fields more than this version knows; it ignores them"
+                log.warning(text, self.label, entry.topic, extra)
+            self.unknown_fields[entry.topic] += 1
+        return message
 
     def knows(self, entry: Entry) -> bool:
         """Whether the sizes for this message are known."""
@@ -62,7 +75,7 @@ class Decoder:
         """Learn the sizes of a source from its Hello or a Step. The first sizes stay.
 
         Raises:
-            SessionError: it is not a message of this protocol.
+            SessionError: the entry is not a message of this protocol.
         """
         if entry.publisher in self.sizes or entry.topic not in (Hello.NAME, Step.NAME):
             return

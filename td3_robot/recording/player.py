@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
 
+import msgspec
+
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.messages import Action, Evaluation, Hello, Message, Record, Step, Throttle, Weights
+from td3_robot.messages import Action, Evaluation, Hello, Message, Record, Step, Throttle, Weights, wire_fields
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.topics import MONITOR, TOPICS
@@ -108,7 +109,7 @@ class Player:
         return list(robots.values())
 
     def _connect(self, recorded: Hello, link: str, endpoint: str, task: dict[str, str]) -> None:
-        hello = dataclasses.replace(
+        hello = msgspec.structs.replace(
             recorded,
             name=self._names.get(recorded.name, recorded.name),
             incarnation=recorded.incarnation + self._later,
@@ -183,13 +184,11 @@ class Player:
 
     def _renamed(self, message: Message) -> Message:
         """The message with the robot's new name and incarnation."""
-        fields = {item.name for item in dataclasses.fields(message)}  # type: ignore[arg-type]
-        if "source" not in fields:
+        if "source" not in wire_fields(type(message)):
             return message
         source, incarnation = getattr(message, "source"), getattr(message, "incarnation")  # noqa: B009
         changes = {"source": self._names.get(source, source), "incarnation": incarnation + self._later}
-        renamed: Message = dataclasses.replace(message, **changes)  # type: ignore[type-var]
-        return renamed
+        return msgspec.structs.replace(message, **changes)
 
     def introduce(self) -> None:
         """Send the Hellos of robots to a monitor, even if playing begins after them."""

@@ -35,8 +35,7 @@ def schema(message: type[Message]) -> bytes:
             "description": " ".join((message.__doc__ or "").split()),
             "type": "object",
             "properties": {name: _property(wire) for name, wire in wires.items()},
-            "required": list(wires),
-            "additionalProperties": False,
+            "required": [name for name, wire in wires.items() if not wire.optional],
         }
     ).encode()
 

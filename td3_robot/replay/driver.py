@@ -10,14 +10,14 @@ import numpy as np
 from td3_robot.core_types import Output
 from td3_robot.driver import core as driver_core
 from td3_robot.errors import ConfigError, SessionError
-from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told, UInt8, UInt32, UInt64
+from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
 """The topics of a driver that are compared."""

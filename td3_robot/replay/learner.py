@@ -8,12 +8,10 @@ transitions and counters.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import safetensors.numpy
@@ -28,7 +26,19 @@ from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
-from td3_robot.messages import FieldType, Hello, Message, SimulatorState, Start, Status, Step, Throttle, Weights
+from td3_robot.messages import (
+    Hello,
+    Message,
+    SimulatorState,
+    Start,
+    Status,
+    Step,
+    Throttle,
+    Weights,
+    array,
+    wire,
+    wire_fields,
+)
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import METRICS, Attachment, Entry
 from td3_robot.recording.reader import Session
@@ -47,29 +57,24 @@ _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 
 
-_O, _A, _1 = ({"wire": FieldType("array", "", dtype="<f4", shape=(size,))} for size in "OA1")
-
-
-@dataclass(frozen=True, eq=False)
-class Transition(Message):
+class Transition(Message, frozen=True):
     """A row of the replay buffer. It is compared like a message, and never sent."""
 
     NAME: ClassVar[str] = "transition"
 
-    observation: Float32 = field(metadata=_O)
-    action: Float32 = field(metadata=_A)
-    reward: Float32 = field(metadata=_1)
-    discount: Float32 = field(metadata=_1)
-    next_observation: Float32 = field(metadata=_O)
+    observation: Annotated[Float32, array("<f4", "O", "")]
+    action: Annotated[Float32, array("<f4", "A", "")]
+    reward: Annotated[Float32, array("<f4", "1", "")]
+    discount: Annotated[Float32, array("<f4", "1", "")]
+    next_observation: Annotated[Float32, array("<f4", "O", "")]
 
 
-@dataclass(frozen=True, eq=False)
-class Losses(Message):
+class Losses(Message, frozen=True):
     """A line of metrics.jsonl about training, without times. It is compared like a message, and never sent."""
 
     NAME: ClassVar[str] = "loss statistics"
 
-    figures: dict[str, Any] = field(metadata={"wire": FieldType("map", "")})
+    figures: Annotated[dict[str, Any], wire("map", "")]
 
 
 def replay(session: Session) -> Outcome:
@@ -335,7 +340,7 @@ def _compare_counters(
         return
     entry, said = status
     others = {name: value for name, value in said.counters.items() if name not in _COUNTED and name != "steps"}
-    ours = dataclasses.replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
+    ours = replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
     outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, said)], [ours]))
 
 
@@ -379,7 +384,7 @@ def _compare_transitions(session: Session, got: list[Transition], learned: bool,
 
 
 def _attachment(transitions: list[Transition]) -> Attachment:
-    names = [item.name for item in fields(Transition)]
+    names = list(wire_fields(Transition))
     columns = {name: np.stack([getattr(item, name) for item in transitions]) for name in names if transitions}
     return Attachment(REFERENCE, "application/x-safetensors", safetensors.numpy.save(columns))
 
@@ -390,7 +395,7 @@ def _reference(session: Session) -> list[Transition] | None:
         return None
     try:
         columns = safetensors.numpy.load(attached.data)
-        arrays = [columns[item.name] for item in fields(Transition)] if columns else []
+        arrays = [columns[name] for name in wire_fields(Transition)] if columns else []
         return [Transition(*row) for row in zip(*arrays, strict=True)]
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise SessionError(f"{session.paths[0]}: {REFERENCE} is damaged ({type(error).__name__}: {error})") from None

@@ -33,6 +33,8 @@ DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
+UNKNOWN_FIELDS = "unknown-fields"
+"""The kind under which messages with unknown fields are counted."""
 _LONGEST_LINE = 1000  # characters of a log line
 
 MOST_FRAMES = 3
@@ -48,12 +50,17 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     _logged: dict[str, float] = field(default_factory=dict)
 
-    def note(self, kind: str, text: str, now: float) -> None:
+    def note(self, kind: str, text: str, now: float, verb: str = "dropped") -> None:
         self.counts[kind] += 1
         if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
             self._logged[kind] = now
             line = text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])  # a peer wrote part of it
-            log.warning("dropped (%s, %d so far): %s", kind, self.counts[kind], line)
+            log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
+
+    def extra(self, kind: type[Message], extra: int, whence: str, now: float) -> None:
+        """Count a message with ``extra`` fields that this version does not know; the decoder ignores them."""
+        text = f"{whence}: {kind.NAME} has {extra} fields more than this version knows"
+        self.note(UNKNOWN_FIELDS, text, now, "ignored")
 
 
 def _kind(frames: Frames) -> type[Message]:
@@ -124,6 +131,8 @@ class ServerLink:
                 self._spoke.add(key)
                 return [(peer, record) for record in codec.decode_records(frames[1])], []
             message = codec.decode_as(kind, frames[1], peer.dims if peer else None)
+            if extra := codec.extra_fields(kind, frames[1]):
+                self.tally.extra(kind, extra, f"on link {self.link} from {peer.name if peer else 'a stranger'}", now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
             return [], []
@@ -318,7 +327,10 @@ class ClientLink:
         to a driver, a Heartbeat before it: the server does not know yet whether another one moves the robot.
         """
         try:
-            message = codec.decode_as(_kind(frames), frames[1], self.dims)
+            kind = _kind(frames)
+            message = codec.decode_as(kind, frames[1], self.dims)
+            if extra := codec.extra_fields(kind, frames[1]):
+                self.tally.extra(kind, extra, f"on link {self.link} from its server", now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
             return []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from td3_robot.messages import (
     Turn,
     Weights,
     Welcome,
+    wire_fields,
 )
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
@@ -123,9 +123,9 @@ def samples() -> list[Message]:
 def readable(message: Message) -> dict[str, Any]:
     """The fields as JSON: arrays as nested lists, bytes as hexadecimal text."""
     content = {}
-    for item in fields(message):  # type: ignore[arg-type]
-        value = getattr(message, item.name)
-        content[item.name] = (
+    for name in wire_fields(type(message)):
+        value = getattr(message, name)
+        content[name] = (
             value.tolist() if isinstance(value, np.ndarray) else value.hex() if isinstance(value, bytes) else value
         )
     return content

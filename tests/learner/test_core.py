@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration
@@ -362,7 +362,7 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(30):
-        world.give(sim, replace(world.make_step(sequence), weights_version=2))
+        world.give(sim, changed(world.make_step(sequence), weights_version=2))
     # Version 2 is of 0 updates, and n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.meter.staleness == pytest.approx(expected)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner import state
@@ -36,7 +37,7 @@ def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
 
 def peers(world: World, *, client: int = 1, incarnation: int = 0) -> tuple[Peer, Peer]:
     made = [world.peer("simulator", name, robots=1, incarnation=incarnation) for name in ("a", "b")]
-    a, b = (replace(peer, hello=replace(peer.hello, client=client)) for peer in made)
+    a, b = (replace(peer, hello=changed(peer.hello, client=client)) for peer in made)
     return a, b
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.core_types import Peer
@@ -21,7 +22,7 @@ from td3_robot.transport.link import hello
 
 def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]:
     payload = bundle.encode()
-    return "learner", replace(Weights(version, 0, 0, sha256(payload), payload), **changes)
+    return "learner", changed(Weights(version, 0, 0, sha256(payload), payload), **changes)
 
 
 def test_answers_with_identity(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Output, Peer
@@ -89,7 +90,7 @@ def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_s
 def test_a_stop_of_one_robot_and_a_fault_of_another(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
 ) -> None:
-    other = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    other = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
     core = begun(make_bundle(1))
     core.step([(peer, peer.hello), (other, other.hello), (operator, operator.hello)], 0.0)
     core.step([(peer, make_step(1)), (other, make_step(1)), (operator, command("estop", "arm"))], 0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Output, Peer
@@ -199,7 +200,7 @@ def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_s
 
 def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now: float) -> Peer:
     """A further robot like this one, that has said something."""
-    robot = replace(peer, key=b"%d" % (10 + number), hello=replace(peer.hello, name=name))
+    robot = replace(peer, key=b"%d" % (10 + number), hello=changed(peer.hello, name=name))
     core.step([(robot, robot.hello), (robot, step)], now)
     return robot
 
@@ -228,7 +229,7 @@ def test_what_is_told_of_many_robots_fits_into_a_message(
     for number in range(1000):
         robot = joined(core, peer, number, f"{number:🦿>64}", make_step(0), 0.0)
         if number:
-            stop = replace(command("estop", robot.name), reason="🦾" * 2048)
+            stop = changed(command("estop", robot.name), reason="🦾" * 2048)
             core.step([(operator, stop)], 0.0)
     answer = reply(core, operator, command("state"))
     assert len(codec.encode(answer)) < Reply.MAX_BYTES
@@ -251,7 +252,7 @@ def test_emergency_stop_wins_and_lasts(
     assert ("policy", "fault") in changes(outputs)
     assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
     assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
-    newcomer = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    newcomer = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
     assert [m.verb for _, m in core.step([(newcomer, newcomer.hello)], 1.03) if isinstance(m, Command)] == ["estop"]
     assert reply(core, operator, command("reset"), 1.04).state == "inactive"
     assert all(map(is_safe, actions(core.step([(peer, make_step(3))], 1.05))))
@@ -263,7 +264,7 @@ def test_one_robot_can_be_stopped_alone(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
-    other = replace(peer, key=b"3", hello=replace(peer.hello, name="arm"))
+    other = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
     steps: list[Input] = [(peer, make_step(1)), (other, make_step(1, source="arm"))]
     core.step([(other, other.hello), *steps], 0.0)
     outputs = core.step([(operator, command("estop", "leg")), *steps], 0.01)
@@ -332,7 +333,7 @@ def test_load_and_roll_back(
     outside = replace(good, safety=SafetyConfig(limits={"left": (2.0, 3.0)}))
     bad = [
         (command("load", payload=b"garbage"), "not a safetensors file"),
-        (replace(command("load", payload=good.encode()), sha256="0" * 64), "hash"),
+        (changed(command("load", payload=good.encode()), sha256="0" * 64), "hash"),
         (command("load", payload=replace(good, tensors=nan).encode()), "not finite"),
         (command("load", payload=replace(good, spec=replace(good.spec, name="Other")).encode()), "another robot"),
         (command("load", payload=good.encode(), version=1), "not newer than 1"),
@@ -379,7 +380,7 @@ def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
     assert to is peer
     assert isinstance(relayed, Command)
     assert (relayed.verb, relayed.target) == ("state", "")
-    stranger = replace(peer, key=b"other", hello=replace(peer.hello, name="arm"))  # whom nobody has asked
+    stranger = replace(peer, key=b"other", hello=changed(peer.hello, name="arm"))  # whom nobody has asked
     core.step([(stranger, stranger.hello)], 0.0)
     assert core.step([(stranger, Reply(relayed.id, "x", "", "active", {}))], 0.0) == []
     [(to, answer)] = core.step([(peer, Reply(relayed.id, "x", "", "fault", {"a": 1}))], 0.0)
@@ -519,7 +520,7 @@ def test_a_stop_of_one_robot_outlives_its_driver(
 ) -> None:
     core = make_core(safety)
     assert told(core.step([(operator, command("estop", "leg"))], 0.0), peer) == ["estop"]
-    anew = replace(peer, key=b"3", hello=replace(peer.hello, client=8, incarnation=1))
+    anew = replace(peer, key=b"3", hello=changed(peer.hello, client=8, incarnation=1))
     assert told(core.step([(peer, Bye("killed")), (anew, anew.hello)], 1.0), anew) == ["estop"]
     for target in ("leg", ""):
         answer = reply(core, operator, command("activate", target), 2.0)

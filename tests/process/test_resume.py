@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import yaml
+from msgspec.structs import asdict
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
@@ -79,7 +80,7 @@ def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[st
         if name.startswith("simulator."):
             ours, theirs = (safetensors.numpy.load(item[name].tobytes()) for item in (arrays, others))
             steps = [codec.decode("step", item.pop("step").tobytes()) for item in (ours, theirs)]
-            values = [{**vars(step), "stamp": 0} for step in steps]
+            values = [{**asdict(step), "stamp": 0} for step in steps]
             found += [f"{name} step.{key}" for key in values[0] if not np.array_equal(values[0][key], values[1][key])]
             found += [f"{name} {key}" for key in ours if ours[key].tobytes() != theirs[key].tobytes()]
     return found

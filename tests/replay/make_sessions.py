@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
 from td3_robot.config import loading as configuration
@@ -189,7 +191,7 @@ def restarted(target: Path) -> None:
     kept: list[SafetyState] = []
 
     def learn(version: int, **fields: Any) -> Act:
-        return lambda: stage.learn(replace(learnt(version), **fields))
+        return lambda: stage.learn(changed(learnt(version), **fields))
 
     def kill() -> None:
         kept.append(stage.policy.safety_state)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from td3_robot.messages import Action, InForce, Message, Step, Weights, wire_fields
 from td3_robot.replay.compare import Comparison, compare, plot

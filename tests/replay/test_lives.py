@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from td3_robot.cli.main import main
 from td3_robot.core_types import Input, Output
@@ -188,7 +189,7 @@ def test_a_start_that_makes_no_sense_is_one_line(
             return entry
         start = codec.decode("start", entry.payload)
         assert isinstance(start, Start)
-        return replace(entry, payload=codec.encode(replace(start, **fields)))  # type: ignore[arg-type]
+        return replace(entry, payload=codec.encode(with_fields(start, **fields)))  # type: ignore[arg-type]
 
     session = changed(spoil)
     assert main(["replay", str(session.paths[0]), "--core", "policy"]) == 2

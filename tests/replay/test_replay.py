@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.cli.main import main
 from td3_robot.config.schema import Config
@@ -34,7 +35,7 @@ def spoilt(said: Said, number: int, value: float) -> Said:
             if seen == number:
                 action = message.action.copy()
                 action[1, 0] = value
-                message = replace(message, action=action)
+                message = changed(message, action=action)
             seen += 1
         result.append((publisher, message))
     return result

@@ -162,7 +162,7 @@ def stops_for_all_reach_no_robot(patch: Patch) -> None:
 
 def commands_are_not_refused(patch: Patch) -> None:
     refusal = Desk._refusal
-    patch.setattr(Desk, "_refusal", lambda *it: dataclasses.replace(refusal(*it), error=""))
+    patch.setattr(Desk, "_refusal", lambda *it: msgspec.structs.replace(refusal(*it), error=""))
 
 
 def an_inactive_server_acts(patch: Patch) -> None:
@@ -203,7 +203,7 @@ def late_actions_are_applied(patch: Patch) -> None:
 
     def eager(self: SourceCore, action: Action, now: float) -> None:
         if self.newest:
-            action = Action(*{**vars(action), "answers": self.newest.sequence}.values())
+            action = msgspec.structs.replace(action, answers=self.newest.sequence)
         answer(self, action, now)
 
     patch.setattr(SourceCore, "_answer", eager)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 from td3_robot_sims.backends.base import Outcome
 from td3_robot_sims.vector_env import VectorEnvironment
 
@@ -117,7 +118,7 @@ def test_what_was_compiled_is_not_called_different_where_nothing_is(name: str, t
             if isinstance(message, Weights):
                 bundle = Bundle.decode(message.payload)
                 payload = replace(bundle, provenance={**bundle.provenance, "compiled": True}).encode()
-                message = replace(message, payload=payload, sha256=sha256(payload))
+                message = with_fields(message, payload=payload, sha256=sha256(payload))
                 entry = replace(entry, payload=codec.encode(message))
             yield entry
 
@@ -303,7 +304,7 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 
     def changed(self: Assembler, step: Step) -> Any:
         if step.sequence > 60:
-            step = replace(step, sequence=step.sequence - 1, episode_step=step.episode_step - np.uint32(1))
+            step = with_fields(step, sequence=step.sequence - 1, episode_step=step.episode_step - np.uint32(1))
         return add(self, step)
 
     monkeypatch.setattr(Assembler, "add", changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import (
@@ -45,7 +45,6 @@ trees = st.dictionaries(
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
     ("record", "topic"): st.sampled_from(sorted(set(MESSAGES) - {"record"})),
-    ("step", "origin"): st.integers(0, 3),
     ("step", "world"): st.dictionaries(
         st.just("0"),
         st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
@@ -107,13 +106,13 @@ def assert_stated(error: ProtocolError) -> None:
 
 def assert_same(one: Message, other: Message) -> None:
     assert type(one) is type(other)
-    for item in fields(one):  # type: ignore[arg-type]
-        mine, theirs = getattr(one, item.name), getattr(other, item.name)
+    for name in wire_fields(type(one)):
+        mine, theirs = getattr(one, name), getattr(other, name)
         if isinstance(mine, np.ndarray):
-            assert (theirs.dtype, theirs.shape) == (mine.dtype, mine.shape), item.name
-            assert theirs.tobytes() == mine.tobytes(), item.name
+            assert (theirs.dtype, theirs.shape) == (mine.dtype, mine.shape), name
+            assert theirs.tobytes() == mine.tobytes(), name
         else:
-            assert theirs == mine or repr(theirs) == repr(mine), item.name  # NaN is not equal to itself
+            assert theirs == mine or repr(theirs) == repr(mine), name  # NaN is not equal to itself
 
 
 @settings(max_examples=150, deadline=None, print_blob=True)
@@ -250,9 +249,8 @@ def action(**change: Any) -> bytes:
         ("malformed", "not msgpack", "bye", b"\x81\xa6reason\xa2\xff\xfe"),
         ("malformed", "weights: Expected `object`, got `array`", "weights", b"\xdd\x00\x10\x00\x00" + bytes(2**20)),
         ("malformed", "not msgpack", "hello", b"\x91" * 5000),
-        ("fields", "has list, needs exactly", "heartbeat", msgpack.packb([1, 2])),
-        ("fields", "has ['1'], needs exactly", "heartbeat", msgpack.packb({1: 2})),
-        ("fields", "needs exactly ['session', 'stamp']", "heartbeat", heartbeat(more=1)),
+        ("fields", "has list, needs", "heartbeat", msgpack.packb([1, 2])),
+        ("fields", "has ['1'], needs", "heartbeat", msgpack.packb({1: 2})),
         ("fields", "has ['stamp']", "heartbeat", msgpack.packb({"stamp": 1})),
         ("type", "heartbeat.stamp: str, needs an integer", "heartbeat", heartbeat(stamp="1")),
         ("type", "heartbeat.stamp: float, needs an integer", "heartbeat", heartbeat(stamp=1.0)),
@@ -309,7 +307,6 @@ def test_limits_are_inclusive() -> None:
     ("field", "value", "text"),
     [
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
-        ("origin", 5, "origin 5 is not one of 0 to 4"),
         ("world", {"2": {}}, "world: '2' is not the index of a robot, 0 to 1"),
         ("world", {"²": {}}, "world: '²' is not the index of a robot, 0 to 1"),
         ("world", {"0": 1}, "world: that of robot 0 is not a map from names to finite numbers"),
@@ -411,9 +408,9 @@ def test_only_the_topics_own_fields_fit(reason: str, session: int) -> None:
 def test_several_records_travel_in_one_payload() -> None:
     records = [Record("step", "policy", n, 17, bytes(n)) for n in range(3)]
     several = codec.decode_records(codec.encode_records(records))
-    assert [vars(record) for record in several] == [vars(record) for record in records]
+    assert [asdict(record) for record in several] == [asdict(record) for record in records]
     (one,) = codec.decode_records(memoryview(codec.encode(records[2])))
-    assert vars(one) == vars(records[2])
+    assert asdict(one) == asdict(records[2])
 
 
 @pytest.mark.parametrize(

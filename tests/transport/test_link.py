@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed
 
 from td3_robot.core_types import Peer
 from td3_robot.errors import HandshakeError
@@ -86,7 +87,7 @@ def test_welcome(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
 
 
 def test_protocol_version(make_server: MakeServer, make_hello: MakeHello) -> None:
-    refused = refusal(make_server(), replace(make_hello(), protocol=PROTOCOL_VERSION + 1))
+    refused = refusal(make_server(), changed(make_hello(), protocol=PROTOCOL_VERSION + 1))
     assert refused.code == "protocol"
     assert refused.reason == f"protocol version is {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there"
 
@@ -160,7 +161,7 @@ def test_meanings_may_differ(make_server: MakeServer, make_hello: MakeHello, spe
 )
 def test_senseless_specification(make_server: MakeServer, make_hello: MakeHello, description: dict[str, Any]) -> None:
     server = make_server()
-    refused = refusal(server, replace(make_hello(), spec=description))
+    refused = refusal(server, changed(make_hello(), spec=description))
     assert refused.code == "spec"
     assert refused.reason.startswith("robot ")
     assert server.spec is None
@@ -181,7 +182,7 @@ def test_only_keys_both_sides_name_are_compared(
 
 def test_agreement_that_is_no_map_is_dropped(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
-    assert ask(server, replace(make_hello(), agreement=["task"])) == ([], [])  # type: ignore[arg-type]
+    assert ask(server, changed(make_hello(), agreement=["task"])) == ([], [])  # type: ignore[arg-type]
     assert server.tally.counts == {"type": 1}
 
 
@@ -653,7 +654,7 @@ def test_a_peer_cannot_write_lines_of_its_own_into_the_log(
 ) -> None:
     server = make_server()
     with caplog.at_level(logging.WARNING):
-        ask(server, replace(make_hello(), role="x\nERROR all is lost\x1b[2J"))
+        ask(server, changed(make_hello(), role="x\nERROR all is lost\x1b[2J"))
     assert "\n" not in caplog.records[0].message
     assert "\x1b" not in caplog.records[0].message
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, LifecycleChange, Record, Status, Step, Weights
