@@ -13,8 +13,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
@@ -25,7 +24,9 @@ from td3_robot.errors import BundleError, ConfigError
 from td3_robot.safety import limits as safety
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.util import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMAT = 1
 OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
@@ -191,6 +192,8 @@ class Bundle:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
+        from td3_robot.util import files  # only here: cores use bundles, and import no I/O
+
         files.write_atomically(path, self.encode())
 
     @classmethod
@@ -209,6 +212,8 @@ class Bundle:
         Raises:
             BundleError: see :meth:`load`.
         """
+        from td3_robot.util import files
+
         try:
             payload = files.read(path, _LONGEST)
         except OSError as error:

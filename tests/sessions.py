@@ -14,7 +14,8 @@ from td3_robot.config.schema import Config, RecordConfig
 from td3_robot.core_types import Peer
 from td3_robot.messages import Message, Record, Step, Weights
 from td3_robot.policy.core import PolicyCore
-from td3_robot.recording.entries import Entry, Facts, facts_of_this_machine
+from td3_robot.recording.entries import Entry, Facts
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.recording.writer import SessionWriter

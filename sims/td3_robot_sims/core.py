@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from td3_robot.config.schema import Config
 from td3_robot.core_types import Origin, Output
 from td3_robot.driver import core
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import Fast, RealTime, make_pacing
+from td3_robot.driver.pacing import Fast, RealTime
 from td3_robot.messages import Message, SimulatorState, Throttle
-from td3_robot_sims import snapshot, tasks
-from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.vector_env import VectorEnvironment
+from td3_robot_sims import snapshot
+
+if TYPE_CHECKING:
+    from td3_robot_sims.vector_env import VectorEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -24,32 +23,6 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "learner": (*core.ACCEPTS["learner"], SimulatorState),
 }
 """What a simulator takes from the server of each link."""
-
-
-def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """The core of a simulator; the caller closes its ``envs`` in the end.
-
-    Args:
-        config: of the run.
-        name: of the simulator.
-        incarnation: of the simulator.
-    """
-
-    def environment(seed: int) -> Environment:
-        return tasks.make(config.task, seed, config.randomization)
-
-    envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
-    # At full speed no deadline applies: without Actions a simulator stands still.
-    fast = config.pacing.mode == "fast"
-    safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
-    return SimulatorCore(
-        envs,
-        name,
-        incarnation,
-        lockstep=config.timing == "lockstep",
-        pacing=make_pacing(config.pacing, envs.spec),
-        guard=Guard(envs.spec, name, safety),
-    )
 
 
 class SimulatorCore(SourceCore):

@@ -16,6 +16,7 @@ from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus, Network
 from td3_robot_sims import core as sims_core
+from td3_robot_sims import simulator
 from td3_robot_sims.core import SimulatorCore
 
 
@@ -52,7 +53,7 @@ class InProcess:
         self.simulators: list[SimulatorCore] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
-            core, bus = sims_core.make(config, name, 0), MemoryBus(self.network, self.clock)
+            core, bus = simulator.make(config, name, 0), MemoryBus(self.network, self.clock)
             spec = core.envs.spec
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
             sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
@@ -76,5 +77,5 @@ class InProcess:
                 bus.send(to, message)
 
     def close(self) -> None:
-        for simulator in self.simulators:
-            simulator.envs.close()
+        for core in self.simulators:
+            core.envs.close()

@@ -14,6 +14,7 @@ from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.util.process_lock import claim
 from td3_robot_sims import core as sims_core
+from td3_robot_sims import simulator
 
 _PATIENCE = 10.0  # s to wait for the previous simulator of the same name to end
 
@@ -51,7 +52,7 @@ def _check_guest(node: Node) -> None:
 
 def _simulate(node: Node) -> None:
     config = node.config
-    core = sims_core.make(config, node.name, node.incarnation)
+    core = simulator.make(config, node.name, node.incarnation)
     envs, guard = core.envs, core.guard
     node.patient = config.pacing.mode == "fast"
     recorded = node.recorded(core, {})

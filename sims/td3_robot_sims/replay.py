@@ -8,8 +8,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
-from td3_robot_sims import core as sims_core
-from td3_robot_sims import tasks
+from td3_robot_sims import simulator, tasks
 from td3_robot_sims.core import SimulatorCore
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
@@ -28,7 +27,7 @@ def replay(session: Session) -> Outcome:
     def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         tasks.refuse_import(life.config.task, "recording", "--import {module}")
-        made.append(sims_core.make(life.config, life.name, life.incarnation))
+        made.append(simulator.make(life.config, life.name, life.incarnation))
         return RecordedCore(made[-1], life)
 
     try:

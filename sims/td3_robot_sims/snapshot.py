@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
@@ -14,7 +14,9 @@ from td3_robot.bundle import read_metadata, sha256
 from td3_robot.errors import BundleError, ProtocolError
 from td3_robot.messages import MAX_PAYLOAD, Step
 from td3_robot.transport import codec
-from td3_robot_sims.vector_env import VectorEnvironment
+
+if TYPE_CHECKING:
+    from td3_robot_sims.vector_env import VectorEnvironment
 
 FORMAT = 1
 _STEP = "step"

@@ -22,9 +22,9 @@ import msgspec
 from td3_robot.bench import attack, harness
 from td3_robot.bench.harness import Report, percentile_row, percentiles
 from td3_robot.bench.peers import Echo, Robot, serving
+from td3_robot.config.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
 from td3_robot.errors import UsageError
 from td3_robot.runtime import realtime
-from td3_robot.runtime.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
 from td3_robot.transport.keys import AllowList, KeyFolder
 
 ROBOTS = (1, 8, 64)

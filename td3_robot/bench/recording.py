@@ -25,7 +25,7 @@ from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Recor
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.noise import Gaussian
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
-from td3_robot.recording.entries import facts_of_this_machine
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.replay import check as replay

@@ -16,10 +16,10 @@ import zmq
 
 from td3_robot.bench import example
 from td3_robot.bundle import Bundle
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.policy.core import ACCEPTS, PolicyCore
 from td3_robot.runtime import realtime
 from td3_robot.runtime.arguments import Parser
-from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder, open_keys
 from td3_robot.transport.link import ServerLink

@@ -36,7 +36,8 @@ print(json.dumps(broken))
 """
 _ASK = """
 import json
-from td3_robot.runtime.realtime import RealtimeConfig, apply
+from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.runtime.realtime import apply
 outcome = apply(RealtimeConfig(priority=1, lock_memory=True))
 print(json.dumps({"applied": outcome.applied, "refused": outcome.refused}))
 """

@@ -12,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from td3_robot.cli.verbs import COMMANDS, find, listing
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
 from td3_robot.util.extras import missing
-from td3_robot.util.text import discard_output
+from td3_robot.util.output import discard_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

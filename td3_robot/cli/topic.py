@@ -18,7 +18,8 @@ from td3_robot.runtime.node import Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
-from td3_robot.util.text import did_you_mean, say
+from td3_robot.util.output import say
+from td3_robot.util.text import did_you_mean
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to; only recorders get Turns."""

@@ -16,9 +16,9 @@ from msgspec import Meta
 from td3_robot import noises
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.randomization import RandomizationConfig
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.section import Count, Natural, NonNegative, Positive, Section
 from td3_robot.errors import ConfigError
-from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]

@@ -21,7 +21,8 @@ from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
-from td3_robot.util.text import one_line, say
+from td3_robot.util.output import say
+from td3_robot.util.text import one_line
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
 """What a monitor takes from clients of each role."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
-from td3_robot.messages import PROTOCOL_VERSION, Hello, Record, Start, Weights
-from td3_robot.util import machine
+from td3_robot.messages import Hello, Record, Start, Weights
 
 METADATA = "td3_robot"
 """Name of the MCAP metadata record of every recording."""
@@ -24,7 +20,6 @@ REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
 """How many of the newest messages, per publisher and link, each new file repeats so that it can be read alone."""
 ON_THE_WAY_NS = 500_000_000
 """More than the longest delay of a message to the recorder, as nodes and recorder gather messages."""
-_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
 
 
 @dataclass(frozen=True)
@@ -98,21 +93,6 @@ class Facts:
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     attachments: Sequence[Attachment] = ()
-
-
-def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
-    """The facts of a recording that is made on this machine with this configuration."""
-    packages = [name for name in _PACKAGES if machine.version(name)]
-    return Facts(
-        {
-            "protocol": str(PROTOCOL_VERSION),
-            "td3-robot": machine.version("td3-robot"),
-            "python": platform.python_version(),
-            "task": config.task,
-            "host": json.dumps(machine.describe(packages)),
-        },
-        (Attachment(CONFIG, "application/yaml", config.to_yaml().encode()), *attachments),
-    )
 
 
 def printable(text: str) -> str:

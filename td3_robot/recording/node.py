@@ -21,7 +21,8 @@ from msgspec import ValidationError, convert, to_builtins
 from td3_robot.config.schema import RecordConfig
 from td3_robot.errors import UsageError
 from td3_robot.messages import Record
-from td3_robot.recording.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment, facts_of_this_machine
+from td3_robot.recording.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.recorder import Recorder
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node

@@ -14,19 +14,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Farewell
 from td3_robot.errors import EXIT_GOOD, ConfigError, RunFolderError, Td3RobotError
 from td3_robot.runtime import logs, realtime
 from td3_robot.runtime.arguments import check_name, run_or_config
 from td3_robot.runtime.node import Figures, Node
-from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS, RECORDER
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
-from td3_robot.util.text import STANDARD_OUTPUT
+from td3_robot.util.output import STANDARD_OUTPUT
 
 log = logging.getLogger(__name__)
 

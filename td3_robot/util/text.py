@@ -1,19 +1,15 @@
-"""Text for a terminal: output from files and peers made safe, and suggestions for mistyped words."""
+"""Text for a terminal: values of files and peers made safe, and suggestions for mistyped words."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LONGEST = 100  # characters
 _ALIKE = 0.5  # difflib's ratio, which is 1 for equal words
 _LISTED = 32  # words
-STANDARD_OUTPUT = "standard output"
-"""The file name of standard output in errors."""
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
@@ -34,26 +30,3 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     if alike := similar(word, words):
         return f"did you mean {alike[0]!r}?"
     return f"{otherwise} {', '.join(words[:_LISTED])}" + ", …" * (len(words) > _LISTED)
-
-
-def say(text: str) -> bool:
-    """Print and flush lines; False if the reader has closed the pipe, as ``head`` does.
-
-    Raises:
-        OSError: the text cannot be written for another reason.
-    """
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        discard_output()
-        return False
-    except OSError as error:
-        discard_output()
-        error.filename = STANDARD_OUTPUT
-        raise
-    return True
-
-
-def discard_output() -> None:
-    """Send the rest of standard output nowhere, or Python would fail at exit when it flushes the buffer."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,7 +22,8 @@ from td3_robot.config.schema import Config
 from td3_robot.errors import SessionError
 from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, Weights, wire_fields
 from td3_robot.recording import schemas
-from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.recording.entries import Attachment, Entry, Facts
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.recording.recover import recover

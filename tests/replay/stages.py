@@ -26,7 +26,8 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.node import weights
 from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
-from td3_robot.recording.entries import Entry, facts_of_this_machine
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.writer import SessionWriter
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Channel, Float32, RobotSpec

@@ -17,7 +17,8 @@ from msgspec.structs import replace as changed
 from td3_robot.cli.main import main
 from td3_robot.config.schema import Config
 from td3_robot.messages import Action, Message
-from td3_robot.recording.entries import Attachment, Entry, Facts, facts_of_this_machine
+from td3_robot.recording.entries import Attachment, Entry, Facts
+from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.replay import check as replay
 from td3_robot.replay import machines

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from td3_robot.config import loading as configuration
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.errors import ConfigError
-from td3_robot.runtime.realtime import RealtimeConfig, apply
+from td3_robot.runtime.realtime import apply
 
 _ASK = """
 import ctypes, gc, json, os, resource, sys  # before it may no longer read where Python is installed
-from td3_robot.runtime.realtime import RealtimeConfig, apply
+from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.runtime.realtime import apply
 if sys.argv[2] == "unprivileged":
     resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
@@ -84,7 +86,8 @@ def test_configuration() -> None:
 
 _BESIDE = """
 import json, os, threading
-from td3_robot.runtime.realtime import RealtimeConfig, apply, stand_back
+from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.runtime.realtime import apply, stand_back
 applied = apply(RealtimeConfig(priority=PRIORITY)).applied
 def beside():
     stand_back()

@@ -1,0 +1,39 @@
+"""A simulator for a run: its robots, and the core that drives them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from td3_robot.config.schema import Config
+from td3_robot.driver.guard import Guard
+from td3_robot.driver.pacing import make_pacing
+from td3_robot_sims import tasks
+from td3_robot_sims.backends.base import Environment
+from td3_robot_sims.core import SimulatorCore
+from td3_robot_sims.vector_env import VectorEnvironment
+
+
+def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
+    """The core of a simulator; the caller closes its ``envs`` in the end.
+
+    Args:
+        config: of the run.
+        name: of the simulator.
+        incarnation: of the simulator.
+    """
+
+    def environment(seed: int) -> Environment:
+        return tasks.make(config.task, seed, config.randomization)
+
+    envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
+    # At full speed no deadline applies: without Actions a simulator stands still.
+    fast = config.pacing.mode == "fast"
+    safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
+    return SimulatorCore(
+        envs,
+        name,
+        incarnation,
+        lockstep=config.timing == "lockstep",
+        pacing=make_pacing(config.pacing, envs.spec),
+        guard=Guard(envs.spec, name, safety),
+    )

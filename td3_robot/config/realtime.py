@@ -1,0 +1,46 @@
+"""The configuration section ``realtime``: what the policy server asks of the operating system."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from td3_robot.config.section import Natural, Section
+
+HIGHEST_PRIORITY = 99
+"""Of SCHED_FIFO."""
+LONGEST_SPIN_US = 20_000
+"""The longest ``spin_us``."""
+
+
+class RealtimeConfig(Section, frozen=True):
+    """Real-time settings of the policy server; all are off by default.
+
+    Attributes:
+        processors: pin the server to these.
+        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. From 2 on,
+            the thread that checks new weights runs at one less.
+        lock_memory: keep the server's pages in RAM. Needs LimitMEMLOCK under systemd.
+        freeze_gc: stop Python's cyclic garbage collector. The loop makes no cycles.
+        spin_us: poll for so long (µs) after a message before the server sleeps, because a processor wakes slowly. If
+            it is longer than the control period, the server keeps one processor busy. Excludes ``priority``: the
+            driver would never get that processor.
+    """
+
+    processors: tuple[Natural, ...] = ()
+    priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] = 0
+    lock_memory: bool = False
+    freeze_gc: bool = False
+    spin_us: Annotated[int, Meta(ge=0, le=LONGEST_SPIN_US)] = 0
+
+    def __post_init__(self) -> None:
+        if self.spin_us and self.priority:
+            raise ValueError(
+                f"realtime.spin_us is {self.spin_us} and realtime.priority is {self.priority}: a server that spins "
+                "under SCHED_FIFO would block the driver; one of them must be 0"
+            )
+
+    @property
+    def spin_s(self) -> float:
+        return self.spin_us * 1e-6

@@ -1,0 +1,29 @@
+"""The facts of a recording that is made on this machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+
+from td3_robot.config.schema import Config
+from td3_robot.messages import PROTOCOL_VERSION
+from td3_robot.recording.entries import CONFIG, Attachment, Facts
+from td3_robot.util import machine
+
+_PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mcap")
+
+
+def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
+    """The facts of a recording that is made on this machine with this configuration."""
+    packages = [name for name in _PACKAGES if machine.version(name)]
+    return Facts(
+        {
+            "protocol": str(PROTOCOL_VERSION),
+            "td3-robot": machine.version("td3-robot"),
+            "python": platform.python_version(),
+            "task": config.task,
+            "host": json.dumps(machine.describe(packages)),
+        },
+        (Attachment(CONFIG, "application/yaml", config.to_yaml().encode()), *attachments),
+    )
