@@ -231,6 +231,7 @@ def _storing(config: Config, rows: int) -> LearnerCore:
         config.learner,
         learning_starts=_NEVER - 1,
         buffer_size=max(2, rows),
+        replay_storage="memory",
         batch_size=1,
         compile=False,
         recordings=(),
