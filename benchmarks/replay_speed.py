@@ -21,9 +21,9 @@ import numpy as np
 from td3_robot.bench import harness
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.learner.divergence import Divergence
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import File, Memory, Note
 from td3_robot.learner.sources import Source
-from td3_robot.learner.storage import File, Memory, Note
 
 _AT_ONCE = 10_000  # transitions in one call while filling
 _BLOCK = 50  # calls between two looks at the clock

@@ -22,11 +22,11 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint
+from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.engine import threads
 from td3_robot.learner.evaluations import next_multiple
-from td3_robot.learner.meter import Meter
-from td3_robot.learner.metrics import MetricsWriter
+from td3_robot.learner.gauges import Gauges
+from td3_robot.learner.metrics_writer import MetricsWriter
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import node_parser
@@ -162,7 +162,7 @@ class A2CCore:
         self.env_steps = 0
         self.best_return = float("-inf")
         self.best: Bundle | None = None  # to be written, until taken
-        self.meter = Meter()
+        self.meter = Gauges()
         self.records: list[dict[str, Any]] = []
         self._next_evaluation = config.evaluation.every
 

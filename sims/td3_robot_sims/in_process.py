@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.learner import prefill
+from td3_robot.learner import warm_start
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
@@ -37,7 +37,7 @@ class InProcess:
         agreement = config.agreement()
         learning = dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState))
         self.learner = make_core(config)
-        prefill.begin(self.learner)
+        warm_start.begin(self.learner)
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
         learner_bus = MemoryBus(self.network, self.clock)

@@ -13,11 +13,11 @@ import torch
 
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.engine import selection
 from td3_robot.learner.engine.td3 import DTYPES
 from td3_robot.learner.engine.threads import ThreadsIn, use_threads
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
 
 STORED = 200_000  # transitions in each replay buffer
 

@@ -19,7 +19,7 @@ import numpy as np
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
-from td3_robot.learner import checkpoint
+from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder

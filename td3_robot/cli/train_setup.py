@@ -17,7 +17,7 @@ from td3_robot.config import resume as changes
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import UsageError
-from td3_robot.learner import beginning, room
+from td3_robot.learner import resources, warm_start
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.runtime import launch
 from td3_robot.runtime.run_folder import RunFolder
@@ -58,7 +58,7 @@ def new_run(options: argparse.Namespace) -> Prepared:
     config, device_memory, notices = resolve(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
-        beginning.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
+        warm_start.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
     path = options.out or Path("runs") / f"{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     notices = [*notices, *_check(config, path, device_memory)]
     return Prepared(RunFolder.create(path, config), config, notices)
@@ -159,7 +159,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
             experience.check(Path(file), spec)
     if _LEARNER not in modules:
         return []
-    fits = room.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
+    fits = resources.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
     return [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner), fits]
 
 

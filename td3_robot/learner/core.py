@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
+from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
-from td3_robot.learner.meter import Meter
 from td3_robot.learner.publisher import Publisher
 from td3_robot.learner.reports import EVERY, Record, Reports
 from td3_robot.learner.scheduling.base import Scheduler
@@ -59,10 +59,10 @@ class LearnerCore:
         self.config = config
         self.sources = Sources()
         self.counters: Counter[str] = Counter()
-        self.meter = Meter()
+        self.gauges = Gauges()
         self.learning = Learning(config, make_training)
-        self.publisher = Publisher(config, self.learning, self.meter, provenance or {})
-        self.reports = Reports(self.learning, self.publisher, self.sources, self.meter)
+        self.publisher = Publisher(config, self.learning, self.gauges, provenance or {})
+        self.reports = Reports(self.learning, self.publisher, self.sources, self.gauges)
         self.scheduler = SCHEDULERS[config.timing](self)
         self._outbox: list[Output] = []
         if spec:
@@ -102,7 +102,7 @@ class LearnerCore:
         Raises:
             DivergenceError: training has diverged.
         """
-        self.meter.start(now)
+        self.gauges.start(now)
         outputs, self._outbox = self._outbox, []
         for origin, message in inputs:
             if isinstance(origin, Peer):
@@ -153,12 +153,12 @@ class LearnerCore:
             self.counters["beyond_total"] += len(transitions)
         else:
             self.learning.store(transitions, step)
-            self.meter.ended(transitions.ended)
+            self.gauges.ended(transitions.ended)
             if len(transitions) and (lead := self.learning.lead) is not None:
-                self.meter.lead(lead)
+                self.gauges.lead(lead)
         if self.training.durable:
             self.training.note(self.env_steps, source.name, source.state())
-        self.meter.acted(step.weights_version, self.updates)
+        self.gauges.acted(step.weights_version, self.updates)
         self.reports.record_if_due(now)
 
     def counts(self) -> dict[str, int]:
@@ -181,7 +181,7 @@ class LearnerCore:
         if isinstance(message, Bye):
             self._leave(peer, message)
         elif isinstance(message, Evaluation):
-            record = self.publisher.evaluations.take(message, self.meter.wall(now))
+            record = self.publisher.evaluations.take(message, self.gauges.wall(now))
             self.reports.records.append(record)
         elif isinstance(message, (Step, SimulatorState)):
             source = self.sources.of(peer, message.source)

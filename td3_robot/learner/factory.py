@@ -8,7 +8,7 @@ from typing import Any
 from td3_robot.config.schema import Config
 from td3_robot.learner import machine_choices
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.storage import Memory, Storage
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 

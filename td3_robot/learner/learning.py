@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.errors import DivergenceError
+from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.scheduling.rate_limiter import RateLimiter
-from td3_robot.learner.transitions import Transitions
 from td3_robot.messages import Step
 from td3_robot.safety import limits as safety
 from td3_robot.specs import RobotSpec

@@ -16,10 +16,10 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import BundleError, DivergenceError
+from td3_robot.learner.checkpointing.saver import Saver, is_new, start
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
-from td3_robot.learner.metrics import MetricsWriter
-from td3_robot.learner.saver import Saver, is_new, start
+from td3_robot.learner.metrics_writer import MetricsWriter
 from td3_robot.messages import Evaluation, SimulatorState, Step
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
 _SMALLEST = 1e-4  # deviation, in the unit of the channel: a channel that was constant must not explode when it changes

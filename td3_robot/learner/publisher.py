@@ -13,8 +13,8 @@ from td3_robot.config.schema import Config
 from td3_robot.core_types import Output, Peer
 from td3_robot.errors import BundleError
 from td3_robot.learner.evaluations import Evaluations
+from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
-from td3_robot.learner.meter import Meter
 from td3_robot.messages import MAX_PAYLOAD, Weights
 
 _RESENT = 2  # in lock-step a restarted policy server may be asked for the version before the newest
@@ -35,7 +35,7 @@ class Publisher:
         policies, evaluators: the peers that receive weights.
     """
 
-    def __init__(self, config: Config, learning: Learning, meter: Meter, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, config: Config, learning: Learning, gauges: Gauges, provenance: Mapping[str, Any]) -> None:
         self.version = self.published_at = 0
         self.explores = config.learner.learning_starts == 0
         self.sent: deque[Weights] = deque(maxlen=_RESENT)
@@ -43,7 +43,7 @@ class Publisher:
         self.policies: set[Peer] = set()
         self.evaluators: set[Peer] = set()
         self._config = config
-        self._learning, self._meter = learning, meter
+        self._learning, self._gauges = learning, gauges
         self._provenance = dict(provenance)
 
     def leave(self, peer: Peer) -> None:
@@ -93,7 +93,7 @@ class Publisher:
         """Send a new version of the weights to every policy server."""
         weights = self._weights(averaged=False)
         self.published_at = self._learning.updates
-        self._meter.published(weights.version, self.published_at)
+        self._gauges.published(weights.version, self.published_at)
         self.sent.append(weights)
         return [(peer, weights) for peer in self.policies]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from td3_robot.learner.evaluations import next_multiple
+from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
-from td3_robot.learner.meter import Meter
 from td3_robot.learner.publisher import Publisher
 from td3_robot.learner.sources import Sources
 
@@ -24,11 +24,11 @@ class Reports:
         sound: the bundle of the newest policy whose training was sound; None before the first record.
     """
 
-    def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, meter: Meter) -> None:
+    def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, gauges: Gauges) -> None:
         self.records: list[Record] = []
         self.next_record = EVERY
         self.sound: bytes | None = None
-        self._learning, self._publisher, self._sources, self._meter = learning, publisher, sources, meter
+        self._learning, self._publisher, self._sources, self._gauges = learning, publisher, sources, gauges
 
     def take(self) -> list[Record]:
         """The records since the last call."""
@@ -65,17 +65,17 @@ class Reports:
             "episodes": stream["episodes"],
             "steps_lost": stream["missed"],
         }
-        record |= self._meter.figures(now) | self._meter.rates(learning.env_steps, learning.updates, now)
+        record |= self._gauges.figures(now) | self._gauges.rates(learning.env_steps, learning.updates, now)
         self.records.append(record | learning.training.metrics())
 
     def figures(self, now: float) -> dict[str, float]:
         """Gauges for the supervisor and for people."""
-        return self._meter.figures(now) | {
+        return self._gauges.figures(now) | {
             "env_steps": float(self._learning.env_steps),
             "updates": float(self._learning.updates),
             "replay_ratio": self._learning.replay_ratio,
             "weights_version": float(self._publisher.version),
-            "lead_min": self._meter.lead_min,
-            "lead_max": self._meter.lead_max,
+            "lead_min": self._gauges.lead_min,
+            "lead_max": self._gauges.lead_max,
             "target_reached": float(self._publisher.evaluations.reached),
         }

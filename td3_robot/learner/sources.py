@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from td3_robot.core_types import Output, Peer
-from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Step, Throttle
 
 log = logging.getLogger(__name__)

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
-from td3_robot.learner import beginning
-from td3_robot.learner.device_replay import DeviceReplay
+from td3_robot.learner import warm_start
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.engine import selection
-from td3_robot.learner.n_step import NStep
+from td3_robot.learner.experience.n_step import NStep
+from td3_robot.learner.experience.transitions import Transitions
+from td3_robot.learner.experience.value_check import ValueCheck
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.prioritised import PrioritisedReplay
-from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.storage import Note, Storage
-from td3_robot.learner.transitions import Transitions
-from td3_robot.learner.value_check import ValueCheck
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
+from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
+from td3_robot.learner.replay_buffer.storage import Note, Storage
 from td3_robot.messages import Step
 from td3_robot.specs import Float32, RobotSpec
 
@@ -77,13 +77,13 @@ class Training:
         """Start from the actor of a policy and its normalisation of observations.
 
         Raises:
-            BundleError: see :func:`td3_robot.learner.beginning.check`.
+            BundleError: see :func:`td3_robot.learner.warm_start.check`.
         """
-        beginning.check(bundle, self.spec, self.hidden, self.config)
+        warm_start.check(bundle, self.spec, self.hidden, self.config)
         self.algorithm.begin_with(bundle.tensors)
         if self.normaliser:
             mean, std = bundle.tensors[OBSERVATION_MEAN], bundle.tensors[OBSERVATION_STD]
-            self.normaliser.begin_with(mean, std, beginning.observations(bundle))
+            self.normaliser.begin_with(mean, std, warm_start.observations(bundle))
 
     @property
     def updates(self) -> int:

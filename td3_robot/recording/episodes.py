@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 

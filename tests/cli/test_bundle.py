@@ -14,7 +14,7 @@ from td3_robot.bundle import OBSERVATION_MEAN, Bundle, Exploration, sha256
 from td3_robot.cli import main as cli
 from td3_robot.config import loading as configuration
 from td3_robot.core_types import Peer
-from td3_robot.learner import checkpoint, state
+from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.factory import make_core
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec

@@ -21,7 +21,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.algorithms.base import Algorithm
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.policy.actor import Actor
 from td3_robot.specs import Channel, RobotSpec
 

@@ -15,7 +15,7 @@ from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.table import ALGORITHMS, IMPLIED
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 from tests.contract.algorithm import AlgorithmContract
 from tests.contract.sign_learner import SignLearner
 

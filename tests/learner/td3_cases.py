@@ -15,7 +15,7 @@ from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 

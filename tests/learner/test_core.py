@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,73 +14,23 @@ from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config import loading as configuration
-from td3_robot.config.schema import Config
-from td3_robot.core_types import Output, Peer
+from td3_robot.core_types import Output
 from td3_robot.errors import BundleError, ConfigError, DivergenceError
-from td3_robot.learner import compute, reports, state
-from td3_robot.learner.core import LearnerCore
+from td3_robot.learner import compute, reports
+from td3_robot.learner.checkpointing import state
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.prefill import prefill
-from td3_robot.learner.storage import File
-from td3_robot.messages import Bye, Evaluation, Step, Throttle, Weights
+from td3_robot.learner.replay_buffer.storage import File
+from td3_robot.learner.warm_start import prefill
+from td3_robot.messages import Bye, Evaluation, Step
 from td3_robot.policy.actor import Actor
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.link import hello
-
-
-def config(**learner: Any) -> Config:
-    values = {"learning_starts": 10, "batch_size": 4, "replay_ratio_band": 8, "publish_every": 2, "buffer_size": 100}
-    return configuration.parse(
-        {
-            "total_steps": 60,
-            "network": {"hidden": [4]},
-            "evaluation": {"every": 20, "episodes": 1},
-            "learner": {**values, **learner},
-        }
-    )
-
-
-class World:
-    """A learner core with made-up peers, and their messages."""
-
-    def __init__(self, core: LearnerCore, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-        self.core, self.spec, self.make_step = core, spec, make_step
-        self.time = 0.0
-
-    def peer(self, role: str, name: str, *, incarnation: int = 0, robots: int = 0, version: int = 0) -> Peer:
-        spec = self.spec if robots else None
-        introduction = hello(
-            role, name, client=1, incarnation=incarnation, robots=robots, weights_version=version, spec=spec
-        )
-        return Peer("learner", name.encode(), introduction, {})
-
-    def join(self, peer: Peer) -> list[Output]:
-        return self.give(peer, peer.hello)
-
-    def give(self, peer: Peer, message: Any) -> list[Output]:
-        self.time += 0.001
-        return self.core.step([(peer, message)], self.time)
-
-    def idle(self, turns: int = 1) -> list[Output]:
-        outputs = []
-        for _ in range(turns):
-            self.time += 0.001
-            outputs += self.core.step([], self.time)
-        return outputs
+from tests.learner.world import World, config, published, throttles
 
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
     return World(make_core(config()), spec, make_step)
-
-
-def throttles(outputs: list[Output]) -> list[Throttle]:
-    return [message for _, message in outputs if isinstance(message, Throttle)]
-
-
-def published(outputs: list[Output]) -> list[Weights]:
-    return [message for _, message in outputs if isinstance(message, Weights)]
 
 
 def test_grants_follow_the_ratio(world: World) -> None:
@@ -365,7 +314,7 @@ def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
     # Version 2 is of 0 updates, and n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
-    assert world.core.meter.staleness == pytest.approx(expected)
+    assert world.core.gauges.staleness == pytest.approx(expected)
 
 
 def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from td3_robot.bundle import OBSERVATION_CLIP
 from td3_robot.errors import BundleError
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 
 
 def test_by_hand() -> None:

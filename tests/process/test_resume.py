@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
-from td3_robot.learner import checkpoint
+from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.transport import codec
 from tests.conftest import SMALL, Command
 from tests.process.conftest import MadeOnce

@@ -23,7 +23,7 @@ from td3_robot_sims.in_process import InProcess
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
-from td3_robot.learner import checkpoint, state
+from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.messages import Step
 from td3_robot.recording.reader import Session
 from td3_robot.transport.link import LONG_SILENCE

@@ -16,7 +16,7 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError, SessionError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.prefill import begin, prefill
+from td3_robot.learner.warm_start import begin, prefill
 from td3_robot.messages import Phase, Throttle, Weights
 from td3_robot.recording import experience
 from td3_robot.specs import RobotSpec

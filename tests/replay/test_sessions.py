@@ -19,7 +19,7 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import RecordConfig
 from td3_robot.core_types import Peer
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import (
     Action,
     ActionOrigin,

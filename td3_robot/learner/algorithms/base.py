@@ -17,7 +17,7 @@ from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
 from td3_robot.learner.algorithms.networks import initialise
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from td3_robot.learner.algorithms.base import Algorithm, polyak_update
 from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.networks import Actor, Critics
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss}
 

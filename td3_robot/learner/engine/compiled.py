@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from td3_robot.learner import compute
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.util import files, machine
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from td3_robot.learner.engine.losses import LOSSES
 from td3_robot.learner.engine.metrics import EngineMetrics
 from td3_robot.learner.engine.networks import Adam, Gradient, Layer, Network, joined
 from td3_robot.learner.engine.threads import second_thread
-from td3_robot.learner.replay import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")

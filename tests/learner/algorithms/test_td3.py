@@ -11,7 +11,7 @@ import torch
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from tests.learner.td3_cases import A, B, O, batches, changed, distance, noise_to_come, tensors_of, weights_of
 
 pytestmark = pytest.mark.parametrize("kind", [TD3, FastTD3], ids=["written", "engine"])

@@ -15,8 +15,8 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.loading import parse
 from td3_robot.learner.engine import compiled, threads
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.storage import Memory
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import Memory
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 from td3_robot.util import machine

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.engine.graph import CapturedUpdate, Work, aside, difference
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import ReplayBuffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 

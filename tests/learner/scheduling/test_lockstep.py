@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace as changed
 
 from td3_robot.core_types import Output, Peer
-from td3_robot.learner import state
+from td3_robot.learner.checkpointing import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.scheduling.lockstep import TRANSITIONS, State
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
-from tests.learner.test_core import World, config, published, throttles
+from tests.learner.world import World, config, published, throttles
 
 
 def lockstep_config() -> Any:

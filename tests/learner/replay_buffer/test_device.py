@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from td3_robot.errors import BundleError, ConfigError
-from td3_robot.learner import device_replay
-from td3_robot.learner.device_replay import DeviceReplay
-from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.storage import File, Note
+from td3_robot.learner.replay_buffer import device as device_buffer
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
+from td3_robot.learner.replay_buffer.storage import File, Note
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
@@ -48,7 +48,7 @@ def test_rows_of_a_file_go_there_block_by_block(
     seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 4 rows at most, over the end of 10; and all of them again when a process goes on with the file."""
-    monkeypatch.setattr(device_replay, "_AT_ONCE", 4)
+    monkeypatch.setattr(device_buffer, "_AT_ONCE", 4)
     random = np.random.default_rng(seed)
 
     def in_file(number: int) -> ReplayBuffer:

@@ -14,7 +14,7 @@ _REMEMBERED = 1000  # versions whose age is known
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
-class Meter:
+class Gauges:
     """Gauges of one run, which go on over restarts as far as :meth:`state` holds them."""
 
     def __init__(self) -> None:

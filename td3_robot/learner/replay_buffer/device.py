@@ -11,8 +11,8 @@ from torch import Tensor
 
 from td3_robot.errors import ConfigError
 from td3_robot.learner.compute import upload
-from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.storage import Storage
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.specs import Float32
 
 _AT_ONCE = 8192  # rows that are brought to the device in one piece

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.prioritised import PrioritisedReplay, SumTree
+from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay, SumTree
+from tests.learner.replay_buffer.test_buffer import transitions
 from tests.learner.td3_cases import Exact
-from tests.learner.test_replay import transitions
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 

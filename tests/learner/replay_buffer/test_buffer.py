@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.replay import Batch, ReplayBuffer
-from td3_robot.learner.storage import row_size
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import row_size
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint, compute, prefill, state
+from td3_robot.learner import compute, warm_start
+from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.room import announce
-from td3_robot.learner.storage import File, Memory, Storage
+from td3_robot.learner.replay_buffer.storage import File, Memory, Storage
+from td3_robot.learner.resources import announce
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -53,7 +54,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     if saved is None:
         core = make_core(node.config, provenance=provenance, storage=room, admit=admit)
-        prefill.begin(core)
+        warm_start.begin(core)
         return core
     path, arrays, scalars = saved
     core = state.restored(node.config, arrays, scalars, provenance, room, admit)

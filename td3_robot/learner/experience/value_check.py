@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.algorithms.base import Algorithm
+from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.replay import Batch
-from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.storage import Memory, Storage, row_size
+from td3_robot.learner.replay_buffer.storage import Memory, Storage, row_size
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
-from td3_robot.learner.storage import ROWS, row_size
+from td3_robot.learner.replay_buffer.storage import ROWS, row_size
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 

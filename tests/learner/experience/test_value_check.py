@@ -8,11 +8,11 @@ import torch
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.engine.td3 import FastTD3
+from td3_robot.learner.experience.transitions import Assembler
+from td3_robot.learner.experience.value_check import ValueCheck
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.transitions import Assembler
-from td3_robot.learner.value_check import ValueCheck
 from td3_robot.messages import Step
-from tests.learner.test_transitions import history
+from tests.learner.experience.test_transitions import history
 
 
 def check_of(stream: list[Step], discount: float) -> ValueCheck:

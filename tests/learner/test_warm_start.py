@@ -14,7 +14,8 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError
-from td3_robot.learner import beginning, state
+from td3_robot.learner import warm_start
+from td3_robot.learner.checkpointing import state
 from td3_robot.learner.factory import make_core
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
@@ -104,16 +105,16 @@ def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
 def test_what_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
     plain, learner = make_bundle(), config().learner
     with pytest.raises(BundleError, match=r"hidden layers \[8, 4\], network.hidden is \[8, 5\]"):
-        beginning.check(plain, spec, (8, 5), learner)
+        warm_start.check(plain, spec, (8, 5), learner)
     with pytest.raises(BundleError, match="for another robot"):
-        beginning.check(plain, replace(spec, control_period=0.01), (8, 4), learner)
+        warm_start.check(plain, replace(spec, control_period=0.01), (8, 4), learner)
     with pytest.raises(BundleError, match="normalise_observations must be true"):
-        beginning.check(normalised(plain, env_steps=3), spec, (8, 4), learner)
+        warm_start.check(normalised(plain, env_steps=3), spec, (8, 4), learner)
     means = config(normalise_observations=True).learner
     with pytest.raises(BundleError, match="normalise_observations must be false"):
-        beginning.check(plain, spec, (8, 4), means)
+        warm_start.check(plain, spec, (8, 4), means)
     with pytest.raises(BundleError, match="env_steps in its provenance is None"):
-        beginning.check(normalised(plain), spec, (8, 4), means)
+        warm_start.check(normalised(plain), spec, (8, 4), means)
     with pytest.raises(ConfigError, match="would spoil the policy at once; allowed: 1 or more"):
         config(critics_first=0)
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from td3_robot.errors import BundleError
-from td3_robot.learner import storage
-from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.storage import File, Memory, Note
+from td3_robot.learner.replay_buffer import storage
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import File, Memory, Note
 from td3_robot.util import machine
 
 WIDTH = 10  # of a robot with 3 observations and 2 actions
@@ -228,7 +228,7 @@ CHILD = """
 import sys
 from pathlib import Path
 import numpy as np
-from td3_robot.learner.storage import File, Note
+from td3_robot.learner.replay_buffer.storage import File, Note
 file = File(Path(sys.argv[1]), 1000, 10)
 for total in range(1, 10**9):
     file.write((total - 1) % 1000, np.full((1, 10), total, np.float32))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.learner.metrics import MetricsWriter
+from td3_robot.learner.metrics_writer import MetricsWriter
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Phase, Step
 
 

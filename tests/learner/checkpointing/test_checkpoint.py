@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from td3_robot.errors import BundleError
-from td3_robot.learner import checkpoint
+from td3_robot.learner.checkpointing import checkpoint
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.replay import Float32, ReplayBuffer
-from td3_robot.learner.room import BRANCHES, tree_levels
-from td3_robot.learner.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.buffer import Float32, ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import Memory, Storage
+from td3_robot.learner.resources import BRANCHES, tree_levels
 
 Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]

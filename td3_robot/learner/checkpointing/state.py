@@ -19,7 +19,7 @@ from td3_robot.errors import BundleError
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.machine_choices import AUTO
-from td3_robot.learner.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.storage import Memory, Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
 
@@ -65,7 +65,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         "learning": publisher.explores,
         "evaluations": publisher.evaluations.state(),
         "next_record": core.reports.next_record,
-        "meter": core.meter.state(now),
+        "meter": core.gauges.state(now),
         "counters": dict(core.counters),
         "sources": core.sources.state(),
     }
@@ -125,7 +125,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
         publisher.explores = scalars["learning"]
         publisher.evaluations.restore(scalars["evaluations"], core.env_steps)
         core.reports.next_record = scalars["next_record"]
-        core.meter.restore(scalars["meter"])
+        core.gauges.restore(scalars["meter"])
         core.counters.clear()
         core.counters.update(scalars["counters"])
         core.sources.restore(scalars["sources"])

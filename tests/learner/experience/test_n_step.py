@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.n_step import NStep, Rows
-from td3_robot.learner.transitions import Assembler
+from td3_robot.learner.experience.n_step import NStep, Rows
+from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Phase, Step
-from tests.learner.test_transitions import ends, history
+from tests.learner.experience.test_transitions import ends, history
 
 
 def rows_of(rows: Rows) -> list[tuple[Any, ...]]:

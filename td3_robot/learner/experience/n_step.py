@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.transitions import Transitions
+from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 

@@ -15,11 +15,11 @@ import torch
 from td3_robot.config.loading import parse
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
-from td3_robot.learner.device_replay import DeviceReplay
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay import ReplayBuffer
-from td3_robot.learner.room import announce, needs
-from td3_robot.learner.storage import ROWS, File
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
+from td3_robot.learner.replay_buffer.storage import ROWS, File
+from td3_robot.learner.resources import announce, needs
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
@@ -31,9 +31,9 @@ ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: else the kernel r
 from pathlib import Path
 import numpy as np
 from td3_robot.config import loading as configuration
-from td3_robot.learner import checkpoint, state
+from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.storage import File, Memory, Note
+from td3_robot.learner.replay_buffer.storage import File, Memory, Note
 from td3_robot.specs import Channel, RobotSpec
 
 folder, config = Path(sys.argv[1]), configuration.load(sys.argv[2])

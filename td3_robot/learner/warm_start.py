@@ -1,0 +1,122 @@
+"""The start of a new learner: a policy (``learner.start_from``) and recorded transitions (``learner.recordings``).
+
+:func:`check` also runs in the command line, before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from td3_robot.bundle import OBSERVATION_MEAN, Bundle
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.errors import BundleError, SessionError
+from td3_robot.learner.experience.transitions import Assembler
+from td3_robot.messages import Step
+from td3_robot.specs import RobotSpec
+
+if TYPE_CHECKING:
+    from td3_robot.learner.core import LearnerCore
+
+log = logging.getLogger(__name__)
+
+_KEY = "learner.start_from"
+
+
+def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: LearnerConfig) -> None:
+    """Check that learning can start from this policy, for this robot and with these settings.
+
+    Raises:
+        BundleError: it cannot.
+    """
+    if difference := spec.difference(bundle.spec):
+        raise BundleError(f"{_KEY}: that policy is for another robot: {difference}")
+    if bundle.hidden != hidden:
+        raise BundleError(
+            f"{_KEY}: that policy has the hidden layers {list(bundle.hidden)}, network.hidden is {list(hidden)}; "
+            "they must be the same"
+        )
+    normalised = OBSERVATION_MEAN in bundle.tensors
+    if normalised != learner.normalise_observations:
+        raise BundleError(
+            f"{_KEY}: that policy {'normalises' if normalised else 'does not normalise'} its observations; "
+            f"learner.normalise_observations must be {str(normalised).lower()}"
+        )
+    if normalised:
+        observations(bundle)
+
+
+def observations(bundle: Bundle) -> int:
+    """How many observations a policy's mean and deviation summarise.
+
+    Raises:
+        BundleError: its provenance does not name the number.
+    """
+    count = bundle.provenance.get("env_steps")
+    if not isinstance(count, int) or count < 1:
+        raise BundleError(
+            f"{_KEY}: that policy normalises observations and does not say of how many its mean is: env_steps in its "
+            f"provenance is {str(count)[:40]}; needed is 1 or more"
+        )
+    return count
+
+
+def begin(core: LearnerCore) -> None:
+    """Give a new core the policy and the recordings that its configuration names.
+
+    Raises:
+        BundleError: the policy or a recording does not fit.
+        SessionError: a recording cannot be read.
+    """
+    file, recordings = core.config.learner.start_from, core.config.learner.recordings
+    if file:
+        bundle = Bundle.load(Path(file))
+        core.start(bundle.spec, bundle)
+        log.info("begins with the actor of %s", file)
+    if not recordings:
+        return
+    from td3_robot.recording import experience  # here: it needs the extra for recordings
+
+    sessions = experience.recordings([Path(file) for file in recordings])
+    counts = prefill(core, (experience.read(*parts) for parts in sessions))
+    for parts, count in zip(sessions, counts, strict=True):
+        log.info("%s: %d transitions to begin with", ", ".join(map(str, parts)), count)
+    if core.learning.offline and not core.training.ready:
+        raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: no transition is in there")
+
+
+def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
+    """Store the transitions of recorded Steps.
+
+    They count as no environment steps, and the edge between them and later Steps counts as no gap. The last steps of
+    each recording make n-step returns of the rewards there are. If the replay file holds the rows of an earlier
+    process, recorded transitions are among them, and nothing is stored.
+
+    Returns:
+        The number of stored transitions of each recording.
+
+    Raises:
+        BundleError: a recording is of another robot.
+    """
+    counts: list[int] = []
+    stored_before = False
+    for spec, steps in recordings:
+        if core.spec is None:
+            core.start(spec)
+        elif difference := core.spec.difference(spec):
+            raise BundleError(f"recorded Steps are another robot's: {difference}")
+        training = core.training
+        stored_before = stored_before or bool(training.notes)
+        before = training.replay.total_added
+        assemblers: dict[str, Assembler] = {}
+        for step in () if stored_before else steps:
+            transitions = assemblers.setdefault(step.source, Assembler()).add(step)
+            if transitions is not None and len(transitions):
+                training.store(transitions, step)
+        training.end()
+        counts.append(training.replay.total_added - before)
+    if counts and not stored_before:
+        core.training.note(core.env_steps, "", {})
+    return counts
