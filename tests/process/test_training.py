@@ -487,7 +487,10 @@ FP32 = ("--set", "learner.precision=fp32")  # what auto is may have to be measur
         ),
         (("train", "cartpole_a2c", "--set", "randomization.action_latency=[1,2]"), "randomization.action_latency is"),
         (("train", "cartpole_a2c", "--set", "task=gymnasium:Pendulum-v1"), "the A2C baseline learns discrete actions"),
-        (("train", "walker2d", "--steps", "9", "--set", "total_steps=8"), "--steps and --set total_steps say the same"),
+        (
+            ("train", "walker2d", "--steps", "9", "--set", "total_steps=8"),
+            "--steps and --set total_steps set the same key",
+        ),
         (("train", "walker2d", "--offline", "5"), "learner.recordings is empty"),
         (("train", "--resume", "nowhere"), "holds no run"),
         (("train",), "no CONFIG"),
