@@ -1,0 +1,31 @@
+"""``python -m td3_robot.driver NAME``: drive a robot that an installed package brings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from td3_robot.driver.node import main as drive
+from td3_robot.driver.table import DRIVERS
+from td3_robot.errors import EXIT_USAGE, ConfigError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drive the robot whose name comes first among the arguments; the others are those of every driver.
+
+    Returns:
+        The exit code of the process.
+    """
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
+    try:
+        if not DRIVERS.names():
+            raise ConfigError(f"driver is {name!r}; no installed package has an entry point in {DRIVERS.group}")
+        robot = DRIVERS.load(name)()
+    except ConfigError as error:
+        print(f"td3_robot.driver: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return drive(robot, name, others)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
