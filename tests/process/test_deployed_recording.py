@@ -137,7 +137,7 @@ def test_what_a_recorder_needs_to_know_is_said(tmp_path: Path, capsys: Any) -> N
     config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
     for words, error in (
         ((), "give one of --run DIR (join a run) and --config FILE"),
-        (("--config", str(config)), "OUT.mcap is needed with --config"),
+        (("--config", str(config)), "OUT.mcap, the file to write, is needed with --config"),
         ((str(tmp_path / "a.mcap"), "--config", str(config)), "endpoints.recorder is not set"),
         ((str(tmp_path / "a.mcap"),), "give one of --run DIR (join a run) and --config FILE"),
     ):

@@ -18,8 +18,8 @@ from td3_robot_sims.vector_env import VectorEnvironment
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.config.schema import RecordConfig
 from td3_robot.core_types import Peer
-from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.experience.transitions import Assembler
+from td3_robot.learner.training import Training
 from td3_robot.messages import (
     Action,
     ActionOrigin,
@@ -316,5 +316,6 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lock-step every weight follows from the Steps: another learning rate is another policy."""
     only_where_recorded()
-    monkeypatch.setattr(LearnerCore, "learning_rate", property(lambda _: 0.9e-3))
+    update = Training.update
+    monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
     assert differing("walkers", "learner").keys() == {"payload", "sha256"}
