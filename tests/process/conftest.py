@@ -1,4 +1,4 @@
-"""What tests of installed packages share."""
+"""Fixtures and constants that the process tests share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""An address of this process: a port of it that was free, and is bound later, nobody else takes meanwhile."""
+"""A loopback address for this test process alone. A port found free here stays free until a test binds it."""
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
-    """Makes a folder for all tests, and with several workers for all of them: the first to ask, the others wait.
+    """Make a folder once for all tests and all pytest-xdist workers. The first caller makes it, the others wait.
 
-    Not by pytest-xdist's groups: pytest 9.2 and pytest-xdist 3.8 ignore them together.
+    A lock file is used instead of pytest-xdist's groups, which pytest 9.2 with pytest-xdist 3.8 ignores.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -36,7 +36,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
             if not made.exists():
                 if failed.exists():
                     pytest.fail(f"{name} could not be made: {failed.read_text()}")
-                shutil.rmtree(folder, ignore_errors=True)  # left by one who was stopped
+                shutil.rmtree(folder, ignore_errors=True)  # left behind by an interrupted run
                 folder.mkdir()
                 try:
                     make(folder)
@@ -51,7 +51,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
 
 @pytest.fixture(scope="session")
 def wheel(made_once: MadeOnce) -> Path:
-    """The package as pip would get it, built once for all tests."""
+    """Build the wheel once for all tests."""
 
     def build(folder: Path) -> None:
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]

@@ -1,11 +1,16 @@
-"""The example driver, writing down what it sees and is told; what a file names goes wrong with its sensors.
+"""The example driver, with a record of its calls and with sensor faults that a test can switch on.
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
-RECORD gets a line for each observation and each action: ``observe good``, ``apply 0.500000``. FAULT holds a word:
-``frozen``: the last observation again and again; ``nan``: a number is missing; ``stop``: the emergency stop; ``hang``:
-the sensors never answer, and the robot has a way to be stopped, which writes ``stop``. HOLD_OFF of the environment: for
-how many seconds without a word from the server the robot is left alone at first.
+RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``.
+FAULT is a file that holds one word, or nothing:
+
+- ``frozen``: observe() repeats its last observation.
+- ``nan``: one channel is NaN.
+- ``stop``: observe() raises EmergencyStop.
+- ``hang``: observe() never returns.
+
+The environment variable HOLD_OFF sets ``driver.core.HOLD_OFF``, in seconds.
 """
 
 from __future__ import annotations

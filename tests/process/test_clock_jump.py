@@ -1,7 +1,7 @@
-"""The wall clock is set while a robot is driven and recorded: nobody who keeps a deadline notices.
+"""The wall clock jumps while a robot is driven and recorded. Deadlines must not notice.
 
-No process may set the machine's clock here. What each of these reads is off by what a file says, see ``wall_clock``:
-the same to all of Python in it. libzmq and the kernel's timeouts count by the monotonic clock.
+A test may not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to every clock reading of
+the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
 HOUR = 3600
 
 
-def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute without an observation or an action is a fault, by whatever clock is looked at."""
+def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All deadlines are one minute, so a deadline that used the wall clock would expire at each jump."""
     offset, folder = tmp_path / "offset", Path(__file__).parent / "wall_clock"
     monkeypatch.setenv("WALL_CLOCK", str(offset))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
@@ -48,7 +48,7 @@ def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: p
             go_on()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
-        # A driver that is killed now, and starts anew: by its clock it was started before the first.
+        # Restart the driver. By its wall clock, the new driver started before the old one.
         driver.kill()
         driver.wait()
         (tmp_path / "record").unlink()
@@ -66,14 +66,14 @@ def test_the_wall_clock_jumps_for_hours_both_ways(tmp_path: Path, monkeypatch: p
         assert "fault" not in robot.log(name)
         assert "dropped" not in robot.log(name)
     said = [datetime.fromisoformat(text) for text in re.findall(r"^(\S+ \S+),\d+ leg ", robot.log("driver.log"), re.M)]
-    assert max(said) - min(said) > timedelta(hours=9)  # the two drivers' starts, as their log has them
+    assert max(said) - min(said) > timedelta(hours=9)  # the log shows both drivers' start times
 
     session = Session([tmp_path / "leg.mcap"])
     entries = [entry for entry, _ in session.messages()]
     received, published = [entry.received for entry in entries], [entry.published for entry in entries]
     assert received == sorted(received)
-    assert (received[-1] - received[0]) * 1e-9 < HOUR  # the recorder counts on from where it began
-    assert (max(published) - min(published)) * 1e-9 > 14 * HOUR  # what each said of its own clock is written down
+    assert (received[-1] - received[0]) * 1e-9 < HOUR  # the recorder's time does not jump
+    assert (max(published) - min(published)) * 1e-9 > 14 * HOUR  # publishers' wall times are recorded as sent
     report = info.examine(tmp_path / "leg.mcap")
     assert (report["damages"], report["faults"]) == ([], [])
     assert {stream["missing"] for stream in report["topics"].values()} == {0}

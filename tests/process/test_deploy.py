@@ -1,13 +1,15 @@
-"""docs/deploy.md: every command of it is run, in its order, by a robot and a workstation that are folders here.
+"""Run every command of docs/deploy.md in order, with folders in place of the robot and the workstation.
 
-What stands in for what:
+Substitutions:
 
-- ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` are one address of loopback; ports 5601 and 5555, free ones.
-- ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` are folders of the robot's folder; homes are folders too.
-- ``scp`` and ``ssh`` copy and run locally; ``python3`` is the Python of the tests. On the robot, pip installs the wheel
-  alone: the packages it needs are those of the tests (tests/process/test_install.py is about them).
-- ``systemctl`` starts and stops the command lines of the installed units; ``apt`` and ``useradd`` are left out.
-- Deadlines and limits are longer, as the machines of tests are shared; a learner starts after 20 steps, not thousands.
+- ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` become one loopback address. Ports 5601 and 5555 become
+  free ports.
+- ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Homes become folders too.
+- ``scp`` and ``ssh`` copy and run locally. ``python3`` is the Python of the tests.
+- On the robot, pip installs only the wheel. Its dependencies come from the test environment;
+  tests/process/test_install.py tests their installation.
+- ``systemctl`` starts and stops the command lines of the installed units. ``apt`` and ``useradd`` do nothing.
+- Deadlines and limits are longer, because test machines are shared. The learner starts after 20 steps.
 """
 
 from __future__ import annotations
@@ -59,7 +61,15 @@ SHORTER = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, whose it is, the file that it is the content of, if it is."""
+    """A fenced block of the page.
+
+    Attributes:
+        section: heading of the section.
+        language: language of the block.
+        place: machine or user it is for: robot, workstation or root.
+        file: path of the file whose content it is; empty for commands.
+        text: content.
+    """
 
     section: str
     language: str
@@ -81,7 +91,7 @@ def blocks() -> list[Block]:
 
 
 def policy() -> Bundle:
-    """Always 0.5 N·m: tanh(bias) with weights of 0; the network is the one that the page's learner has."""
+    """A policy that always returns 0.5 N·m: tanh(bias) with zero weights. The page's learner uses the same layers."""
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (32, 32)).items()}
     tensors["actor.2.bias"][:] = np.arctanh(0.5)
     return Bundle(SPEC, (32, 32), tensors, provenance={"version": 3})
@@ -97,7 +107,7 @@ def _free_ports(count: int) -> list[int]:
 
 @dataclass
 class Site:
-    """The two machines, and what runs on them."""
+    """The robot and the workstation, and the processes that run on them."""
 
     folder: Path
     waiting: list[Block] = field(default_factory=blocks)
@@ -115,7 +125,7 @@ class Site:
         self._workstation()
 
     def at(self, path: str) -> Path:
-        """Where a path of the robot is."""
+        """Folder of this test for an absolute path on the robot."""
         return self.folder / "robot" / path.lstrip("/")
 
     def _tools(self) -> None:
@@ -136,7 +146,7 @@ class Site:
             tool.chmod(0o755)
 
     def _workstation(self) -> None:
-        """A checkout, a training that is over, and the driver that its author wrote."""
+        """Prepare the workstation: a checkout, a finished training and the user's driver."""
         home = self.workstation
         (home / "td3-robot").symlink_to(ROOT)
         (home / "runs").mkdir()
@@ -151,13 +161,13 @@ class Site:
         own = self.folder / "tools" / "workstation" if place == "workstation" else self.at("/usr/local/bin")
         path = os.pathsep.join([str(own), str(self.folder / "tools" / "all"), "/usr/bin", "/bin"])
         values = {"PATH": path, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        if place == "root":  # pip must see no packages but the new environment's
+        if place == "root":  # pip must see only the new environment's packages
             return values | {"HOME": str(self.folder), "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
         home, packages = (self.robot, self.site_packages) if place == "robot" else (self.workstation, str(ROOT))
         return values | {"HOME": str(home), "PYTHONPATH": packages}
 
     def here(self, text: str) -> str:
-        """What the page says, with the names, ports and folders of the test."""
+        """Replace the page's names, ports and folders by those of the test."""
         for word, ours in self.words.items():
             text = text.replace(word, ours)
         return re.sub(r"/(?=(opt|usr/local|etc|var/lib)/)", f"{self.at('/')}/", text)
@@ -165,7 +175,11 @@ class Site:
     # -- the page ------------------------------------------------------------------------------------------------
 
     def follow(self, section: str, until: str = "") -> str:
-        """Do what the next blocks of the page say, up to the one that holds ``until``, or the section's end."""
+        """Run the next blocks of a section, up to the block that contains ``until``, or to the section's end.
+
+        Returns:
+            Standard output of the blocks' commands.
+        """
         output = ""
         while self.waiting and self.waiting[0].section == section:
             block = self.waiting.pop(0)
@@ -209,7 +223,7 @@ class Site:
                 self.start_service(name)
             self.wait("the robot", lambda: self.state()["connected"] == ["leg"])
         elif program == "find" or program.startswith("/opt/"):
-            pass  # the trimmed install: tests/process/test_install.py makes it
+            pass  # tests/process/test_install.py tests the trimmed install
         elif program == "rm":
             self.run("root", line.removeprefix("# "))
         else:
@@ -229,16 +243,18 @@ class Site:
             )
 
     def start_service(self, name: str) -> None:
-        """As systemd would: the last command of the unit and its drop-ins, in its folder."""
+        """Start a service as systemd does: the last command of the unit and its drop-ins, in the unit's folder."""
         unit = self.at(f"/etc/systemd/system/{name}.service")
         texts = [file.read_text() for file in (unit, *sorted(unit.with_suffix(".service.d").glob("*.conf")))]
         assert "WorkingDirectory=/var/lib/td3-robot\n" in texts[0]
         commands = re.findall(r"^ExecStart=(.*)$", "\n".join(texts), re.MULTILINE)
-        assert commands[1:] == ([] if len(texts) == 1 else ["", commands[-1]])  # a second needs the first taken away
+        assert commands[1:] == (
+            [] if len(texts) == 1 else ["", commands[-1]]
+        )  # a drop-in must clear ExecStart before it sets a new one
         self.start(name, "robot", commands[-1])
 
     def stop(self, name: str) -> None:
-        """As systemd would; the unit must know the exit code for a good one."""
+        """Stop a service as systemd does. The unit must list the exit code as a success."""
         self.running[name].terminate()
         code = self.running.pop(name).wait(120)
         [good] = re.findall(r"^SuccessExitStatus=(.*)$", (PAGE.parent / f"systemd/{name}.service").read_text(), re.M)
@@ -258,7 +274,7 @@ class Site:
         return (self.folder / f"{name}.log").read_text()
 
     def wait(self, what: str, check: Callable[[], Any]) -> None:
-        poll_until(check, lambda: f"{what} did not come\n{self.record()[-5:]}\n{self.logs()}")
+        poll_until(check, lambda: f"timeout while waiting for {what}\n{self.record()[-5:]}\n{self.logs()}")
 
     def wait_for(self, line: str, after: int = 0) -> None:
         self.wait(line, lambda: line in self.record()[after:])
@@ -273,8 +289,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         process.wait()
 
 
-@pytest.mark.timeout(600)  # a hundred processes, on a machine that others share
-def test_the_page(site: Site) -> None:
+@pytest.mark.timeout(600)  # the page starts about a hundred processes, and test machines are shared
+def test_every_command_of_the_page_works(site: Site) -> None:
     site.follow("Install")
     installed = site.at("/usr/local/bin/td3-robot").resolve()
     assert installed.is_relative_to(site.at("/opt/td3-robot"))
@@ -292,7 +308,7 @@ def test_the_page(site: Site) -> None:
     assert "frozen: True" in said
     site.wait_for(POLICY)
 
-    # A crash, and what systemd does then: nothing moves before somebody says so.
+    # systemd restarts a crashed server. The robot must not move before an operator activates it.
     site.running["td3-robot-policy"].kill()
     site.running["td3-robot-policy"].wait()
     killed = len(site.record())
@@ -324,14 +340,14 @@ def test_the_page(site: Site) -> None:
 
 
 def learns(site: Site) -> None:
-    """The learner's weights begin with the policy that is served, are adopted live, and leave again."""
+    """Follow the learner's section: it starts from the served policy, teaches the running robot, and is removed."""
     section = "A learner on the workstation"
     said = site.follow(section, until="unfreeze")
     assert "frozen: False" in said
     site.wait("the learner", lambda: "begins with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights of the learner, learned ones too", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
-    # 0.5 and noise of 0.05: below 0.2 are 6 deviations. Random weights of this size would be near 0.
+    # Mean 0.5, noise 0.05: 0.2 is 6 standard deviations below. Random weights of this size would give about 0.
     assert min(float(line.split()[1]) for line in explored[:30]) > 0.2
 
     site.follow(section, until="rollback")
@@ -340,7 +356,7 @@ def learns(site: Site) -> None:
     assert (state["version"], state["frozen"]) == (3, True)
     site.wait_for(POLICY, back)
 
-    for number in range(2):  # "the same command goes on from its checkpoint"
+    for number in range(2):  # the page: the same command resumes from the checkpoint
         learner = site.running.pop("learner")
         learner.send_signal(signal.SIGINT)
         assert learner.wait(120) == 130, site.log("learner")
@@ -359,6 +375,7 @@ def learns(site: Site) -> None:
 
 
 def updates_a_fleet(site: Site) -> None:
+    """Follow the section on fleets: update the policy, then roll back."""
     old = (site.robot / "policy.safetensors").read_bytes()
     site.follow("Update a fleet", until="for robot in")
     new = (site.workstation / "adapted.safetensors").read_bytes()
@@ -367,7 +384,7 @@ def updates_a_fleet(site: Site) -> None:
         old,
     )
     state = site.state()
-    assert (state["state"], state["version"]) == ("active", 4)  # the newest of this server, which began with 3
+    assert (state["state"], state["version"]) == ("active", 4)  # this server started with version 3
     site.follow("Update a fleet")
     assert site.state()["version"] == 3
     assert (site.robot / "policy.safetensors").read_bytes() == old
@@ -375,7 +392,7 @@ def updates_a_fleet(site: Site) -> None:
 
 @pytest.fixture
 def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
-    """What systemd says of units, with a program that exists in the place of ours; nothing if all is well."""
+    """Return systemd's complaints about units; empty if they are valid. /bin/true stands in for td3-robot."""
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("this machine has no systemd-analyze")
@@ -385,7 +402,9 @@ def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
             (tmp_path / name).write_text(re.sub(r"/opt/td3-robot/bin/\S+", "/bin/true", text))
         command = [program, "verify", *(str(tmp_path / name) for name in units)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        return "\n".join(line for line in done.stdout.splitlines() if "td3-robot-" in line)  # not of the machine's own
+        return "\n".join(
+            line for line in done.stdout.splitlines() if "td3-robot-" in line
+        )  # skip complaints about the machine's own units
 
     return say
 
@@ -399,7 +418,7 @@ def test_units_are_valid(verify: Callable[[dict[str, str]], str]) -> None:
         assert bad.strip("=") in verify({name: text.replace(good, bad)})
 
 
-def test_the_unit_permits_what_the_page_s_configuration_asks_for() -> None:
+def test_unit_limits_cover_the_realtime_settings_of_the_page() -> None:
     [unit] = [unit for unit in UNITS if "policy" in unit.name]
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]

@@ -1,4 +1,4 @@
-"""Recording a deployed policy server, its driver and its operators: all of it is in the file, and is done again."""
+"""Record a deployed policy server, its driver and its operators, and replay the recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, peri
 
 
 class Recorded(Robot):
-    """A robot with a recorder beside it."""
+    """A robot whose processes are recorded."""
 
     def configure(self, **safety: Any) -> None:  # type: ignore[override]
         super().configure(**safety)
@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # so that the beginning waits for the recorder, whoever starts first
+            config["record"] = True  # nodes wait for the recorder, whichever starts first
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:
@@ -48,8 +48,8 @@ def stop(*processes: Any) -> None:
         process.wait(120)
 
 
-def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Recorded, capsys: Any) -> None:
-    """An emergency stop for all and one by name, a second policy, a fault: every state and answer again."""
+def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, capsys: Any) -> None:
+    """Replay repeats every state and reply for two emergency stops, a new policy and a fault."""
     robot.configure(**PATIENT)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
@@ -64,7 +64,9 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
-    robot.wait("a quarter of a second", lambda: periods(robot.record()[at:]) > 12)  # messages are gathered for 0.1 s
+    robot.wait(
+        "a quarter of a second", lambda: periods(robot.record()[at:]) > 12
+    )  # a node sends its recorded messages every 0.1 s
     stop(driver, server, recorder)
 
     path = robot.folder / "leg.mcap"
@@ -73,7 +75,7 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert [item.version for item in said if isinstance(item, Weights)] == [3, 4]
     assert {item.role for item in said if isinstance(item, Start)} == {"policy", "driver"}
     verbs = [item.verb for item in said if isinstance(item, Command) and item.reason]
-    assert verbs[0] == "estop"  # as the operator said it: there was one to say
+    assert verbs[0] == "estop"  # the operator's first command
     topics = {message.NAME for message in said}
     assert topics <= {topic.message.NAME for topic in TOPICS if topic.recorded != "no"}
     assert {"start", "turn", "command", "reply", "lifecycle", "weights", "action", "step"} <= topics
@@ -91,8 +93,8 @@ def test_a_deployed_robot_is_recorded_from_its_beginning_and_replayed(robot: Rec
     assert "driver: " in capsys.readouterr().out
 
 
-def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
-    """What the server, and then the driver, said last was gathered and went with it; the other one had taken it."""
+def test_recording_replays_after_a_kill(robot: Recorded) -> None:
+    """A killed process takes its last unsent messages with it. Its peer recorded that it received them."""
     robot.configure()
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
@@ -113,7 +115,7 @@ def test_what_followed_a_kill_is_replayed(robot: Recorded) -> None:
         assert not [note for note in reports[core].notes if "is not recorded" in note], reports[core].notes
 
 
-def test_a_recorder_that_comes_late_gets_the_policy_and_checks_actions_alone(robot: Recorded) -> None:
+def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     for name in ("robot", "driver"):
         path = robot.folder / f"{name}.yaml"
@@ -132,7 +134,7 @@ def test_a_recorder_that_comes_late_gets_the_policy_and_checks_actions_alone(rob
     assert any("its turns before" in note for note in reports["driver"].notes)
 
 
-def test_what_a_recorder_needs_to_know_is_said(tmp_path: Path, capsys: Any) -> None:
+def test_errors_name_the_missing_arguments_of_record(tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "robot.yaml"
     config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
     for words, error in (

@@ -1,4 +1,4 @@
-"""``td3-robot eval`` as a command, on a policy file."""
+"""The command ``td3-robot eval`` with a policy file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def run(command: Any, *arguments: str, code: int = 0) -> str:
     return text
 
 
-def test_figures_agree_and_repeat(command: Any, policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_agree_and_repeat_with_the_same_seed(
+    command: Any, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     three = (str(policy), "--episodes", "3", "--seed")
     first = json.loads(run(command, *three, "5", "--json").splitlines()[-1])
     assert main(["eval", *three, "5", "--json"]) == 0
@@ -71,12 +73,12 @@ def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> No
     raw = subprocess.run(decode, check=True, capture_output=True).stdout
     frames = np.frombuffer(raw, np.uint8).reshape(-1, 480, 640, 3)
     assert len(frames) >= 3
-    assert np.std(frames[0]) > 5  # not one colour
-    assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 0.5  # and it moves
+    assert np.std(frames[0]) > 5  # the picture has more than one colour
+    assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 0.5  # the robot moves
 
 
 @pytest.mark.parametrize("name", ["walk.webm", "walk.mkv", "walk.gif"])
-def test_videos_of_other_kinds(policy: Path, name: str, tmp_path: Path) -> None:
+def test_other_video_formats(policy: Path, name: str, tmp_path: Path) -> None:
     assert main(["eval", str(policy), "--episodes", "1", "--video", str(tmp_path / name)]) == 0
     probe = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(tmp_path / name), "-f", "null", "-"]
     done = subprocess.run(probe, check=True, capture_output=True, text=True)
@@ -85,7 +87,7 @@ def test_videos_of_other_kinds(policy: Path, name: str, tmp_path: Path) -> None:
 
 
 class Talker(gymnasium.Env[Any, Any]):
-    """Prints where it should not, has no pictures, and no number for its third reward if ``broken``."""
+    """Prints to stdout, cannot be rendered, and returns NaN as its third reward if ``broken``."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -109,7 +111,7 @@ gymnasium.register("td3_robot_tests/Talker-v0", Talker, max_episode_steps=5)
 gymnasium.register("td3_robot_tests/Broken-v0", Talker, max_episode_steps=5, kwargs={"broken": True})
 
 
-def test_what_a_task_prints_is_no_part_of_the_result_and_its_rewards_are_numbers(
+def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("Talker", "Broken"):
@@ -143,7 +145,7 @@ def test_what_a_task_prints_is_no_part_of_the_result_and_its_rewards_are_numbers
         (("policy.safetensors", "--video", "no/where.mp4"), "the folder 'no' does not exist"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_gives_one_line_of_error(
     policy: Path,
     arguments: tuple[str, ...],
     words: str,
@@ -158,5 +160,5 @@ def test_bad_input_is_one_line(
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
-def test_bad_input_is_exit_code_2_of_a_process(command: Any, policy: Path) -> None:
+def test_bad_input_gives_exit_code_2(command: Any, policy: Path) -> None:
     assert "--episodes is 0" in run(command, str(policy), "--episodes", "0", code=2)

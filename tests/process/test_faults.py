@@ -1,8 +1,8 @@
-"""A robot, its driver and its policy server as processes, and what can happen to them.
+"""Faults of a robot, its driver and its policy server, all as real processes.
 
-The policy of these tests always wants 0.5 N·m, the safe action is −0.125 N·m: what a robot is told says who spoke. How
-long a fault lasted is counted in the driver's own observations, 20 ms apart, of which a busy machine makes fewer but
-never more: so no test depends on how fast the machine is, only on the order of what happens.
+The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so the action shows who chose it.
+Tests measure the length of a fault in the driver's observations, one per 20 ms. A busy machine makes fewer of them,
+never more. Tests therefore depend on the order of events, not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ DEADLINE = 1000  # ms: 50 control periods
 PERIODS = DEADLINE // 20
 AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
 PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
-"""For what is about no deadline: a process that gets no processor for a second would miss one."""
+"""Long deadlines, for tests of something else. On a busy machine a process can stall for a second."""
 
 
 def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
-    """A policy that wants the same whatever it sees: tanh(bias) with weights of 0."""
+    """A policy that always returns the same torque: tanh(bias) with zero weights."""
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (4,)).items()}
     tensors["actor.1.bias"][:] = np.arctanh(torque)
     return Bundle(SPEC, (4,), {**tensors, **changes}, provenance={"version": version})
 
 
 class Robot:
-    """The processes of one robot, in a folder."""
+    """The processes of one robot and the folder in which they run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,13 @@ class Robot:
         bundle().save(folder / "policy.safetensors")
 
     def configure(self, server: str | None = None, learner: str | None = None, **safety: Any) -> None:
-        """Write robot.yaml, and driver.yaml that differs by where the policy server is (behind something)."""
+        """Write robot.yaml and driver.yaml.
+
+        Args:
+            server: endpoint at which the driver reaches the policy server, for example a ``Cable``.
+            learner: endpoint of the learner.
+            safety: settings of the section ``safety``.
+        """
         settings = {
             "safe_action": {"torque": -0.125},
             "observation_deadline_ms": DEADLINE,
@@ -128,16 +134,16 @@ class Robot:
         return (self.folder / name).read_text()
 
     def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
-        """What ``check`` gives once it is true."""
+        """Wait until ``check`` returns something true, and return it."""
 
         def complaint() -> str:
             logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
-            return f"{what} did not come; record ends with {self.record()[-10:]}\n{logs}"
+            return f"timeout while waiting for {what}; record ends with {self.record()[-10:]}\n{logs}"
 
         return poll_until(check, complaint, timeout)
 
     def wait_for(self, line: str, after: int = 0) -> int:
-        """Index of the first such line of the record from index ``after`` on."""
+        """Wait for a line of the record at index ``after`` or later, and return its index."""
 
         def find() -> int:
             lines = self.record()
@@ -146,17 +152,22 @@ class Robot:
         return int(self.wait(line, find)) - 1
 
     def running(self) -> int:
-        """Wait until the policy moves the robot; how long the record is then."""
+        """Wait until the policy moves the robot. Return the number of lines in the record."""
         self.wait_for(POLICY)
         return len(self.record())
 
 
 def periods(lines: list[str]) -> int:
+    """Count the control periods in lines of the record."""
     return sum(line.startswith("observe") for line in lines)
 
 
 def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
-    """Where the safe action first stands from ``begin`` on, and the periods since the last action of a policy."""
+    """Wait for the safe action at index ``begin`` or later.
+
+    Returns:
+        Its index, and the number of periods since the policy's last action.
+    """
     safe = robot.wait_for(SAFE, begin)
     lines = robot.record()
     last = max(index for index in range(safe) if lines[index] == POLICY)
@@ -170,7 +181,7 @@ def robot(tmp_path: Path) -> Iterator[Robot]:
     it.end()
 
 
-def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robot) -> None:
+def test_killed_policy_server_puts_robot_in_fault_until_activate(robot: Robot) -> None:
     robot.configure()
     server = robot.serve()
     robot.drive()
@@ -179,7 +190,7 @@ def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robo
     safe, waited = until_safe(robot, begin)
     assert waited <= PERIODS + 1
     robot.serve()
-    # The new server acts for it again, and the robot does not listen.
+    # The new server sends actions again, but the robot ignores them.
     robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) >= 2)
     robot.wait("half a second", lambda: periods(robot.record()[safe:]) > 25)
     assert POLICY not in robot.record()[safe:]
@@ -191,8 +202,8 @@ def test_a_killed_policy_server_is_a_fault_that_only_activate_leaves(robot: Robo
     assert "leg: fault -> active: activate was asked for" in robot.log("driver.log")
 
 
-def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
-    """Both sides have missed the other, say so, and go on by themselves as configured."""
+def test_robot_recovers_after_policy_server_pauses_for_two_seconds(robot: Robot) -> None:
+    """Both sides detect the silence, log a fault and recover automatically, as configured."""
     robot.configure(**AUTOMATIC)
     server = robot.serve()
     robot.drive()
@@ -204,7 +215,7 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
     robot.wait("two seconds", lambda: periods(robot.record()[begin:]) > 100)
     server.send_signal(signal.SIGCONT)
     back = robot.wait_for(POLICY, safe)
-    assert periods(robot.record()[begin:back]) > 100  # nothing that queued meanwhile moved it
+    assert periods(robot.record()[begin:back]) > 100  # queued actions did not move the robot
     assert f"leg: active -> fault: no action for {DEADLINE} ms" in robot.log("driver.log")
     assert f"policy/leg: active -> fault: no observation for {DEADLINE} ms" in robot.log("server.log")
     for log in ("driver.log", "server.log"):
@@ -213,7 +224,7 @@ def test_a_policy_server_stopped_for_two_seconds(robot: Robot) -> None:
 
 @pytest.fixture
 def full() -> Iterator[int]:
-    """A pipe into which nothing fits any more, and which nobody reads: a terminal after Ctrl-S."""
+    """A full pipe that nobody reads, like a terminal after Ctrl-S."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with contextlib.suppress(BlockingIOError):
@@ -225,8 +236,8 @@ def full() -> Iterator[int]:
     os.close(reads)
 
 
-def test_a_log_that_nobody_reads_delays_nothing(robot: Robot, full: int) -> None:
-    """Neither an emergency stop, nor the safe action, nor a reset, nor the end of both."""
+def test_blocked_stderr_delays_neither_safety_nor_shutdown(robot: Robot, full: int) -> None:
+    """The emergency stop, safe action, reset and termination of both processes work with a full stderr."""
     robot.configure()
     server = robot.serve(stderr=full)
     driver = robot.drive(stderr=full)
@@ -249,7 +260,7 @@ def test_a_log_that_nobody_reads_delays_nothing(robot: Robot, full: int) -> None
     assert server.wait(60) == 128 + signal.SIGTERM
 
 
-def test_a_method_that_hangs_ends_a_driver_whose_log_nobody_reads(robot: Robot, full: int) -> None:
+def test_hung_method_ends_driver_even_with_blocked_stderr(robot: Robot, full: int) -> None:
     robot.configure(hang_ms=1000, **PATIENT)
     robot.serve()
     driver = robot.drive(stderr=full)
@@ -260,10 +271,12 @@ def test_a_method_that_hangs_ends_a_driver_whose_log_nobody_reads(robot: Robot, 
 
 
 class Cable:
-    """TCP between driver and server's socket, that can be cut: bytes then stay where they are.
+    """A TCP proxy from the driver to the server's Unix socket. It can stop or delay bytes.
 
     Attributes:
-        delay: seconds that bytes take.
+        whole: cleared to hold back all bytes, set to let them pass.
+        delay: delay of each block of bytes, in seconds.
+        endpoint: address for the driver.
     """
 
     def __init__(self, target: Path) -> None:
@@ -307,15 +320,15 @@ class Cable:
     def close(self) -> None:
         self.over = True
         self.whole.set()
-        self.listener.shutdown(socket.SHUT_RDWR)  # which ends a wait for the next one, as closing does not
+        self.listener.shutdown(socket.SHUT_RDWR)  # unlike close(), this ends accept()
         self._accepting.join()
         for one in [self.listener, *self._open]:
             one.close()
 
 
 @pytest.mark.parametrize("how", ["cut", "late"])
-def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
-    """Late is 300 ms each way: every Action answers an observation that is not the newest any more."""
+def test_robot_recovers_after_link_is_cut_or_late(robot: Robot, how: str) -> None:
+    """``late`` adds 300 ms each way, so every Action answers an outdated observation."""
     cable = Cable(robot.folder / "policy")
     try:
         robot.configure(server=cable.endpoint, **AUTOMATIC)
@@ -328,7 +341,7 @@ def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
             cable.delay = 0.3
         safe, waited = until_safe(robot, begin)
         assert waited <= PERIODS + 1
-        if how == "cut":  # the server knows as well: its own watchdog, whose word cannot reach the robot
+        if how == "cut":  # the server's own watchdog sees the fault too, but cannot tell the driver
             robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
         cable.delay = 0.0
         cable.whole.set()
@@ -337,9 +350,9 @@ def test_a_link_that_is_cut_or_slow_and_mended(robot: Robot, how: str) -> None:
         cable.close()
 
 
-def test_observations_that_freeze(robot: Robot) -> None:
-    """The stream goes on and says the same: 300 ms are 15 periods; the server is on its own clock, so twice that."""
-    deadline = 3 * DEADLINE  # beside which the 300 ms are short
+def test_frozen_observations_cause_a_fault(robot: Robot) -> None:
+    """Observations repeat for longer than frozen_ms: 300 ms, or 15 periods. The action deadline comes on top."""
+    deadline = 3 * DEADLINE  # long compared with 300 ms
     robot.configure(frozen_ms=300, observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
     robot.serve()
     robot.drive()
@@ -356,8 +369,8 @@ def test_observations_that_freeze(robot: Robot) -> None:
     robot.wait_for(POLICY, len(robot.record()))
 
 
-def test_observations_that_are_no_numbers(robot: Robot) -> None:
-    """The driver sees it first, and at once; nothing of it goes over the wire."""
+def test_nan_observations_cause_a_fault(robot: Robot) -> None:
+    """The driver rejects NaN within one period and does not send it."""
     robot.configure(action_deadline_ms=60_000, **AUTOMATIC)
     robot.serve()
     robot.drive()
@@ -375,7 +388,7 @@ def test_observations_that_are_no_numbers(robot: Robot) -> None:
 
 
 class Learner:
-    """A learner's end of the link that says whatever the test wants."""
+    """A fake learner that sends whatever the test wants."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -385,7 +398,7 @@ class Learner:
         self._client = b""
 
     def welcome(self) -> None:
-        """Wait for a Hello, and take the policy server in."""
+        """Wait for the policy server's Hello and answer it with a Welcome."""
         while True:
             assert self._socket.poll(60_000), "no Hello"
             self._client, topic, payload = self._socket.recv_multipart()
@@ -404,8 +417,8 @@ class Learner:
         self._context.term()
 
 
-def test_sensors_that_never_answer_end_the_driver(robot: Robot) -> None:
-    """Neither SIGTERM nor a stop could reach it; systemd starts another, which begins with the safe action."""
+def test_hung_sensors_end_the_driver(robot: Robot) -> None:
+    """A hung driver handles neither SIGTERM nor stops. A restarted driver begins with the safe action."""
     robot.configure(hang_ms=2000, **AUTOMATIC)
     robot.serve()
     driver = robot.drive()
@@ -423,7 +436,7 @@ def test_sensors_that_never_answer_end_the_driver(robot: Robot) -> None:
     robot.running()
 
 
-def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_and_driver_notify_systemd_while_they_run(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.configure()
     monkeypatch.setenv("WATCHDOG_USEC", "200000")
     monkeypatch.setenv("NOTIFY_SOCKET", str(robot.folder / "notify"))
@@ -434,7 +447,7 @@ def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest
             process = start()
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
-            process.send_signal(signal.SIGSTOP)  # before the next is let in: whose word it is must be clear
+            process.send_signal(signal.SIGSTOP)  # so that later messages come from the other process
             robot.wait("its stop", lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -443,8 +456,8 @@ def test_systemd_hears_of_both_while_they_turn(robot: Robot, monkeypatch: pytest
             systemd.settimeout(60)
 
 
-def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng: np.random.Generator) -> None:
-    """Bad weights change nothing; good ones are adopted live; without a learner the last ones serve on."""
+def test_bad_weights_are_refused_and_good_weights_outlive_the_learner(robot: Robot, rng: np.random.Generator) -> None:
+    """Bad weights change nothing. The server adopts good weights live and keeps them after the learner ends."""
     learner = Learner(f"ipc://{robot.folder}/learner")
     try:
         robot.configure(learner=f"ipc://{robot.folder}/learner", **PATIENT)
@@ -459,7 +472,7 @@ def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng:
         learner.weights(9, rng.bytes(1000))
         bias = {"actor.1.bias": np.full(1, np.nan, np.float32)}
         learner.weights(9, bundle(0.25, **bias).encode())
-        learner.weights(2, bundle(0.25).encode())  # older than what is served
+        learner.weights(2, bundle(0.25).encode())  # older than the served version
         robot.wait("the refusals", lambda: robot.log("server.log").count("refused:") >= 4)
         assert set(robot.record()[begin:]) <= {"observe good", POLICY}
         learner.weights(9, bundle(0.25).encode())
@@ -470,8 +483,8 @@ def test_a_learner_that_talks_nonsense_then_teaches_then_dies(robot: Robot, rng:
     assert set(robot.record()[taught:]) == {"observe good", "apply 0.250000"}
 
 
-def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
-    """The driver's Steps reach a real learner, whose weights the deployed server adopts; when it dies, all goes on."""
+def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
+    """A real learner gets the driver's Steps, and the server adopts its weights. The robot outlives the learner."""
     robot.configure(learner=f"ipc://{robot.folder}/learner", **AUTOMATIC)
     content = {
         "pacing": {"mode": "realtime"},
@@ -494,7 +507,7 @@ def test_a_learner_elsewhere_adapts_the_policy_of_a_running_robot(robot: Robot) 
     robot.wait("its policy's actions", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
 
 
-def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.configure(**PATIENT)
     robot.serve()
     robot.drive()
@@ -502,21 +515,21 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot, monke
     second = robot.serve(log="second.log")
     assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    monkeypatch.setenv("HOLD_OFF", "60")  # s: a server that is slow to say no is no server that is gone
+    monkeypatch.setenv("HOLD_OFF", "60")  # s; a server that is slow to refuse is not gone
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
     assert impostor.wait(120) == 2
     assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
-    # By another way to the server, as from another machine, it is the server that says so.
+    # Through a TCP proxy, as from another machine, the server refuses the second driver.
     cable = Cable(robot.folder / "policy")
     other, later = cable.endpoint, str(int(time.time()) + 1000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(120) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
-    assert (robot.folder / "impostor").read_text() == ""  # neither has asked its robot anything, or told it
+    assert (robot.folder / "impostor").read_text() == ""  # neither has read sensors or sent an action
     robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
     assert set(robot.record()[begin:]) == {"observe good", POLICY}
-    # Nor does one touch the robot while the first says so little that the server has to wait for its next word.
+    # A second driver is refused even while the first one is in fault and sends little.
     robot.fault("nan")
     robot.wait_for(SAFE, begin)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
@@ -527,8 +540,8 @@ def test_a_second_server_and_a_second_driver_are_turned_away(robot: Robot, monke
 
 
 @pytest.mark.parametrize("why", ["robot", "key"])
-def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -> None:
-    """Whoever drove before it may have been killed in the middle of a movement."""
+def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
+    """A previous driver may have been killed in the middle of a movement."""
     robot.configure()
     if why == "robot":
         policy = bundle()
@@ -548,13 +561,13 @@ def test_a_driver_that_is_refused_makes_its_robot_safe(robot: Robot, why: str) -
     robot.serve()
     driver = robot.drive()
     assert driver.wait(120) == 2
-    assert set(robot.record()) == {SAFE}  # it has not asked its sensors for anything
+    assert set(robot.record()) == {SAFE}  # it has not read its sensors
     assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
-def test_a_driver_whose_name_a_dead_one_still_has_makes_its_robot_safe(robot: Robot) -> None:
-    """It has the same incarnation, so that the server cannot put it in the other's place: it may go on no more."""
+def test_driver_refused_because_a_dead_driver_holds_its_name_makes_its_robot_safe(robot: Robot) -> None:
+    """Both have the same incarnation, so the server cannot replace the dead driver and refuses the new one."""
     robot.configure()
     robot.serve()
     dead = Bus()
@@ -569,18 +582,18 @@ def test_a_driver_whose_name_a_dead_one_still_has_makes_its_robot_safe(robot: Ro
     dead.close()
 
 
-def test_a_driver_that_is_refused_after_another_was_killed_makes_its_robot_safe(robot: Robot) -> None:
-    """The server still knows the one that was killed when an update of it comes, which is another robot."""
+def test_refused_update_of_a_killed_driver_makes_its_robot_safe(robot: Robot) -> None:
+    """The server still knows the killed driver when its update connects with a different robot specification."""
     update = robot.folder / "update.py"
     update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))
-    robot.configure(observation_deadline_ms=None)  # or the server would have found out when it tells of that
+    robot.configure(observation_deadline_ms=None)  # otherwise the server notices the silence first
     robot.serve()
     first = robot.drive()
     robot.running()
     first.kill()
     first.wait()
     (robot.folder / "record").unlink()
-    assert robot.operator("state").returncode == 0  # the server has time to answer
+    assert robot.operator("state").returncode == 0  # the server still answers
     assert robot.drive(update).wait(120) == 2
     assert set(robot.record()) == {SAFE}
     assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")
@@ -602,7 +615,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
-    # Not even a new server, neither one that reads of it in its file nor, without the file, one that knows nothing.
+    # A restarted server does not end the stop, whether its state file is kept or lost.
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
@@ -625,7 +638,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     robot.fault("stop")
     robot.wait_for(SAFE, back)
     robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log(log))
-    # Told to end, both do, and the robot's last word is the safe action.
+    # Both processes end on SIGTERM, and the driver's last action is the safe action.
     for process in (driver, server):
         process.terminate()
         assert process.wait(120) == 143
@@ -636,13 +649,13 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
             assert "no robot is connected: none has confirmed the stop" in alone.stderr
 
 
-def test_a_terminal_that_is_closed_ends_a_driver_in_order(robot: Robot) -> None:
-    """SIGHUP and SIGQUIT are as SIGTERM: the robot's last word is the safe action."""
+def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
+    """SIGHUP and SIGQUIT work like SIGTERM: the driver's last action is the safe action."""
     robot.configure(**PATIENT)
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        ours = signal.signal(number, signal.SIG_DFL)  # nohup, or a script's &, has us and so a child ignore it
+        ours = signal.signal(number, signal.SIG_DFL)  # a child would inherit an ignored signal from nohup or &
         try:
             driver = robot.drive()
         finally:
@@ -653,8 +666,8 @@ def test_a_terminal_that_is_closed_ends_a_driver_in_order(robot: Robot) -> None:
         assert robot.record()[-1] == SAFE
 
 
-def test_the_example_driver_and_a_shutdown(robot: Robot) -> None:
-    """As its author starts it, with policies loaded and rolled back by hand while it runs."""
+def test_example_driver_loads_rolls_back_and_shuts_down(robot: Robot) -> None:
+    """Run the example driver unchanged, and load and roll back policies while it runs."""
     robot.configure(**PATIENT)
     server = robot.serve("--frozen")
     driver = robot._start("driver.log", str(EXAMPLE), "--config", "driver.yaml")

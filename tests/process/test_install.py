@@ -1,4 +1,4 @@
-"""What a robot installs: the wheel in an empty environment, with nothing but its base needs, in several Pythons."""
+"""Installation on a robot: the wheel and its base requirements in an empty environment, for several Pythons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from td3_robot.bundle import Bundle
 from tests.process.conftest import ROOT, MadeOnce
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
-"""The oldest and the newest; with ALL_PYTHONS=1 those between as well, at some 20 s each."""
+"""The oldest and the newest supported Python. ALL_PYTHONS=1 adds those between, at about 20 s each."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
-NUMPY = 60e6  # bytes of what numpy brings, half of it OpenBLAS: 53 to 59 MB. Compiled (.pyc), 8 to 14 MB more
-BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 8.5e6, 11.5e6  # what we and the small libraries take: 8.1 MB, and 9.7 to 11.0
+NUMPY = 60e6  # bytes of numpy's files: 53 to 59 MB, half of it OpenBLAS; .pyc files add 8 to 14 MB
+BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = (
+    8.5e6,
+    11.5e6,
+)  # td3-robot and the small libraries: 8.1 MB; 9.7 to 11.0 MB with .pyc
 DEPLOY = ROOT / "docs" / "deploy.md"
-RESIDENT = 60e6  # bytes of a policy server that has answered
-START = 0.5  # seconds to the first action, where
-IMPORT = 0.15  # seconds are more than a bare import of numpy takes; it takes thrice that beside much other work
+RESIDENT = 60e6  # bytes of memory of a policy server after its first answers
+START = 0.5  # limit in seconds to the first action; scaled up where importing numpy takes longer than IMPORT
+IMPORT = 0.15  # seconds; importing numpy takes less on an idle machine and three times as long on a busy one
 _NO_NETWORK = (
     r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
     r"|ProtocolError|Read timed out|ReadTimeoutError|HTTP error 5\d\d"
@@ -35,12 +38,14 @@ _NO_NETWORK = (
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version: on the path, or where pyenv keeps them."""
+    """Find a Python of this version on the path or in pyenv's folder."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [shutil.which(f"python{version}"), *map(str, sorted(home.glob(f"versions/{version}.*/bin/python")))]
     for path in filter(None, found):
         asked = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)  # pyenv has stubs that only complain
+        done = subprocess.run(
+            asked, capture_output=True, text=True, check=False
+        )  # a pyenv stub may only print an error
         if done.stdout.strip() == version:
             return str(path)
     return None
@@ -48,7 +53,7 @@ def interpreter(version: str) -> str | None:
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment with td3-robot installed."""
+    """A virtual environment with td3-robot installed."""
 
     path: Path
 
@@ -58,22 +63,22 @@ class Environment:
 
     @property
     def limit(self) -> float:
-        """Bytes of all packages, trimmed. The numpy of older Pythons has a larger OpenBLAS."""
+        """Limit in bytes of the trimmed packages. The numpy of older Pythons has a larger OpenBLAS."""
         return 65e6 if self.site.parent.name in ("python3.10", "python3.11") else 60e6
 
     def run(self, *words: str, python: bool = False) -> subprocess.CompletedProcess[str]:
-        """``td3-robot`` of this environment, or its Python; the checkout is out of its sight."""
+        """Run the environment's ``td3-robot`` or its Python, without the checkout on the path."""
         command = [str(self.path / "bin" / ("python" if python else "td3-robot")), *words]
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(command, cwd=self.path, env=variables, capture_output=True, text=True, check=False)
 
     def size(self, *, numpy: bool, compiled: bool) -> int:
-        """Bytes of numpy's files or of all others, with or without what was compiled from them."""
+        """Bytes of numpy's files, or of all other files, with or without ``__pycache__``."""
         files = (path for path in self.site.rglob("*") if compiled or path.parent.name != "__pycache__")
         total = 0
         for path in files:
             if path.relative_to(self.site).parts[0].startswith("numpy") == numpy:
-                with contextlib.suppress(FileNotFoundError):  # what another test compiles, it renames
+                with contextlib.suppress(FileNotFoundError):  # compileall in another test renames files
                     total += path.stat().st_size if path.is_file() else 0
         return total
 
@@ -86,7 +91,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, made_once: MadeOnce) 
 
     def install(path: Path) -> None:
         subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
-        _install(path, ["--no-compile", str(wheel)])  # to compile numpy takes longer than all tests of it here
+        _install(path, ["--no-compile", str(wheel)])  # compiling numpy would take longer than the tests
 
     return Environment(made_once(f"robot-{request.param}", install))
 
@@ -100,23 +105,22 @@ def _install(path: Path, what: Sequence[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_installs_little(installed: Environment) -> None:
-    """Nothing but the base needs."""
+def test_install_is_small_and_contains_only_base_requirements(installed: Environment) -> None:
     found = {item.metadata["Name"].lower() for item in metadata.distributions(path=[str(installed.site)])}
     assert found == BASE
     assert 40e6 < installed.size(numpy=True, compiled=False) < NUMPY
     assert 6e6 < installed.size(numpy=False, compiled=False) < BEYOND_NUMPY
     ours = [str(path) for path in installed.site.iterdir() if path.is_dir() and not path.name.startswith("numpy")]
-    done = installed.run("-m", "compileall", "-q", *ours, python=True)  # as pip does by itself
+    done = installed.run("-m", "compileall", "-q", *ours, python=True)  # as pip does by default
     assert done.returncode == 0, done.stderr
     assert installed.size(numpy=False, compiled=True) < BEYOND_NUMPY_COMPILED
 
 
-def test_installs_less_trimmed(installed: Environment, tmp_path: Path) -> None:
-    """As docs/deploy.md says it; and nothing is left to be compiled by a start that may not write."""
+def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, tmp_path: Path) -> None:
+    """Run the commands of docs/deploy.md. All .pyc files must exist, because the service may not write them."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
-    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # which is what the first line makes
+    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first line, the install
     script = trimmed.path / "bin" / "td3-robot"
     script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -135,8 +139,8 @@ def test_installs_less_trimmed(installed: Environment, tmp_path: Path) -> None:
     assert sorted(trimmed.site.rglob("*.pyc")) == held
 
 
-def test_serves_a_policy(installed: Environment) -> None:
-    """Small in memory and soon: by processor time of the best start, and allowing for what others do to the caches."""
+def test_policy_server_starts_fast_and_uses_little_memory(installed: Environment) -> None:
+    """Measure processor time of the best start, scaled by numpy's import time, because other work slows both."""
     done = installed.run("bench", "policy", "--json", "--actions", "50", "--memory", "1000", "--starts", "3")
     assert done.returncode == 0, done.stderr
     begun = json.loads(done.stdout)["start"]
@@ -147,7 +151,7 @@ def test_serves_a_policy(installed: Environment) -> None:
     assert 10e6 < begun["resident_bytes"] < RESIDENT
 
 
-def test_commands_work_or_say_what_they_need(installed: Environment, tmp_path: Path, bundle_file: Path) -> None:
+def test_commands_work_or_name_the_missing_package(installed: Environment, tmp_path: Path, bundle_file: Path) -> None:
     assert installed.run("keys", "create", "robot-7", "--keys", str(tmp_path / "keys")).returncode == 0
     assert installed.run("bundle", "verify", str(bundle_file)).returncode == 0
     export = installed.run("bundle", "export", str(bundle_file), str(tmp_path / "x.onnx"), "--onnx")
@@ -161,8 +165,8 @@ def test_commands_work_or_say_what_they_need(installed: Environment, tmp_path: P
     assert train.stderr.count("\n") == 1
 
 
-def test_every_module_of_the_robot_side_loads(installed: Environment) -> None:
-    """In this Python, with these packages: a module that needs more than the base install is one of an extra."""
+def test_every_robot_side_module_imports(installed: Environment) -> None:
+    """Only modules of an extra may need more than the base install."""
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
         "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert.onnx_export',"

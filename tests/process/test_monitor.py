@@ -1,4 +1,4 @@
-"""Watching real runs and played recordings: what a plain ZeroMQ subscriber and a reader of JSON lines get of them."""
+"""Watch real runs and played recordings with a plain ZeroMQ subscriber and as JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
 
 @pytest.fixture
 def plotted(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``plotted(enough)``: the payloads by topic that a subscriber gets until ``enough`` of them is true."""
+    """Collect published messages as PlotJuggler does.
+
+    ``plotted(enough)`` receives until ``enough(messages)`` is true. It returns (seconds, payload) pairs by topic.
+    """
     context = zmq.Context()
     subscriber = context.socket(zmq.SUB)
     subscriber.setsockopt(zmq.RCVHWM, 0)
@@ -51,7 +54,9 @@ def next_report(monitor: Any, fits: Callable[[Any], bool] = lambda _: True) -> A
     return json.loads(monitor.wait_for(r"^\{.*", lambda match: fits(json.loads(match[0]))))
 
 
-def test_a_monitor_of_a_training(train: Any, command: Callable[..., Any], plotted: Any, tmp_path: Path) -> None:
+def test_monitor_follows_a_training_without_slowing_it(
+    train: Any, command: Callable[..., Any], plotted: Any, tmp_path: Path
+) -> None:
     run = train(200_000, "learner.replay_ratio=0.05", "record=true")
     run.wait_for_steps(300)
     monitor = command("monitor", "--run", "run", "--json", "--every", "0.3", "--plotjuggler", f"ipc://{tmp_path}/pj")
@@ -69,11 +74,12 @@ def test_a_monitor_of_a_training(train: Any, command: Callable[..., Any], plotte
             it["processes"].get("learner") == "ready"
             and (it["topics"].get("sim-0/step", {}).get("rate_hz") or 0) > 0
             and it["loop_ms"].get("sim-0", {}).get("median", 0) > 0
-            and it["states"].items() >= {"policy": "active", "sim-0": "active"}.items()  # told though it came late
+            and it["states"].items()
+            >= {"policy": "active", "sim-0": "active"}.items()  # states reach a monitor that starts late
         ),
     )
     assert (report["unreadable"], report["faults"]) == (0, [])
-    psutil.Process(monitor.process.pid).send_signal(signal.SIGSTOP)  # one that stands still holds up nobody
+    psutil.Process(monitor.process.pid).send_signal(signal.SIGSTOP)  # a stopped monitor blocks nobody
     run.wait_for_more_steps(1000)
     psutil.Process(monitor.process.pid).send_signal(signal.SIGCONT)
     next_report(monitor)
@@ -95,8 +101,10 @@ def test_a_monitor_of_a_training(train: Any, command: Callable[..., Any], plotte
     assert not any("not_recorded" in process["counters"] for process in final.values())
 
 
-def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotted: Any, tmp_path: Path) -> None:
-    """Played in a loop, because the first times may be over before the subscription has arrived."""
+def test_monitor_shows_every_message_of_a_played_recording(
+    command: Callable[..., Any], plotted: Any, tmp_path: Path
+) -> None:
+    """Play in a loop, because the first loops may end before the subscription arrives."""
     monitor = command(
         "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
     )
@@ -106,7 +114,7 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
     loops: dict[int, list[Any]] = {}
 
     def whole(got: dict[str, list[Any]]) -> list[Any]:
-        """The Steps of a loop that was heard from its beginning to its end; none while there is none."""
+        """Return the Steps of one completely received loop; empty until there is one."""
         for _, step in got.get("sim-0/step", [])[sum(map(len, loops.values())) :]:
             loops.setdefault(step["incarnation"] // 1000, []).append(step)
         return next((loop for loop in loops.values() if len(loop) == len(recorded)), [])
@@ -124,10 +132,10 @@ def test_a_played_recording_is_watched_whole(command: Callable[..., Any], plotte
     monitor.interrupt()
     assert monitor.finish() == 130
     assert report["unreadable"] == 0
-    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # nor over a restart
+    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # also across a restart
 
 
-def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ["--endpoint", f"ipc://{tmp_path}/m"]
     for arguments, words in (
         ([], "give one of --run DIR"),

@@ -1,4 +1,4 @@
-"""Over a network: two network namespaces, a cable between them, and on it keys, loss and delay."""
+"""Two network namespaces with a simulated cable between them: keys, packet loss and delay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # linux/if_tun.h
 
-# Both ends of a link by hand: a server that answers every Step, and a robot that sends 50 and says how many came back.
+# A minimal server that answers every Step, and a robot that sends 50 Steps and prints the number of answers.
 _ENDS = """
 import sys, time, numpy as np
 from td3_robot.messages import Action, Step
@@ -74,16 +74,18 @@ def _ip(*words: str) -> None:
 
 
 class Cable:
-    """Two network namespaces, and a thread that carries each packet from one to the other, or loses it.
+    """Two network namespaces and a thread that carries packets between them, with delay and loss.
 
-    It does in user space what netem does in kernels that have it.
+    It replaces netem, which some kernels lack.
 
     Attributes:
-        server, robot: names of the namespaces.
-        delay: seconds that a packet takes.
-        loss: how large a part of the packets is lost; lost: how many have been.
-        carried, late: how many packets have been carried, and how many of them 5 ms after their time or later, because
-            this thread did not get the processor.
+        server: name of the server's namespace.
+        robot: name of the robot's namespace.
+        delay: delay of each packet, in seconds.
+        loss: probability that a packet is lost, 0 to 1.
+        lost: number of packets lost so far.
+        carried: number of packets delivered so far.
+        late: number of delivered packets that were over 5 ms late, because this thread did not get the processor.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -123,7 +125,7 @@ class Cable:
                 due, plug, packet = under_way.popleft()
                 self.carried += 1
                 self.late += now - due > 0.005
-                with contextlib.suppress(OSError):  # a full queue loses it, as on any way
+                with contextlib.suppress(OSError):  # a full queue loses the packet, as in any network
                     os.write(plug, packet)
             ready = select.select([*self._plugs, self._ends], [], [], under_way[0][0] - now if under_way else None)[0]
             if self._ends in ready:
@@ -138,7 +140,7 @@ class Cable:
 
 @pytest.fixture
 def cable(rng: np.random.Generator) -> Iterator[Cable]:
-    """A good one; its two ends."""
+    """A cable without loss or delay."""
     if not shutil.which("ip"):
         pytest.skip("network namespaces need the ip command of iproute2")
     made = Cable(rng)
@@ -190,10 +192,10 @@ def _answered(start: Callable[..., Any], space: str, folder: str, seconds: float
     return int(count)
 
 
-def test_keys_between_hosts(
+def test_server_accepts_only_allowed_keys_from_another_host(
     cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
 ) -> None:
-    """Right key in, another key out, a revoked one out."""
+    """An allowed key is accepted. An unknown key and a revoked key are refused."""
     server = _serve(start, cable.server, keys[0])
     assert _answered(start, cable.robot, str(keys[1].path), 30) == 50
     other = KeyFolder(tmp_path / "other")
@@ -206,8 +208,10 @@ def test_keys_between_hosts(
     assert _answered(start, cable.robot, str(keys[1].path), 1.5) == 0
 
 
-def test_over_a_bad_cable(cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]) -> None:
-    """TCP sends lost segments again: everything arrives, later."""
+def test_lossy_cable_loses_no_message(
+    cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]
+) -> None:
+    """TCP sends lost segments again, so every message arrives."""
     cable.delay, cable.loss = 0.005, 0.05
     _serve(start, cable.server, keys[0])
     assert _answered(start, cable.robot, str(keys[1].path), 60) == 50
@@ -215,7 +219,7 @@ def test_over_a_bad_cable(cable: Cable, start: Callable[..., Any], keys: tuple[K
 
 
 class RemoteRobot(Robot):
-    """A driver and its policy server, on two hosts."""
+    """A driver and its policy server on two hosts."""
 
     def __init__(self, folder: Path, cable: Cable) -> None:
         super().__init__(folder)
@@ -233,22 +237,24 @@ class RemoteRobot(Robot):
         return super()._start(log, *words, before=("ip", "netns", "exec", space))
 
 
-def test_a_robot_over_a_bad_cable(cable: Cable, keys: tuple[KeyFolder, KeyFolder], tmp_path: Path) -> None:
-    """Lost packets are sent again in time. Answers that are late, or no answers, are a fault, and then over.
+def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
+    cable: Cable, keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
+) -> None:
+    """TCP resends lost packets within the deadline. Late or missing answers are a fault until the cable is good again.
 
-    An Action counts if it answers the newest observation: there and back must take less than the 20 ms between two.
+    An Action counts only if it answers the newest observation, so a round trip must take less than 20 ms.
     """
     del keys
     robot = RemoteRobot(tmp_path, cable)
     try:
-        deadline = 3 * DEADLINE  # a segment that is lost thrice is sent again within it
+        deadline = 3 * DEADLINE  # long enough for a segment that is lost three times
         robot.configure(observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
         cable.delay, cable.loss = 0.003, 0.02
         robot.serve()
         robot.drive()
         begin = robot.running()
         robot.wait("longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
-        slow = cable.late > cable.carried / 2  # then it is the machine that has made answers late
+        slow = cable.late > cable.carried / 2  # then the test machine made answers late
         assert slow or SAFE not in robot.record()[begin:]
         for delay, loss in ((0.3, 0.0), (0.003, 1.0)):
             begin = len(robot.record())
@@ -261,7 +267,7 @@ def test_a_robot_over_a_bad_cable(cable: Cable, keys: tuple[KeyFolder, KeyFolder
         robot.end()
 
 
-def test_without_keys_no_host_serves(cable: Cable) -> None:
+def test_server_without_keys_refuses_to_serve_beyond_loopback(cable: Cable) -> None:
     command = ["ip", "netns", "exec", cable.server, sys.executable, "-c", _ENDS, "server", f"tcp://{_SERVER}:7000", ""]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

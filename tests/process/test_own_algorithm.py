@@ -1,4 +1,4 @@
-"""An algorithm of an installed package, trained through the three real processes and resumed."""
+"""Train and resume an algorithm from an installed package with the three real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGN_LEARNER = Path(__file__).parent.parent / "contract" / "sign_learner.py"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of the test, which is on PYTHONPATH, with a package installed in it."""
+    """Install a package in the test's folder, which is on PYTHONPATH."""
     shutil.copy(SIGN_LEARNER, tmp_path)
     metadata = tmp_path / "sign_learner-1.0.dist-info"
     metadata.mkdir()
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_training_to_a_bundle(train: Any, command: Any, folder: Path) -> None:
+def test_own_algorithm_trains_resumes_and_exports_a_bundle(train: Any, command: Any, folder: Path) -> None:
     run = train(1200, "learner.algorithm=sign", "evaluation.every=600", "evaluation.episodes=1")
     assert run.finish() == 0, run.output()
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -41,7 +41,7 @@ def test_from_training_to_a_bundle(train: Any, command: Any, folder: Path) -> No
     assert all((bundle.tensors[name] == tensor).all() for name, tensor in policy.tensors.items())
 
 
-def test_an_unknown_algorithm_is_one_line_before_the_run_starts(train: Any, folder: Path) -> None:
+def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: Any, folder: Path) -> None:
     run = train(600, "learner.algorithm=sac")
     assert run.finish() == 2
     [line] = run.output().splitlines()

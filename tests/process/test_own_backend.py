@@ -1,4 +1,4 @@
-"""A simulator backend of an installed package: trained, evaluated and replayed."""
+"""Train, evaluate and replay with a simulator backend from an installed package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POINT_MASS = Path(__file__).parent.parent / "contract" / "point_mass.py"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of the test, which is on PYTHONPATH, with a package installed in it."""
+    """Install a package in the test's folder, which is on PYTHONPATH."""
     shutil.copy(POINT_MASS, tmp_path)
     metadata = tmp_path / "point_mass-1.0.dist-info"
     metadata.mkdir()
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None:
+def test_own_backend_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
     run = train(600, "task=toy:Point", "evaluation.every=300", "evaluation.episodes=2", "record=true")
     assert run.finish() == 0, run.output()
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -42,7 +42,7 @@ def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None
         (("task=toy:Point", "randomization.tilt=[0, 0.1]"), "of the backend 'toy'; allowed there: action_latency"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_the_run_starts(
+def test_wrong_settings_give_one_line_of_error_before_the_run_starts(
     settings: tuple[str, ...], words: str, train: Any, folder: Path
 ) -> None:
     run = train(600, *settings)

@@ -1,4 +1,4 @@
-"""A task of the user's own, in a module of the user's own: trained, evaluated, recorded and replayed."""
+"""Train, evaluate, record and replay with a task from the user's module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Endless(gymnasium.Env):
-    """A point to keep near zero; there is no end to it, and no limit."""
+    """Keep a point near zero. Episodes neither end nor reach a time limit."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None:
-    """What a person names is imported, what a file names is not; evaluations of what never ends end."""
+def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
+    """Only the command line may name a module to import, never a file. ``max_steps`` ends endless episodes."""
     sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
     run = train(700, *sets)
     assert run.finish() == 0, run.output()
@@ -68,7 +68,7 @@ def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None
     assert "would have module 'own_tasks' imported; if meant: --import own_tasks" in refused.output()
     meant = command("replay", recording, "--import", "own_tasks")
     assert meant.finish() == 0, meant.output()
-    assert "simulator: 7" in meant.output()  # hundred and some Steps, to the bit
+    assert "simulator: 7" in meant.output()  # over 700 Steps, equal to the bit
     assert "DIFFERS" not in meant.output()
 
 
@@ -84,7 +84,7 @@ def test_from_training_to_replay(train: Any, command: Any, folder: Path) -> None
         ("own_tasks:Nothing-v0", "does not exist"),
     ],
 )
-def test_a_task_that_cannot_be_had_is_one_line(task: str, words: str, train: Any, folder: Path) -> None:
+def test_unavailable_task_gives_one_line_of_error(task: str, words: str, train: Any, folder: Path) -> None:
     run = train(700, f"task=gymnasium:{task}")
     assert run.finish() == 2
     [line] = run.output().splitlines()
@@ -92,7 +92,7 @@ def test_a_task_that_cannot_be_had_is_one_line(task: str, words: str, train: Any
     assert not (folder / "run").exists()
 
 
-def test_a_module_that_cannot_be_imported_for_replay(command: Any, folder: Path) -> None:
+def test_replay_names_a_module_that_cannot_be_imported(command: Any, folder: Path) -> None:
     del folder
     run = command("replay", "a.mcap", "--import", "broken_tasks")
     assert run.finish() == 2

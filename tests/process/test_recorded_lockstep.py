@@ -1,4 +1,4 @@
-"""Lock-step runs that go back or go on from a checkpoint: what is done again on replay, and what is refused by name."""
+"""Replay lock-step runs that returned to a checkpoint or resumed from one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def compared(report: replay.CoreReport) -> dict[str, int]:
     return {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
 
 
-def test_a_run_that_lost_a_simulator_and_went_back(train: Any, tmp_path: Path) -> None:
-    """Policy server and both lives of the simulator do all again; the learner, up to where it read its checkpoint."""
+def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
+    """Replay covers the policy server, both simulator processes, and the learner until it reads its checkpoint."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)
     run.children()["sim-0"].kill()
@@ -45,11 +45,11 @@ def test_a_run_that_lost_a_simulator_and_went_back(train: Any, tmp_path: Path) -
     assert not reports["policy"].notes
     assert not reports["simulator"].notes
     assert any("the checkpoint it went back to is not in the recording" in note for note in reports["learner"].notes)
-    assert compared(reports["learner"])["throttle"] >= made  # of before
+    assert compared(reports["learner"])["throttle"] >= made  # from before the kill
 
 
-def test_a_run_that_was_resumed(train: Any, command: Any, tmp_path: Path) -> None:
-    """What the second half did is done again from the state that the learner gave its simulator."""
+def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> None:
+    """The second half is replayed from the simulator state that the learner restored."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     run.wait_for_steps(600)
     run.interrupt()
@@ -71,7 +71,7 @@ def test_a_run_that_was_resumed(train: Any, command: Any, tmp_path: Path) -> Non
         "the learner's counters",
     ]
     assert not {"weights", "status"} & compared(reports["learner"]).keys()
-    # Of both parts together, the learner before the stop is compared as it is without the other one.
+    # Replaying both parts compares the learner exactly as replaying the first part alone does.
     alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
     assert compared(alone["learner"])["weights"] >= 2
     expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}

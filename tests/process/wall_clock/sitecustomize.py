@@ -1,4 +1,7 @@
-"""The wall clock of a process with this folder on its PYTHONPATH: off by the seconds that a file holds just then."""
+"""Shift the wall clock of every process that has this folder on its PYTHONPATH.
+
+The file named by WALL_CLOCK holds the shift in seconds. It is read again at each clock reading.
+"""
 
 from __future__ import annotations
 
