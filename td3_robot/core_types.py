@@ -1,4 +1,4 @@
-"""What cores exchange with whoever drives them: inputs, outputs, and the peers these come from and go to."""
+"""What a core exchanges with its driver: inputs, outputs, and the peers that they come from and go to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from td3_robot.messages import Bye, Hello, Message
 
 ROBOT_ROLES = ("simulator", "driver")
-"""The roles of sources: whoever publishes Steps."""
+"""The roles of sources, which publish Steps."""
 MAX_ROBOTS = 1024
 """The most robots of one source."""
 
@@ -21,10 +21,10 @@ class Peer:
 
     Attributes:
         link: name of the link on which the client connected.
-        key: ZeroMQ's routing identity.
+        key: routing identity of the connection.
         hello: the client's Hello.
         dims: sizes of the arrays in its messages, by their letters: N, O, A.
-        owner: public key that the client has proved to hold; empty on a link without keys.
+        owner: the client's public key, proved in its handshake; empty on a link without keys.
     """
 
     link: str
@@ -56,7 +56,7 @@ class Farewell(Enum):
 
 
 Origin = Peer | str
-"""Where an input comes from or an output goes to: a client, or the server at the end of the link of that name."""
+"""Where an input comes from or an output goes to: a client, or the name of the link to a server."""
 Input = tuple[Origin, Message]
 Output = tuple[Origin, Message]
 

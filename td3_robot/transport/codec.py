@@ -1,7 +1,7 @@
-"""Messages to bytes and back: msgpack, typed and size-capped. A decoder that accepts nothing it does not know.
+"""Messages to bytes and back: msgpack, typed and size-capped.
 
-What a field may hold is checked by msgspec while it decodes, in C. Only a message that does not pass is looked at once
-more in Python, to say what is wrong with it.
+msgspec checks the fields in C while it decodes. Python unpacks a message a second time only if it fails, to say what is
+wrong with it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from td3_robot.messages import MESSAGES, ZEROS, FieldType, Message, Record, wire
 from td3_robot.util.arrays import FEW, finite
 
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
-"""The largest payload any message may have: what sockets are told to cut off at."""
+"""The largest payload of any message."""
 
 _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map."""
 MAX_PARTS = 1 << 12
-"""The most maps and lists in a field of kind map; one of kind list may have MAX_SIZE. Each costs time to look at."""
+"""The most maps and lists in a field of kind map; a field of kind list may have MAX_SIZE. Checking each takes time."""
 MAX_DEPTH = 8
-"""How deep a field of kind map may nest; one of kind list, which holds such maps, three levels more."""
+"""How deep a field of kind map may nest. A field of kind list holds such maps: three levels more."""
 
 MOST_RECORDS = 256
-"""Records in one payload."""
+"""The most Records in one payload."""
 
-_SIMPLE = frozenset({str, int, float, bool, type(None)})  # what maps and lists hold in the end
-_LAYOUTS = 256  # combinations of sizes a plan remembers
-_EXPLAINED = 1 << 20  # bytes up to which a message that does not pass is unpacked once more, to say why
+_SIMPLE = frozenset({str, int, float, bool, type(None)})  # the leaves of maps and lists
+_LAYOUTS = 256  # combinations of sizes that a plan remembers
+_EXPLAINED = 1 << 20  # bytes up to which a failed message is unpacked again, to say why
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
-"""A frame; a long one is seen where it was received, and not copied."""
+"""A frame. A long one is a view of the received bytes, not a copy."""
 
 
 def encode(message: Message) -> bytes:
@@ -62,7 +62,7 @@ def encode(message: Message) -> bytes:
 
 
 def kind_of(name: str, size: int) -> type[Message]:
-    """What a topic name and the size of a payload in bytes say, before anything is unpacked.
+    """The message type of a topic, if a payload of so many bytes is allowed. Unpacks nothing.
 
     Raises:
         ProtocolError: with ``kind`` unknown-topic or oversize.
@@ -78,8 +78,11 @@ def kind_of(name: str, size: int) -> type[Message]:
 def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     """The message of a topic name and its payload frame.
 
-    ``dims`` gives the sizes N, O, A where they are known (after a handshake); others follow from the first array that
-    has them, and must agree among the arrays of the message. Arrays are read-only views of the payload.
+    Args:
+        name: the topic.
+        payload: the frame. The arrays of the message are read-only views of it.
+        dims: sizes by letter (N, O, A) that a handshake fixed. Others follow from the first array that has them; all
+            arrays must agree.
 
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, type, range, shape, value.
@@ -88,7 +91,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
 
 
 def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None) -> Message:
-    """As :func:`decode`, of a payload that :func:`kind_of` has looked at."""
+    """Like :func:`decode`, after :func:`kind_of`."""
     name, plan = message.NAME, _PLANS[message]
     try:
         result = plan.unpack(payload)
@@ -105,9 +108,9 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
 
 
 def extra_fields(message: type[Message], payload: Buffer) -> int:
-    """How many fields more a payload has than this version knows; it must have been decoded.
+    """How many fields a decoded payload has beyond those that this version knows.
 
-    A payload that also lacks optional fields may hide some: only the number of its fields is looked at.
+    It compares the numbers of fields alone, so a payload that also lacks optional fields may hide unknown ones.
     """
     plan = _PLANS[message]
     if payload[: len(plan.head)] == plan.head:
@@ -118,31 +121,32 @@ def extra_fields(message: type[Message], payload: Buffer) -> int:
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
-    """The payload frame of MOST_RECORDS Records at most: an array of them."""
+    """The payload frame of up to MOST_RECORDS Records: an array."""
     return _pack(records)
 
 
 def decode_records(payload: Buffer) -> list[Message]:
-    """The Records of a payload frame, which is one, or an array of them.
+    """The Records of a payload frame: one Record, or an array of them.
 
     Raises:
-        ProtocolError: as :func:`decode`; of several, none is taken then.
+        ProtocolError: see :func:`decode`. One bad Record fails the whole array.
     """
     parts: Sequence[Any]
     try:
         parts = _split(payload)
-    except msgspec.MsgspecError:  # one alone, or what decode says
+    except msgspec.MsgspecError:  # a single Record, or malformed: decode tells
         parts = [payload]
     return [decode(Record.NAME, memoryview(part)) for part in parts]
 
 
 class Layout:
-    """What the arrays of a message must be.
+    """Shapes and lengths of the arrays of one message, for one combination of sizes.
 
     Attributes:
-        arrays: name, shape and dtype of each; lengths: their bytes.
-        floats: indices of those that hold floating-point numbers, which must be finite; dtype, itemsize: of these.
-        few: unpacks these numbers, if they are few.
+        arrays: name, shape and dtype of each.
+        lengths: bytes of each.
+        floats: indices of the arrays of floating-point numbers; dtype, itemsize: of these numbers.
+        few: unpacks all floating-point numbers if they are few, to check faster that they are finite.
     """
 
     __slots__ = ("arrays", "dtype", "few", "floats", "itemsize", "lengths")
@@ -165,14 +169,14 @@ class Layout:
             return False
         if not self.floats:
             return True
-        numbers = b"".join([contents[index] for index in self.floats])  # numpy takes as long for one as for a hundred
+        numbers = b"".join([contents[index] for index in self.floats])  # one call of numpy instead of several
         if self.few is not None and math.isfinite(sum(self.few(numbers))):
             return True
         return finite(np.ndarray(len(numbers) // self.itemsize, self.dtype, numbers))
 
 
 class _Plan:
-    """How to encode and decode one message; what can be worked out once is."""
+    """How to encode and decode one message, prepared once."""
 
     def __init__(self, message: type[Message]) -> None:
         self.fields = {
@@ -192,12 +196,12 @@ class _Plan:
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     def key(self, dims: Dims | None, contents: Sequence[bytes]) -> tuple[Any, ...]:
-        """What the layout follows from: the sizes; where some are not known, the lengths of the arrays as well."""
+        """What determines the layout: the sizes and, if some are unknown, the lengths of the arrays."""
         sizes = tuple(map(dims.get, self._sizes)) if dims else (None,)
         return (*sizes, *map(len, contents)) if None in sizes else sizes
 
     def layout(self, key: tuple[Any, ...], dims: Dims | None) -> Layout | None:
-        """Of the arrays; None where neither ``dims`` says all sizes, nor an earlier call with this key did."""
+        """The layout of the arrays; None if neither ``dims`` nor an earlier call with this key has all sizes."""
         try:
             return self._layouts[key]
         except KeyError:
@@ -235,17 +239,17 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload; empty if there is none. For readers that have to find its sizes first."""
+    """The field ``source`` of a payload, empty without one. A reader may need it to find the sizes of the arrays."""
     try:
         content = _unpack(payload)
-    except Exception:  # as in decode, which will say what is wrong
+    except Exception:  # decode raises the right error later
         return ""
     source = content.get("source") if isinstance(content, dict) else None
     return source if isinstance(source, str) else ""
 
 
 def _explained(name: str, payload: Buffer, plan: _Plan, error: Exception) -> ProtocolError:
-    """Which part of a payload does not pass, in our words."""
+    """The error that says what is wrong with a payload that msgspec refused."""
     if len(payload) > _EXPLAINED:
         return ProtocolError("malformed", f"{name}: {str(error)[:200]}")
     try:
@@ -320,7 +324,7 @@ def _number(label: str, value: Any, wire: FieldType) -> None:
 
 
 def _tree(label: str, value: Any, wire: FieldType) -> None:
-    """A map or list of text, numbers, maps and lists. Level by level: of each, Python looks at the kinds alone."""
+    """Check a map or list of text, numbers, maps and lists, level by level; Python looks only at the types."""
     if type(value) is not (dict if wire.kind == "map" else list):
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
     deepest, most = (MAX_DEPTH, MAX_PARTS) if wire.kind == "map" else (MAX_DEPTH + 3, MAX_SIZE)
@@ -361,7 +365,7 @@ _set = msgspec.structs.force_setattr
 
 
 def _plain(value: Any) -> Any:
-    """An array as bytes; a number of numpy in a map as Python's."""
+    """Arrays as bytes, numpy's numbers as Python's."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, np.generic):

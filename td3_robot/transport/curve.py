@@ -1,8 +1,8 @@
 """CURVE on sockets: options, who may connect (ZAP, ZeroMQ RFC 27), and why a handshake failed.
 
-A server takes part only with clients whose key is on its allow-list; a client only with the server whose key it has
-pinned. Both are asked of the list as it is now. The handler is part of the bus's own loop, not a thread: one process,
-one thread, and nothing that contends with the control loop.
+A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
+Changes of the list take effect while nodes run. The ZAP handler runs in the bus's loop, not in a thread, so that
+nothing competes with the control loop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
-_BURST = 2  # handshakes judged in one turn of the loop: a flood of strangers must not keep robots waiting
+_BURST = 2  # handshakes to judge in one turn: a flood of strangers must not delay robots
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
-    """Set up a socket before it binds. Without a handler at work nobody is let in."""
+    """Set up a socket before it binds. It lets nobody in while no handler runs."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, link.encode())
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # libzmq's default lets everybody in where there is no handler
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it libzmq lets everybody in while no handler runs
 
 
 def as_client(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
@@ -34,7 +34,7 @@ def as_client(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
 
 
 def owner(frame: zmq.Frame) -> str:
-    """The public key under which a frame came, as the gatekeeper named it; empty if it came under none."""
+    """The public key of the connection that brought a frame; empty without CURVE."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -42,7 +42,7 @@ def owner(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers libzmq's question about every client that has proved to hold a key."""
+    """Answers libzmq's ZAP requests: whether a client that has proved its key may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: AllowList, tally: Tally) -> None:
         self._keys = keys
@@ -52,7 +52,7 @@ class Gatekeeper:
         self.socket.bind(_ADDRESS)
 
     def answer(self, now: float) -> None:
-        """Deal with the requests that wait, a limited number at a time; never waits."""
+        """Answer a limited number of waiting requests; never waits."""
         for _ in range(_BURST):
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -71,14 +71,14 @@ class Gatekeeper:
 
 
 class Watcher:
-    """Notices that a client's handshakes fail, which libzmq itself keeps quiet about."""
+    """Notices failed handshakes of a client; libzmq reports them only on its monitor socket."""
 
     def __init__(self, socket: zmq.Socket[bytes], link: str, keys: AllowList, tally: Tally) -> None:
         self.link, self._keys, self._tally = link, keys, tally
         self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(_FAILED)
 
     def failed(self, now: float) -> bool:
-        """Whether a handshake has failed since the last look; says so in the log."""
+        """Whether a handshake has failed since the last call; logs why."""
         failed = False
         while self.socket.poll(0):
             failed = True

@@ -1,4 +1,4 @@
-"""Where links may be, checked before any socket is opened."""
+"""Addresses of links, checked before a socket opens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from td3_robot.errors import EndpointError
 
 SOCKETS_PREFIX = "td3-robot-"
-"""What the names of folders of sockets begin with, see :func:`socket_home`."""
+"""Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
-"""sun_path of unix(7) holds 108 bytes with its end mark."""
+"""Bytes: sun_path of unix(7) holds 108 with its terminating zero."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 
 
 def socket_home() -> Path:
-    """Where sockets can lie: the user's runtime folder if it is really there, else the folder for temporary files."""
+    """The folder for sockets: the user's runtime folder if it is writable, else the folder for temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir())
 
@@ -30,8 +30,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     """Accept ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
 
     Raises:
-        EndpointError: malformed, too long, beyond loopback without keys, or (when binding ipc) in use by a live
-            process, or a file that is not a socket.
+        EndpointError: the endpoint is malformed, too long, or beyond loopback without keys; or, to bind ``ipc://``, a
+            live process serves it or its path is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -61,25 +61,25 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether an endpoint is one that keys are used on; a socket file is guarded by its mode."""
+    """Whether an endpoint uses keys. The mode of its file guards a socket file."""
     return endpoint.startswith("tcp://")
 
 
 def ipv6(endpoint: str) -> bool:
-    """Whether an endpoint that is well-formed is an IPv6 address, or a name that has no other.
+    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with no other address.
 
-    It looks a name up, once, and waits for that: a robot's should be in its hosts file, or be an address.
+    It waits for one look-up of the name. Robots should use addresses, or names in their hosts file.
     """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
     if match is None or match[1] or match[2] == "*":
         return bool(match and match[1])
-    with contextlib.suppress(OSError, UnicodeError):  # libzmq says what is wrong with it
+    with contextlib.suppress(OSError, UnicodeError):  # libzmq reports the error at connect
         return {found[0] for found in socket.getaddrinfo(match[2], None)} == {socket.AF_INET6}
     return False
 
 
 def local(endpoint: str) -> bool:
-    """Whether an endpoint that is well-formed can be reached from this machine alone."""
+    """Whether only this machine can reach a well-formed endpoint."""
     if not is_tcp(endpoint):
         return True
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://"))
@@ -87,7 +87,7 @@ def local(endpoint: str) -> bool:
 
 
 def absolute(endpoint: str) -> str:
-    """An endpoint as every process of this machine can write it, whatever its folder."""
+    """An endpoint that means the same in every working folder of this machine."""
     scheme, _, rest = endpoint.partition("://")
     return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
 
@@ -101,7 +101,7 @@ def _loopback(host: str) -> bool:
 
 
 def _check_free(endpoint: str, path: Path) -> None:
-    """Refuse a path that libzmq would silently delete or take over when it binds."""
+    """Raise EndpointError for a path that libzmq would silently delete or take over at bind."""
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_socket():
@@ -111,7 +111,7 @@ def _check_free(endpoint: str, path: Path) -> None:
 
 
 def answers(path: Path | str) -> bool:
-    """Whether a process listens on a unix socket; yes where that cannot be told (its queue is full, or not ours)."""
+    """Whether a process listens on a Unix socket; True in doubt (its queue is full, or access is denied)."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)
         try:

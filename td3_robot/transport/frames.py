@@ -1,4 +1,4 @@
-"""Frames from a socket: no more of them than any message has, none longer than any has, none copied that is long."""
+"""Frames from a socket: limited in number and length; long ones are not copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Receiver:
     """Takes messages from the sockets of one bus.
 
     Args:
-        turn: seconds that may go at a time into throwing away one message's further frames.
+        turn: the most seconds to spend at a time on dropping further frames of one message.
         clock: in seconds.
     """
 
@@ -29,7 +29,7 @@ class Receiver:
         self._unfinished: set[zmq.Socket[bytes]] = set()
 
     def frames(self, socket: zmq.Socket[bytes]) -> list[Buffer]:
-        """What is left of one message, MOST_FRAMES at most; :meth:`finish` throws away the others.
+        """The remaining frames of one message, MOST_FRAMES at most; :meth:`finish` drops the others.
 
         Raises:
             zmq.Again: there is no message.
@@ -46,10 +46,10 @@ class Receiver:
         return frames
 
     def finish(self, socket: zmq.Socket[bytes]) -> None:
-        """Throw away the rest of a message with too many frames, before the next one is taken.
+        """Drop the rest of a message with too many frames, before the next message.
 
         Raises:
-            zmq.Again: not all in this turn; the socket is still readable.
+            zmq.Again: the turn is over before the rest is; the socket is still readable.
         """
         if socket not in self._unfinished:
             return
@@ -63,10 +63,10 @@ class Receiver:
                 raise zmq.Again
 
 
-def longest_frame(session: ServerLink | ClientLink) -> int:
-    """Bytes of the longest frame that a session has a use for; libzmq closes a connection that sends a longer one."""
-    if isinstance(session, ClientLink):
-        kinds: set[type[Message]] = {Welcome, Refused, *session.accepts}
+def longest_frame(end: ServerLink | ClientLink) -> int:
+    """Bytes of the longest frame that this end accepts; libzmq closes a connection that sends a longer one."""
+    if isinstance(end, ClientLink):
+        kinds: set[type[Message]] = {Welcome, Refused, *end.accepts}
     else:
-        kinds = {Hello, *(kind for accepted in session.accepts.values() for kind in accepted)}
+        kinds = {Hello, *(kind for accepted in end.accepts.values() for kind in accepted)}
     return max(kind.MAX_BYTES for kind in kinds) + 1024

@@ -1,7 +1,7 @@
-"""The two ends of a link without the sockets: handshake, heartbeat, decoding, counting of what is malformed.
+"""The two ends of a link, without sockets: handshake, heartbeat, decoding, counting of malformed messages.
 
-A server session turns frames from many clients into inputs for a core; a client session does so for one server. Both
-are told the time, so that tests, replay and training in one process run the very same code.
+A ServerLink turns frames from many clients into inputs for a core. A ClientLink does so for one server. Both take the
+time as an argument, so that tests, replay and training in one process run the same code.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from td3_robot.transport import codec
 log = logging.getLogger(__name__)
 
 HELLO_PERIOD = 0.25
-"""Seconds between two Hellos of a client nobody has answered."""
+"""Seconds between two Hellos of a client without an answer."""
 HEARTBEAT_PERIOD = 1.0
 """Seconds of silence after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
-"""Seconds of silence after which a server takes a client for gone."""
+"""Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
-"""Seconds of a client's own silence after which its server may have taken it for gone: it was stopped, or busy."""
+"""Seconds of its own silence after which a client sends Hello first: its server may have forgotten it."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
-"""Seconds of silence after which another process may take a driver's name: two must never move the same motors."""
+"""Seconds of silence after which another process may take a driver's name. Two must never move the same motors."""
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
@@ -38,14 +38,14 @@ UNKNOWN_FIELDS = "unknown-fields"
 _LONGEST_LINE = 1000  # characters of a log line
 
 MOST_FRAMES = 3
-"""Frames of one message that are kept, to be refused: one more than any has."""
+"""Frames of one message to keep. A message has two; a third shows that it is malformed."""
 
 Frames = Sequence[codec.Buffer]
 
 
 @dataclass
 class Tally:
-    """Counts by kind; the first of each kind is logged at once, later ones at a limited rate."""
+    """Counts by kind. The first of each kind is logged at once, later ones every LOG_PERIOD."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _logged: dict[str, float] = field(default_factory=dict)
@@ -54,7 +54,9 @@ class Tally:
         self.counts[kind] += 1
         if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
             self._logged[kind] = now
-            line = text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])  # a peer wrote part of it
+            line = (
+                text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])
+            )  # a peer may have written part of it
             log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
 
     def extra(self, kind: type[Message], extra: int, whence: str, now: float) -> None:
@@ -64,7 +66,7 @@ class Tally:
 
 
 def _kind(frames: Frames) -> type[Message]:
-    """What a multipart message says it is.
+    """The type of a multipart message, by its topic.
 
     Raises:
         ProtocolError: with ``kind`` frames, unknown-topic or oversize.
@@ -85,13 +87,14 @@ class ServerLink:
     """The server's end of a link.
 
     Attributes:
-        link: the endpoint's name: policy, learner or supervisor.
+        link: name of the link, as policy or learner.
         name: the server's own name, for its Welcome.
-        accepts: message types a welcomed client of each role may send; a role that is not here is refused.
-        agreement: what clients must hold alike, see ``Config.agreement``.
-        session: a number drawn at every start.
-        spec: the robot served; None until the first simulator or driver, or the first weights, name it.
+        accepts: message types that a client of each role may send. The server refuses other roles.
+        agreement: configuration that clients must share, see ``Config.agreement``.
+        session: random number of this start of the server.
+        spec: the robot served; None until the first simulator, driver or weights name it.
         may: on a link with keys, whether a public key may have a role.
+        peers: the welcomed clients, by routing identity.
     """
 
     link: str
@@ -104,64 +107,82 @@ class ServerLink:
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
-    _asked: dict[bytes, float] = field(default_factory=dict)  # since when a client waits for a driver's name
-    _spoke: set[bytes] = field(default_factory=set)  # clients that have said something since their last Hello
+    _asked: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
+    _spoke: set[bytes] = field(default_factory=set)  # clients that sent anything since their last Hello
 
     def receive(
         self, key: bytes, frames: Frames, now: float, owner: str = ""
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        """What one multipart message from the client ``key`` means: inputs for the core, and direct replies.
+        """Take one multipart message from a client. Never raises on any bytes.
 
-        ``owner`` is the public key its connection was made with. A client joining is an input holding its Hello; one
-        leaving, its Bye. Never raises on any bytes.
+        Args:
+            key: the client's routing identity.
+            frames: topic and payload.
+            now: time in seconds.
+            owner: public key of the client's connection; empty on a link without keys.
+
+        Returns:
+            Inputs for the core, and direct replies with the keys of their clients. A client that joins is an input with
+            its Hello; one that leaves, with its Bye.
         """
         peer = self.peers.get(key)
-        if peer and peer.owner != owner:  # a routing identity that was somebody else's
+        if peer and peer.owner != owner:  # the routing identity of another client
             return [], []
         try:
             kind = _kind(frames)
-            if peer is None and kind is not Hello:  # to unpack it would let anybody take our time
+            if peer is None and kind is not Hello:  # not unpacked: a stranger must not take our time
                 return self._refuse_stranger(key, kind.NAME, len(frames[1]), now)
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
                 self.tally.note("unexpected", f"{kind.NAME} from {peer.role} {peer.name} on link {self.link}", now)
                 self._heard[key] = now
                 return [], []
-            if peer and kind is Record:
-                self._heard[key] = now
-                self._spoke.add(key)
-                return [(peer, record) for record in codec.decode_records(frames[1])], []
-            message = codec.decode_as(kind, frames[1], peer.dims if peer else None)
-            if extra := codec.extra_fields(kind, frames[1]):
-                self.tally.extra(kind, extra, f"on link {self.link} from {peer.name if peer else 'a stranger'}", now)
+            if kind is Record:
+                messages = codec.decode_records(frames[1])
+            else:
+                messages = [codec.decode_as(kind, frames[1], peer.dims if peer else None)]
+                if extra := codec.extra_fields(kind, frames[1]):
+                    self.tally.extra(kind, extra, self._whence(peer), now)
         except ProtocolError as error:
-            self.tally.note(error.kind, f"on link {self.link} from {peer.name if peer else 'a stranger'}: {error}", now)
+            self.tally.note(error.kind, f"{self._whence(peer)}: {error}", now)
             return [], []
-        if isinstance(message, Hello):
-            return self._meet(key, message, now, owner)
-        assert peer
-        self._heard[key] = now
-        self._spoke.add(key)
-        if isinstance(message, Heartbeat):
-            return [], [(key, Heartbeat(message.stamp, self.session))]
-        if isinstance(message, Bye):
-            return self.forget(key, message.reason), []
-        return [(peer, message)], []
+        if peer and kind is not Hello:
+            return self._from_peer(peer, messages, now)
+        (hello,) = messages
+        assert isinstance(hello, Hello)
+        return self._meet(key, hello, now, owner)
+
+    def _whence(self, peer: Peer | None) -> str:
+        """The sender of a message, for the log."""
+        return f"on link {self.link} from {peer.name if peer else 'a stranger'}"
+
+    def _from_peer(
+        self, peer: Peer, messages: Sequence[Message], now: float
+    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        """Take messages of a welcomed client."""
+        self._heard[peer.key] = now
+        self._spoke.add(peer.key)
+        match messages:
+            case [Heartbeat() as beat]:
+                return [], [(peer.key, Heartbeat(beat.stamp, self.session))]
+            case [Bye() as bye]:
+                return self.forget(peer.key, bye.reason), []
+        return [(peer, message) for message in messages], []
 
     def expire(self, now: float) -> list[Input]:
-        """A Bye for every client that has been silent for PEER_TIMEOUT."""
+        """Forget clients that were silent for PEER_TIMEOUT; a Bye for each."""
         self._asked = {key: asked for key, asked in self._asked.items() if now - asked <= PEER_TIMEOUT}
         gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
     def forget(self, key: bytes, reason: str) -> list[Input]:
-        """Drop a client; the input that tells the core, none if it was not known."""
+        """Forget a client; the input that tells the core, none for an unknown client."""
         peer = self.peers.pop(key, None)
         self._heard.pop(key, None)
         self._spoke.discard(key)
         return [(peer, Bye(reason))] if peer else []
 
     def adopt(self, spec: RobotSpec) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        """Serve this robot from now on; clients that are another robot are refused and leave."""
+        """Serve this robot from now on; refuse and forget clients with another robot."""
         self.spec = spec
         inputs: list[Input] = []
         replies: list[tuple[bytes, Message]] = []
@@ -181,31 +202,23 @@ class ServerLink:
     def _meet(
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+        """Answer a Hello: Welcome, Refused, or a Heartbeat while another driver may have the name."""
         refused = self._judge(hello, owner)
         rival = self._driver(hello) if hello.role == "driver" else None
         if rival:
-            # The one that has the name says by itself whether it is there. Until then a Heartbeat tells the client to
-            # wait, and to ask again. To the one that has the name it is sent because a closed connection shows by it.
             asked, heard = self._asked.setdefault(key, now), self._heard[rival]
             if heard <= asked and now - asked <= DRIVER_SILENCE:
+                # The client waits and asks again. Sending to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival, wait)]
-            if heard > asked:  # whatever else is wrong with it, another one moves that robot
+            if heard > asked:  # the most important reason: another process moves that robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._asked.pop(key, None)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
             return self.forget(key, refused.reason), [(key, refused)]
-        inputs: list[Input] = []
-        for other, peer in list(self.peers.items()):
-            again = peer.hello.client == hello.client
-            # On its own connection: a new process may use the routing identity of another one. And to a client that was
-            # met before, this Welcome is a new one, and its core begins anew: so must ours. What was said before the
-            # Hello is dealt with; a Hello right after a Hello is only one too many.
-            anew = (not again or key in self._spoke) if other == key else peer.name == hello.name
-            if anew:
-                inputs += self.forget(other, Farewell.RECONNECTED.value if again else "replaced by a later incarnation")
+        inputs = self._replace(key, hello)
         if key not in self.peers:
             spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
             if self.spec is None:
@@ -216,8 +229,21 @@ class ServerLink:
         self._heard[key] = now
         return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
 
+    def _replace(self, key: bytes, hello: Hello) -> list[Input]:
+        """Forget the clients whose place a welcomed client takes; the inputs that tell the core."""
+        inputs: list[Input] = []
+        for other, peer in list(self.peers.items()):
+            same_process = peer.hello.client == hello.client
+            # A new process may have chosen the routing identity of an old one. And a client that spoke since its last
+            # Hello starts again: so must our core. A Hello right after a Hello changes nothing.
+            starts_again = not same_process or key in self._spoke
+            if starts_again if other == key else peer.name == hello.name:
+                reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
+                inputs += self.forget(other, reason)
+        return inputs
+
     def _judge(self, hello: Hello, owner: str) -> Refused | None:
-        """Why this client may not take part, None if it may."""
+        """Why the server refuses this client; None if it does not."""
         if hello.protocol != PROTOCOL_VERSION:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
@@ -233,19 +259,29 @@ class ServerLink:
             theirs = hello.agreement.get(key)
             if theirs is not None and theirs != mine:
                 return Refused("agreement", f"configuration differs: {key} is {mine} here, {theirs} there"[:2048])
+        return self._taken(hello, owner) or self._other_robot(hello)
+
+    def _taken(self, hello: Hello, owner: str) -> Refused | None:
+        """The refusal of a client whose name another client has and keeps; None if the name is free."""
         for peer in self.peers.values():
-            if peer.name == hello.name and peer.owner != owner:
+            if peer.name != hello.name:
+                continue
+            if peer.owner != owner:
                 return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-            if peer.name == hello.name and peer.role != hello.role:  # a guest must not take the place of a server
+            if peer.role != hello.role or self._keeps_name(peer, hello):
                 return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
-            taken = peer.name == hello.name and peer.hello.client != hello.client
-            # Of two drivers, the one that is heard stays (see _driver). A clock that was set back must not keep the
-            # successor of one that was killed away from a robot that moves.
-            drivers = hello.role == peer.role == "driver" and hello.incarnation != peer.hello.incarnation
-            drives = peer.role == "driver"  # and is not replaced by anything else
-            if taken and not drivers and (drives or hello.incarnation <= peer.hello.incarnation):
-                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
-        return self._other_robot(hello)
+        return None
+
+    @staticmethod
+    def _keeps_name(peer: Peer, hello: Hello) -> bool:
+        """Whether a client keeps its name against another client of the same role."""
+        if peer.hello.client == hello.client:
+            return False
+        if peer.role == "driver":
+            # Between two drivers silence decides, in _meet. A lower incarnation is no reason to refuse: if a clock is
+            # set back, the successor of a killed driver must still get control of the moving robot.
+            return hello.incarnation == peer.hello.incarnation
+        return hello.incarnation <= peer.hello.incarnation
 
     def _driver(self, hello: Hello) -> bytes | None:
         """The connection of a driver that another driver with its name wants to replace."""
@@ -270,11 +306,12 @@ class ClientLink:
     """The client's end of a link.
 
     Attributes:
-        link: name of the server's endpoint.
-        hello: what to introduce ourselves with.
-        accepts: message types the server may send.
-        essential: whether a refusal is the end; otherwise it is logged, and the server asked again after a while.
-        heard: when the server has said something last (s); minus infinity is never.
+        link: name of the link.
+        hello: the Hello to send.
+        accepts: message types that the server may send.
+        dims: sizes of the arrays in them, by their letters: N, O, A.
+        essential: whether a refusal ends this process. Otherwise the client logs it and asks again after LOG_PERIOD.
+        heard: time of the server's last message (s); minus infinity without one.
     """
 
     link: str
@@ -292,7 +329,7 @@ class ClientLink:
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
 
     def due(self, now: float) -> list[Message]:
-        """What the handshake has to send at this time: a Hello while unanswered, a Heartbeat after silence."""
+        """What the handshake sends now: a Hello without an answer so far, a Heartbeat after silence."""
         if now - self._asked < HELLO_PERIOD:
             return []
         self.wake(now)
@@ -310,21 +347,21 @@ class ClientLink:
         return [message]
 
     def wake(self, now: float) -> bool:
-        """Whether we have been silent for so long that the server must be told first who we are; once."""
+        """Whether this client was silent for LONG_SILENCE and must send Hello first; True only once."""
         if self.state != "welcome" or now - self._sent < LONG_SILENCE:
             return False
         self.state, self._asked = "connecting", float("-inf")
         return True
 
     def sent(self, now: float) -> None:
-        """Told by the bus that an application message went out."""
+        """Note that the transport has sent an application message."""
         self._sent = now
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """What one multipart message from the server means to the core. Never raises on any bytes.
+        """Take one multipart message from the server; the inputs for the core. Never raises on any bytes.
 
-        A Welcome after the link was new or lost is passed on: whatever the server was told is to be told again. So is,
-        to a driver, a Heartbeat before it: the server does not know yet whether another one moves the robot.
+        The core gets a Welcome of a new or lost link: it must repeat what the server has to know. A driver's core also
+        gets a Heartbeat before the Welcome: another driver may still move the robot.
         """
         try:
             kind = _kind(frames)
@@ -341,7 +378,7 @@ class ClientLink:
             return self._welcomed(message)
         if isinstance(message, Refused):
             if message.code == "hello":
-                if self.state == "welcome":  # only once: each of many queued messages is answered like this
+                if self.state == "welcome":  # the server may answer each of many queued messages like this
                     self.state, self._asked = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message
@@ -365,10 +402,10 @@ class ClientLink:
         return [(self.link, message)] if new else []
 
     def check(self) -> None:
-        """Raise if the server has refused us.
+        """Check that the server has not refused this client.
 
         Raises:
-            HandshakeError: with the link, and what differs.
+            HandshakeError: it has; the text names the link and what differs.
         """
         if self.refusal and self.essential:
             raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
