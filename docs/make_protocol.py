@@ -1,7 +1,7 @@
-"""Keeps the tables of docs/protocol.md as the code says.
+"""Writes the tables of docs/protocol.md from the code.
 
-python docs/make_protocol.py           rewrite what stands between the markers
-python docs/make_protocol.py --check   exit 1, with one line, if that would change anything
+python docs/make_protocol.py           rewrite the parts between the markers
+python docs/make_protocol.py --check   exit 1, with one line, if a part is out of date
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def constants() -> str:
     rows = [
         ["PROTOCOL_VERSION", str(PROTOCOL_VERSION), "`protocol` in Hello and Welcome"],
-        ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, that nobody has answered"],
+        ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, without an answer"],
         ["HEARTBEAT_PERIOD", f"{HEARTBEAT_PERIOD} s", "of silence after which a client sends a Heartbeat"],
-        ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server takes a client for gone"],
-        ["LONG_SILENCE", f"{LONG_SILENCE} s", "of its own silence after which a client says first who it is"],
+        ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server forgets a client"],
+        ["LONG_SILENCE", f"{LONG_SILENCE} s", "of its own silence after which a client sends Hello first"],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may take a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],
@@ -118,10 +118,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def made(text: str) -> str:
-    """The document with every marked part made anew.
+    """The document with every marked part rewritten.
 
     Raises:
-        ValueError: a marker is missing or there twice.
+        ValueError: a marker is missing or repeated.
     """
     for name, section in SECTIONS.items():
         begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"

@@ -126,7 +126,7 @@ class Bundle:
 
     @classmethod
     def decode(cls, payload: bytes, source: str = "policy") -> Bundle:
-        """The bundle in these bytes.
+        """The bundle from its bytes.
 
         Args:
             payload: of a file or a Weights message.
@@ -201,7 +201,7 @@ class Bundle:
         """Read a file.
 
         Raises:
-            BundleError: it cannot be read, or see :meth:`decode`.
+            BundleError: the file cannot be read, or see :meth:`decode`.
         """
         return cls.load_with_bytes(path)[0]
 

@@ -1,18 +1,18 @@
-"""Every error td3-robot raises on purpose, as one tree.
+"""Every error that td3-robot raises on purpose, as one tree.
 
-Td3RobotError                 a sentence a person can act on; exit code 2 unless said otherwise
+Td3RobotError                 a sentence that a person can act on; exit code 2 if nothing else is given
 ├── ConfigError               a configuration key, value or file is wrong
-├── UsageError                a command was called wrongly
+├── UsageError                a command line is wrong
 ├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
-├── DivergenceError           training has diverged: going on would only spoil what was learned
+├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
-├── EndpointError             an address cannot be bound or may not be used
+├── EndpointError             an address cannot be bound or is not allowed
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to others
-├── LifecycleError            a node is asked for what its state does not allow (exit code: 1)
-├── SessionError              a recording is damaged, not a recording, or of another protocol version
+├── LifecycleError            the state of a node does not allow a command (exit code: 1)
+├── SessionError              a file is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
-└── NodeError                 a process of a launch died for good (exit code: its own, or 1)
+└── NodeError                 a process of a launch ended for good (exit code: its own, or 1)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConfigError(Td3RobotError):
 
 
 class UsageError(Td3RobotError):
-    """A command line does not make sense."""
+    """A command line is wrong."""
 
 
 class BundleError(Td3RobotError):
@@ -42,11 +42,11 @@ class BundleError(Td3RobotError):
 
 
 class DivergenceError(Td3RobotError):
-    """Training has diverged; the text says how that was seen and what is kept."""
+    """Training has diverged; the text names the sign and what is kept."""
 
 
 class ProtocolError(Td3RobotError):
-    """Bytes received from a peer are not a valid message; ``kind`` is the counter it is counted under."""
+    """Bytes from a peer are not a valid message; ``kind`` names the counter for it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -54,7 +54,7 @@ class ProtocolError(Td3RobotError):
 
 
 class HandshakeError(Td3RobotError):
-    """The other side of a link refused us, or we it; the text says what differs."""
+    """One side of a link refuses the other; the text says what differs."""
 
 
 class EndpointError(Td3RobotError):
@@ -62,25 +62,25 @@ class EndpointError(Td3RobotError):
 
 
 class KeysError(Td3RobotError):
-    """A key, key folder or allow-list is missing, malformed, damaged, or open to other users of the machine."""
+    """A key, key folder or allow-list is missing, malformed, damaged, or open to other users."""
 
 
 class LifecycleError(Td3RobotError):
-    """A node refuses a command: its state, or what it holds, does not allow it."""
+    """A node refuses a command that its state or its policies do not allow."""
 
     exit_code = EXIT_CHECK_FAILED
 
 
 class SessionError(Td3RobotError):
-    """A recorded session is damaged, is none, or is of another protocol version."""
+    """A recorded session is damaged, not a session, or of another protocol version."""
 
 
 class RunFolderError(Td3RobotError):
-    """A run folder already holds a run, or does not hold the one asked for."""
+    """A run folder holds a run already, or lacks the requested one."""
 
 
 class NodeError(Td3RobotError):
-    """A supervised process cannot run, or died more often than its restart rule allows; with its exit code."""
+    """A supervised process cannot run, or ended more often than its restart rule allows; with its exit code."""
 
     def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:
         super().__init__(text)

@@ -1,6 +1,6 @@
-"""What a robot observes and what it can be told to do: names, units, limits, rate.
+"""The observations and actions of a robot: names, units, limits, rate.
 
-The specification is exchanged in the handshake, so that a policy never drives a robot it was not trained for.
+The handshake compares specifications, so that a policy drives only the robot it was trained for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
-"""Of observations, and of actions: far above any robot, low enough that no peer can ask for a terabyte of buffers."""
+"""The most observation or action channels: far above any robot, but no peer can make us allocate terabytes."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -48,7 +48,8 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: names repeat or are too many, a range is empty, an action unbounded, or the period not above 0.
+        ConfigError: names repeat or are too many, a range is empty, an action has no bound, or the period is not
+            above 0.
     """
 
     name: str
@@ -101,7 +102,7 @@ class RobotSpec:
         return np.array([channel.high for channel in self.actions], np.float32)
 
     def describe(self) -> dict[str, Any]:
-        """The specification as plain maps and lists, as it travels in a handshake and a policy bundle."""
+        """The specification as plain maps and lists, for a handshake or a policy bundle."""
         return asdict(self)
 
     @classmethod
@@ -120,9 +121,9 @@ class RobotSpec:
             raise ConfigError(f"robot specification: {type(error).__name__} {error}; see docs/protocol.md") from None
 
     def difference(self, other: RobotSpec) -> str | None:
-        """What an observer should know first about how ``other`` differs from this one; None when they agree.
+        """The first difference between this specification and another; None if they agree.
 
-        The meaning texts may differ: they steer nothing.
+        The meaning texts may differ: they have no effect.
         """
         if self.name != other.name:
             return f"robot is {self.name!r} here, {other.name!r} there"

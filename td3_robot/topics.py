@@ -1,7 +1,7 @@
-"""Every topic, once: its message, who publishes it to whom, how often, what a full queue does, whether it is recorded.
+"""Every topic, once: message, publisher, subscriber, rate, queue rule, and whether it is recorded.
 
-Each link is a ZeroMQ DEALER (the client, which connects) to a ROUTER (the server, which binds). Nothing else is used:
-one kind of link means one handshake, one set of limits and one place where malformed input is counted.
+Each link connects a client (a ZeroMQ DEALER) to a server (a ROUTER). There is only this kind of link, so there is one
+handshake, one set of limits and one place that counts malformed messages.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Topic:
 
     Attributes:
         link: the server whose endpoint carries it: policy, learner, supervisor, recorder, monitor, or any.
-        rate: what to expect, in words, because most rates follow the configuration.
-        queue: *never drop*: bounded, the sender waits where it may block, counts where it may not. *keep latest*:
-            the receiver drains its queue, uses the newest and counts the rest. *never wait*: bounded, the sender drops
-            what finds no room and counts it.
-        recorded: who offers it to a recorder, the publisher (*sent*) or the subscriber (*taken*: publishers that are
-            not recorded themselves), or nobody (*no*). What goes to several subscribers is offered once.
+        rate: in words, because most rates follow the configuration.
+        queue: *never drop*: bounded; the sender waits if it may block, else it counts the loss. *keep latest*: the
+            receiver drains its queue, uses the newest message and counts the rest. *never wait*: bounded; the sender
+            drops messages without room and counts them.
+        recorded: *sent*: the publisher offers it to a recorder, once for all subscribers. *taken*: the subscriber does,
+            because the publisher is not recorded. *no*: nobody does.
     """
 
     message: type[Message]
@@ -40,16 +40,16 @@ class Topic:
 
 
 RECORDER = "recorder"
-"""The link to whoever records. What a core sends there goes into the recording and nowhere else."""
+"""The link to the recorder. Messages to it go into the recording and nowhere else."""
 MONITOR = "monitor"
-"""The link to whoever watches. It is offered what the recorder is."""
+"""The link to monitors. They are offered the same messages as the recorder."""
 LISTENERS = (RECORDER, MONITOR)
-"""The links to those whom every node offers what it sends, and waits for none of them."""
+"""The links on which every node offers copies of its messages; it never waits for them."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
-"""The servers of a run, each of which is the end of one link."""
+"""The links of a run, named after their servers."""
 
 QUEUE_LENGTH = 1000
-"""Messages a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
+"""Messages that a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),

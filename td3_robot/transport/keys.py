@@ -1,14 +1,14 @@
-"""CURVE keys of one machine, and the list of keys it lets in: a folder of small text files.
+"""CURVE keys of one machine, and the list of keys that it lets in: a folder of small text files.
 
 ``identity.secret``
     The machine's own key pair, mode 0600, as one JSON object: name, public, secret.
 ``identity.public``
-    ``NAME KEY``: what the other side is given.
+    ``NAME KEY``: give this file to the other machine.
 ``allowed``
-    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas: a role of Hello (``driver``,
-    ``operator``, …) may connect to our servers in that role, ``client`` in every role but operator; ``server:LINK`` is
-    who must serve LINK when we connect to it. The file is read again while nodes run. The machine's own key may
-    connect in every role, and is expected of the server of a link that no other is named for: the processes of one
+    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas. With a role of Hello (``driver``,
+    ``operator``, …) the key may connect to our servers in that role, with ``client`` in every role except operator.
+    ``server:LINK`` is the key that the server of LINK must have. Nodes read the file again while they run. The
+    machine's own key may connect in every role, and serves every link without a ``server:`` line: the processes of one
     machine trust each other.
 
 Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
@@ -33,20 +33,20 @@ from td3_robot.util.process_lock import locked
 
 OPERATOR = "operator"
 ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
-"""What a client may be, as its Hello says."""
+"""The roles of clients, as in Hello."""
 CLIENT = "client"
-"""Every role but operator, who commands robots and ends emergency stops."""
+"""Every role except operator, which commands robots and ends emergency stops."""
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # libzmq before it: CVE-2020-15166 and a leak of memory for every stranger, with CURVE on
+_OLDEST = (4, 3, 3)  # older libzmq with CURVE: CVE-2020-15166, and a memory leak for each stranger
 
 
 def default_folder() -> Path:
     """``td3-robot/keys`` in the user's configuration folder.
 
     Raises:
-        KeysError: there is none.
+        KeysError: this user has no home folder.
     """
     try:
         return files.user_folder("XDG_CONFIG_HOME", "~/.config") / "keys"
@@ -55,15 +55,15 @@ def default_folder() -> Path:
 
 
 def named(folder: str | Path) -> KeyFolder:
-    """The folder that a person named, ``~`` included.
+    """The folder of this name; ``~`` is expanded.
 
     Raises:
-        KeysError: there is no such home.
+        KeysError: there is no such user, or no home folder.
     """
     try:
         return KeyFolder(Path(folder).expanduser())
     except RuntimeError:
-        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or no home of theirs") from None
+        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or they have no home folder") from None
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Identity:
     public: str
     secret: str
 
-    def __repr__(self) -> str:  # the secret must not get into a log
+    def __repr__(self) -> str:  # keeps the secret out of logs
         return f"Identity({self.name!r}, {self.public!r})"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A known key and what it is known for: ``client``, a role of Hello, ``server:LINK``."""
+    """A known key and its roles: ``client``, roles of Hello, ``server:LINK``."""
 
     name: str
     key: str
@@ -106,7 +106,7 @@ class KeyFolder:
         return self.path / "allowed"
 
     def create(self, name: str) -> Identity:
-        """Draw a key pair.
+        """Create a key pair.
 
         Raises:
             KeysError: the name is malformed, or the folder has a key pair already.
@@ -118,7 +118,7 @@ class KeyFolder:
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
             public = "-"
-            while public.startswith("-"):  # on a command line that would be an option
+            while public.startswith("-"):  # a command line would take it for an option
                 public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
             content = json.dumps({"name": name, "public": public, "secret": secret}) + "\n"
             files.write_atomically(self.secret_file, content.encode(), 0o600)
@@ -129,7 +129,7 @@ class KeyFolder:
         """The machine's own key pair.
 
         Raises:
-            KeysError: there is none, it is damaged, or others may read it or replace it.
+            KeysError: there is no key pair, it is damaged, or other users may read or replace it.
         """
         self._check_folder()
         path = self.secret_file
@@ -153,10 +153,10 @@ class KeyFolder:
         return identity
 
     def entries(self) -> dict[str, Entry]:
-        """Known keys by name, in the order they were allowed.
+        """Known keys by name, oldest first.
 
         Raises:
-            KeysError: the list is damaged, or others may write it or replace it.
+            KeysError: the list is damaged, or other users may write or replace it.
         """
         self._check_folder()
         try:
@@ -181,10 +181,10 @@ class KeyFolder:
         return known
 
     def allow(self, name: str, key: str, role: str = CLIENT) -> Entry:
-        """Know a key, for one role more.
+        """Add a key, or one role to a known key.
 
         Raises:
-            KeysError: name, key or role are malformed; the name has another key; the key or the link another name.
+            KeysError: name, key or role is malformed; the name has another key; the key or link has another name.
         """
         check_name(name)
         if not _KEY.fullmatch(key):
@@ -212,10 +212,10 @@ class KeyFolder:
         return known[name]
 
     def revoke(self, name: str) -> Entry:
-        """Forget a key; nodes that run let go of it within :data:`REVOCATION_TIME`.
+        """Remove a key; running nodes drop its connections within :data:`REVOCATION_TIME`.
 
         Raises:
-            KeysError: there is none of that name.
+            KeysError: no key has this name.
         """
         with self._locked():
             known = self.entries()
@@ -227,7 +227,7 @@ class KeyFolder:
         return entry
 
     def _check_folder(self) -> None:
-        """Raise KeysError if others may replace the files in it: then their own modes are no protection."""
+        """Raise KeysError if other users may replace the files in the folder, whatever the files' modes are."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -251,7 +251,7 @@ class KeyFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, so that two commands do not undo each other."""
+        """Let one writer in at a time, so that two commands do not overwrite each other."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=True))
@@ -261,11 +261,11 @@ class KeyFolder:
 
 
 REVOCATION_TIME = 0.1
-"""Seconds after which a running node has seen a change of its allow-list, if its loop turns that often."""
+"""Seconds within which a running node sees a change of its allow-list, if its loop turns that often."""
 
 
 class AllowList:
-    """The keys of a folder as a running node uses them: its own pair, and the list as it is now.
+    """The keys of a folder for a running node: its own pair and the current list.
 
     Raises:
         KeysError: see :meth:`KeyFolder.identity` and :meth:`KeyFolder.entries`; or libzmq cannot do CURVE.
@@ -281,9 +281,12 @@ class AllowList:
         self._read(folder.entries())
 
     def refresh(self) -> str | None:
-        """Read the list again if it changed: None if it did not, else a line for the log.
+        """Read the list again if it changed.
 
-        A list that cannot be read lets in nobody else: what it once said may have been taken back.
+        A list that cannot be read lets in no other machine: any of its keys may be revoked.
+
+        Returns:
+            A line for the log; None without a change.
         """
         stamp = self._look()
         if stamp == self._stamp:
@@ -297,11 +300,11 @@ class AllowList:
         return f"allow-list read again: {', '.join(self._clients.values())} may connect"
 
     def client(self, key: str) -> str | None:
-        """The name under which a client's key may connect; None if it may not."""
+        """The name of a key that may connect; None for other keys."""
         return self._clients.get(key)
 
     def may(self, key: str, role: str) -> bool:
-        """Whether a client's key may take part in this role of Hello."""
+        """Whether a key may have this role of Hello."""
         return role in self._roles.get(key, ())
 
     def server(self, link: str) -> str:
@@ -334,19 +337,19 @@ class AllowList:
 
 
 def open_keys(folder: str | None) -> AllowList | None:
-    """The keys in the folder that a configuration names; None where it names none.
+    """The keys of the folder in a configuration; None without one.
 
     Raises:
-        KeysError: they cannot be used.
+        KeysError: the keys cannot be used.
     """
     return AllowList(named(folder)) if folder is not None else None
 
 
 def read_public(text: str) -> str:
-    """The key in what a person gave: the key itself, or the path of an ``identity.public`` file.
+    """The public key from a command line: the key itself, or the path of an ``identity.public`` file.
 
     Raises:
-        KeysError: it is neither.
+        KeysError: the text is neither.
     """
     if _KEY.fullmatch(text):
         return text
