@@ -1,10 +1,10 @@
-"""What many tests share: one linear-algebra thread, printed seeds, small robots and messages, real trainings."""
+"""Shared fixtures: one linear-algebra thread, printed seeds, small robots and messages, real trainings."""
 
 from __future__ import annotations
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description does: summation order must be the processes'
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the launch description sets it too; sums need the same order
 
 import contextlib
 import queue
@@ -27,14 +27,14 @@ from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Channel, RobotSpec
 
-# Examples are not timed: the machines that run this are shared. Failures print what repeats them.
+# Examples have no deadline, because test machines are shared. A failure prints how to repeat it.
 settings.register_profile("td3-robot", deadline=None, print_blob=True)
 settings.load_profile("td3-robot")
 
 
 @pytest.fixture
 def seed() -> int:
-    """A new seed each run, printed when the test fails; TEST_SEED=… repeats one."""
+    """A new seed for each run, printed when the test fails. Set TEST_SEED to repeat a run."""
     value = int(os.environ.get("TEST_SEED", int.from_bytes(os.urandom(4), "little")))
     print(f"TEST_SEED={value}")
     return value
@@ -47,7 +47,7 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def spec() -> RobotSpec:
-    """A robot with 3 observations and 2 actions, whose limits are neither symmetric nor alike."""
+    """A robot with 3 observations and 2 actions. Action limits are asymmetric and different."""
     return RobotSpec(
         "Toy",
         tuple(Channel(f"o{index}", "m", -5.0, 5.0) for index in range(3)),
@@ -60,8 +60,8 @@ def spec() -> RobotSpec:
 def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
     """Builds random bundles for the toy robot.
 
-    The weights of ``tame`` ones are as large as a trained actor's: drawn from N(0, 1) they sum hundreds and more, and
-    in which order shows in the action.
+    Weights come from N(0, 1). ``tame`` scales them to the size of a trained actor's weights. Without it, sums are so
+    large that the order of summation shows in the action.
     """
 
     def make(
@@ -108,7 +108,16 @@ def make_step() -> Callable[..., Step]:
 
 
 def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 120) -> Any:
-    """What ``check`` gives once it is true; the test fails with the complaint if it is not within so many seconds."""
+    """Wait until ``check`` returns something true.
+
+    Args:
+        check: called every 10 ms.
+        complaint: gives the failure message.
+        timeout: seconds after which the test fails.
+
+    Returns:
+        What ``check`` returned.
+    """
     end = time.monotonic() + timeout
     while not (found := check()):
         assert time.monotonic() < end, complaint()
@@ -117,7 +126,13 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
 
 
 class Command:
-    """A td3-robot command as a process: its lines as they come, its children by name."""
+    """A td3-robot command that runs as a process.
+
+    Attributes:
+        cwd: folder in which it runs.
+        lines: lines of output read so far, from stdout and stderr.
+        process: the process.
+    """
 
     def __init__(self, *arguments: str, cwd: Path, before: Sequence[str] = ()) -> None:
         self.cwd = cwd
@@ -144,7 +159,11 @@ class Command:
     def wait_for(
         self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 120
     ) -> str:
-        """The next line that fits; fails with all output if it does not come."""
+        """Wait for the next line that matches ``pattern`` and ``check``, and return it.
+
+        Raises:
+            AssertionError: there was no such line within ``timeout`` seconds; the message has all output.
+        """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -160,28 +179,32 @@ class Command:
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
     def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
-        """Wait for a line that tells of so many environment steps; of how many it tells. Lines may wait to be read."""
+        """Wait for a progress line with at least ``steps`` environment steps. Unread earlier lines count too.
+
+        Returns:
+            The environment steps of that line.
+        """
         line = self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
         return int(line.split("/")[0].replace(",", ""))
 
     def wait_for_more_steps(self, steps: int) -> None:
-        """Wait until the training has made so many more environment steps than a line says that has not come yet."""
+        """Wait until the training has made ``steps`` more environment steps, counted from the next progress line."""
         self._take_lines()
         self.wait_for_steps(self.wait_for_steps(0) + steps)
 
     def _take_lines(self) -> None:
-        """Take the lines that have come, and leave the end where it is."""
+        """Read all lines that are in the queue. Leave the end marker there."""
         with contextlib.suppress(queue.Empty):
             while (line := self._queue.get_nowait()) is not None:
                 self.lines.append(line)
             self._queue.put(None)
 
     def until(self, what: str, check: Callable[[], Any], timeout: float = 120) -> None:
-        """Wait, while the command goes on, until ``check`` is true."""
+        """Wait until ``check`` is true. Fail if the command ends first, or after ``timeout`` seconds."""
 
         def complaint() -> str:
             self._take_lines()
-            return f"{what} did not come:\n{self.output()}"
+            return f"failed to wait for {what}:\n{self.output()}"
 
         def checked() -> Any:
             over = self.process.poll() is not None
@@ -192,12 +215,12 @@ class Command:
         poll_until(checked, complaint, timeout)
 
     def finish(self, timeout: float = 300) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end of the command and return its exit code."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired as error:
             self._take_lines()
-            raise AssertionError(f"not over after {timeout} s:\n{self.output()}") from error
+            raise AssertionError(f"still running after {timeout} s:\n{self.output()}") from error
         while (line := self._queue.get(timeout=60)) is not None:
             self.lines.append(line)
         return code
@@ -206,10 +229,10 @@ class Command:
         return "\n".join(self.lines)
 
     def children(self) -> dict[str, psutil.Process]:
-        """The processes of the run by name."""
+        """Return the running processes of the run by name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends just now
+            with contextlib.suppress(psutil.NoSuchProcess):  # the child just ended
                 words = child.cmdline()
                 if "--name" in words:
                     found[words[words.index("--name") + 1]] = child
@@ -219,10 +242,10 @@ class Command:
         self.process.send_signal(signal.SIGINT)
 
     def kill_all(self) -> None:
-        """For the end of a test that went wrong."""
+        """Kill the command and its children if they still run, at the end of a test."""
         if self.process.poll() is None:
             children: list[psutil.Process] = []
-            with contextlib.suppress(psutil.NoSuchProcess):  # it, or one of them, may end by itself meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process may end by itself meanwhile
                 children = psutil.Process(self.process.pid).children(recursive=True)
             for child in children:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -236,7 +259,7 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Starts td3-robot commands in a temporary folder; none outlives the test."""
+    """Starts td3-robot commands in a temporary folder, and kills them after the test."""
     started: list[Command] = []
 
     def start(*arguments: str, **options: Any) -> Command:
@@ -256,13 +279,18 @@ SMALL = (
     "learner.compile=false",
     "evaluation.every=0",
 )
-"""Overrides that make a training quick: what is tested is the processes, not what they learn. Precision is as it is
-because ``auto`` may have it measured first, in a process of its own."""
+"""Overrides for a quick training, for tests of the processes rather than of learning.
+
+Precision is set because ``auto`` may first measure it in another process.
+"""
 
 
 @pytest.fixture
 def train(command: Callable[..., Command]) -> Callable[..., Command]:
-    """Starts a small training of Walker2D into ``run``; arguments are further overrides or options."""
+    """Starts a small training of Walker2D.
+
+    ``train(steps, *overrides, options=…, out="run")`` adds overrides in the form ``key=value`` and other options.
+    """
 
     def start(steps: int, *overrides: str, options: tuple[str, ...] = (), out: str = "run") -> Command:
         sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]

@@ -1,4 +1,4 @@
-"""Recording real runs: everything is in the file, nobody waits for it, and its death costs nobody anything."""
+"""Record real runs: the file is complete, no process waits for the recorder, and none suffers when it dies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, hello
 
 
-def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """Every Step the learner counted is in the file, and every core does again what it did."""
+def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
+    """The file holds every Step that the learner counted, and replay repeats every core."""
     run = train(1000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
     run.wait_for("^ready: recorder, learner, policy, sim-0$")
     assert run.finish() == 0, run.output()
@@ -40,11 +40,11 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     assert sum(stream["missing"] + stream["begins_at"] for stream in streams.values()) == 0
     assert not any("not_recorded" in row["counters"] for row in final.values())
     assert {"learner/weights", "learner/throttle", "learner/status", "sim-0/hello", "sim-0/bye"} <= streams.keys()
-    assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # each, from 1 on
+    assert report["policy_versions"]["count"] == report["policy_versions"]["recorded"][1]  # all versions from 1 on
     assert Session([file]).config().timing == "lockstep"
     assert main(["replay", str(file)]) == 0
     checked = capsys.readouterr().out
-    assert "1 loss statistics messages the same" in checked  # a line each 1,000 steps
+    assert "1 loss statistics messages the same" in checked  # the learner reports one per 1,000 steps
     run = train(
         300,
         "robots=2",
@@ -59,11 +59,13 @@ def test_a_recorded_training_is_whole_and_replays(train: Any, tmp_path: Path, ca
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
     assert "it began with what other recordings hold" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
-    assert 300 <= final["learner"]["figures"]["env_steps"] <= 301  # a Step of two robots is up to two
+    assert (
+        300 <= final["learner"]["figures"]["env_steps"] <= 301
+    )  # one Step of two robots is up to two environment steps
 
 
-def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """It writes a chunk each half second (tests/recording/test_files.py): of before the last but one, all is there."""
+def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
+    """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). All earlier chunks are complete."""
     run = train(100_000, "record=true", "learner.replay_ratio=0.1")
     killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
     made = run.wait_for_steps(1000)
@@ -71,7 +73,7 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
         size = killed.stat().st_size
         run.until("a chunk", lambda size=size: killed.stat().st_size > size)
     run.children()["recorder"].send_signal(signal.SIGSTOP)
-    run.wait_for_more_steps(1000)  # one that stands still holds up nobody
+    run.wait_for_more_steps(1000)  # a stopped recorder blocks nobody
     run.children()["recorder"].send_signal(signal.SIGKILL)
     run.wait_for("^recorder was killed by SIGKILL; starting it again$")
     run.until("the second recording", lambda: second.exists() and second.stat().st_size > 100_000)
@@ -83,7 +85,7 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
     recovered = list(Session([killed.with_name("session.recovered.mcap")]).messages((Step.NAME,)))
     assert [message.sequence for _, message in recovered] == list(range(len(recovered)))
     assert len(recovered) >= made
-    # The new one is told who everybody is, and goes on to the end.
+    # The new recorder gets every node's Hello and records to the end.
     assert main(["info", str(second), "--check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.partition("{")[2].join(("{", "")))
     assert {"sim-0/hello", "learner/weights", "sim-0/step"} <= report["topics"].keys()
@@ -92,7 +94,7 @@ def test_sigkill_of_the_recorder_costs_its_last_moments_only(train: Any, tmp_pat
     assert main(["replay", str(second), "--core", "policy"]) == 0
 
 
-def test_a_learner_is_replayed_up_to_where_it_was_killed(train: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path, monkeypatch: Any) -> None:
     run = train(100_000, "record=true", "learner.replay_ratio=0.1", "learner.publish_every=20", "checkpoint.every=700")
     run.wait_for_steps(1000)
     run.children()["learner"].send_signal(signal.SIGKILL)
@@ -106,17 +108,17 @@ def test_a_learner_is_replayed_up_to_where_it_was_killed(train: Any, tmp_path: P
     compared = {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
     assert report.same, report
     assert compared.keys() == {"weights", "throttle", "status"}
-    assert compared["weights"] >= 2  # (700 - 500) · 0.1 updates at least, and those that it began with
+    assert compared["weights"] >= 2  # at least (700 - 500) · 0.1 updates, and the initial weights
     assert compared["status"] == 1
     why = "it went on from a checkpoint, or a replay file, that is not in the recording"
-    assert sum(why in note for note in report.notes) == 2  # what it learned, and its counters
+    assert sum(why in note for note in report.notes) == 2  # one for what it learned, one for its counters
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
     (report,) = replay.check(session, ["learner"])
     assert {comparison.topic for comparison, _ in report.comparisons if not comparison.same} == {"weights"}
 
 
-def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path) -> None:
+def test_ring_recording_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path) -> None:
     run = train(200_000, "record.enabled=true", "record.ring_s=60", "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
     run.children()["sim-0"].send_signal(signal.SIGKILL)
@@ -126,17 +128,17 @@ def test_a_ring_is_written_when_a_simulator_is_killed(train: Any, tmp_path: Path
     run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
     run.interrupt()
     assert run.finish() == 130, run.output()
-    assert list(file.parent.glob("session*.mcap")) == [file]  # stopping a run is no failure
+    assert list(file.parent.glob("session*.mcap")) == [file]  # Ctrl-C does not write another ring
     assert examine(file)["damages"] == []
     steps = [m for _, m in Session([file]).messages((Step.NAME,)) if isinstance(m, Step)]
-    assert {step.incarnation for step in steps} >= {0}  # of the one that was killed, to the end of its life
+    assert {step.incarnation for step in steps} >= {0}  # Steps of the killed simulator
     assert max(step.sequence for step in steps if step.incarnation == 0) > 200
 
 
-def test_recording_a_training_that_runs(
+def test_recorder_joins_and_leaves_a_running_training(
     train: Any, command: Callable[..., Any], tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    """Started and stopped by hand, beside a training that does not know of it."""
+    """A user starts and stops the recorder. The training is not configured to record."""
     run = train(200_000, "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
     (tmp_path / "notes.txt").write_text("left knee oiled")
@@ -149,11 +151,13 @@ def test_recording_a_training_that_runs(
     assert run.finish() == 130
     report = examine(tmp_path / "by-hand.mcap")
     assert report["damages"] == []
-    assert report["attachments"][1:] == [{"name": "notes.txt", "bytes": 15}]  # behind the configuration
+    assert report["attachments"][1:] == [
+        {"name": "notes.txt", "bytes": 15}
+    ]  # the first attachment is the configuration
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
-    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # or no Ctrl-C would reach the tests after this one
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # otherwise later tests would ignore Ctrl-C
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),
@@ -164,8 +168,8 @@ def test_recording_a_training_that_runs(
         assert words in capsys.readouterr().err
 
 
-def test_ctrl_c_loses_nothing_of_what_was_said_before(command: Callable[..., Any], tmp_path: Path) -> None:
-    """A node gathers for 0.1 s, and the recorder looks ten times a second: Ctrl-C comes with the last on their way."""
+def test_ctrl_c_loses_no_message_sent_before_it(command: Callable[..., Any], tmp_path: Path) -> None:
+    """A node sends its records every 0.1 s and the recorder polls every 0.1 s, so Ctrl-C finds records on the way."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml")
@@ -192,19 +196,21 @@ def test_ctrl_c_loses_nothing_of_what_was_said_before(command: Callable[..., Any
         bus.close()
     sequences = [entry.sequence for entry in Session([tmp_path / "leg.mcap"]).entries(("status",))]
     assert sequences == list(range(len(sequences)))
-    assert len(sequences) == 300 or late > 0.4  # the recorder waits for 0.5 s for what is on its way
+    assert len(sequences) == 300 or late > 0.4  # the recorder waits 0.5 s for records on the way
 
 
 @pytest.mark.parametrize("ring", [(), ("--ring-s", "30")], ids=["all", "ring"])
-def test_what_a_node_said_before_it_crashed_is_recorded(
+def test_last_messages_of_a_crashed_node_are_recorded(
     ring: tuple[str, ...],
     tmp_path: Path,
     command: Callable[..., Any],
     monkeypatch: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A mistake in a core, not an error that the node expects: what it had gathered by then is in the file, and why it
-    ended; a ring is written without being asked."""
+    """A node that crashes with an unexpected exception still sends its unsent records and the exception.
+
+    A ring recorder writes its file without a request.
+    """
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml", *ring)

@@ -1,4 +1,7 @@
-"""Stopped and resumed, killed and restarted: in lock-step as if never, else with nothing lost but time."""
+"""Stop and resume runs, and kill and restart processes.
+
+In lock-step, the result equals an uninterrupted run bit for bit. Free-running runs lose no transition.
+"""
 
 from __future__ import annotations
 
@@ -35,27 +38,33 @@ LOCKSTEP = (
     f"evaluation.every={STEPS // 4}",
     "evaluation.episodes=1",
 )
-"""The buffer is full long before the end, so that its oldest rows must be the same ones, too. Evaluations are so few
-because one is skipped while four wait."""
+"""The buffer fills long before the end, so that runs must also agree on which rows they overwrite.
+
+Evaluations are few, because the learner skips one while four wait.
+"""
 
 
 def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """The last checkpoint of a run, without what it says of time."""
+    """Load the last checkpoint of a run, without the values that depend on time.
+
+    Returns:
+        Its arrays and its scalars.
+    """
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
     _, arrays, scalars = found
-    del scalars["meter"]["wall_s"], scalars["evaluations"]  # evaluations come in when they do
+    del scalars["meter"]["wall_s"], scalars["evaluations"]  # evaluation results arrive at any time
     for version, *_ in scalars.pop("pending"):
         del arrays[f"pending.{version}"]
     return arrays, scalars
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """What is not the same in two finished runs, down to the last bit; stamps of Steps aside."""
+    """List what differs, bit for bit, between two finished runs. Stamps of Steps may differ."""
     (arrays, scalars), (others, other_scalars) = newest(run), newest(other)
     found = [f"arrays {sorted(arrays.keys() ^ others.keys())}"] if arrays.keys() != others.keys() else []
     for name, array in arrays.items():
-        if name.startswith("simulator."):  # holds a Step with the time of day; what counts in it is compared below
+        if name.startswith("simulator."):  # contains a time stamp; simulators_differ() compares the rest
             continue
         if name in others and array.tobytes() != others[name].tobytes():
             found.append(name)
@@ -74,7 +83,7 @@ def differences(run: Path, other: Path) -> list[str]:
 
 
 def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    """What is not the same in the simulators' states of two checkpoints."""
+    """List what differs between the simulator states of two checkpoints."""
     found: list[str] = []
     for name in arrays:
         if name.startswith("simulator."):
@@ -88,7 +97,7 @@ def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[st
 
 @pytest.fixture(scope="session")
 def straight(made_once: MadeOnce) -> Path:
-    """A run that was never stopped."""
+    """The folder of an uninterrupted run."""
 
     def train(folder: Path) -> None:
         sets = [word for item in (*SMALL, *LOCKSTEP) for word in ("--set", item)]
@@ -101,14 +110,16 @@ def straight(made_once: MadeOnce) -> Path:
     return made_once("straight", train) / "run"
 
 
-def test_interrupted_and_resumed_is_never_stopped(straight: Path, train: Any, command: Any, tmp_path: Path) -> None:
-    """Invariant 4: interrupted before it began, twice anywhere, and once more as soon as it was resumed."""
+def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
+    straight: Path, train: Any, command: Any, tmp_path: Path
+) -> None:
+    """Invariant 4: interrupt a run before its first step, twice later, and once right after a resume."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     run.wait_for("^training")
     run.interrupt()
     assert run.finish() == 130, run.output()
     run = command("train", "--resume", "run", "--log-every", "0.2")
-    for steps in (300, 800):  # what is done by the time that it is read and acted on is far from all
+    for steps in (300, 800):  # early enough that the run is still far from its end
         run.wait_for_steps(steps)
         run.interrupt()
         assert run.finish() == 130, run.output()
@@ -123,13 +134,15 @@ def test_interrupted_and_resumed_is_never_stopped(straight: Path, train: Any, co
     assert run.finish() == 0, run.output()
     assert differences(straight, tmp_path / "run") == []
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # All were evaluated, at the first round beyond each quarter of the steps: the ones under way at a stop, too.
+    # Each quarter of the steps was evaluated, also where a stop interrupted the evaluation.
     evaluated = {line["env_steps"] // (STEPS // 4) for line in lines if line["kind"] == "evaluation"}
     assert evaluated >= {1, 2, 3}
 
 
-def test_killed_in_lock_step_is_never_killed(straight: Path, train: Any, tmp_path: Path) -> None:
-    """Two simulators of two robots, and every kind of process; the last kill comes before the one before is mended."""
+def test_lockstep_run_with_killed_processes_equals_an_undisturbed_one(
+    straight: Path, train: Any, tmp_path: Path
+) -> None:
+    """Kill every kind of process. The last kill comes before the run has recovered from the previous one."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     for steps, name in ((550, "learner"), (700, "sim-0"), (800, "policy"), (1000, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
@@ -141,8 +154,8 @@ def test_killed_in_lock_step_is_never_killed(straight: Path, train: Any, tmp_pat
     assert final["learner"]["counters"]["missed"] == 0
 
 
-def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
-    """Free-running, with the buffer in a file: killed three times, once before there is any checkpoint."""
+def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
+    """Free-running with the buffer in a file: kill the learner three times, the first time before any checkpoint."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=16000", "checkpoint.every=3000", "robots=2")
     run = train(12_000, *overrides, "simulators=2", "learner.replay_ratio=0.1", "learner.normalise_observations=true")
     for steps in (600, 3100, 3200):
@@ -161,33 +174,33 @@ def test_a_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> Non
         == learner["figures"]["env_steps"]
         == learner["counters"]["transitions"]
     )
-    # What the simulators made and the learner does not have is under way when it stops: a Step of each.
+    # Transitions that the learner lacks were on the way when it stopped: at most a few Steps of each simulator.
     under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
     assert 0 <= under_way <= 2 * 2 * 2
     assert not any(name.startswith("replay.") for name in arrays)
     rows = np.fromfile(tmp_path / "run" / "replay" / "rows.float32", np.float32).reshape(16_000, -1)
     whole = rows[: scalars["parts"]["replay"]["total_added"]]
     assert np.isfinite(whole).all()
-    assert len(np.unique(whole, axis=0)) == len(whole)  # none twice
+    assert len(np.unique(whole, axis=0)) == len(whole)  # no transition is stored twice
     assert not rows[len(whole) :].any()
-    # What networks see their observations by is of every transition, once: 22 columns of the rows.
+    # The normaliser counts every transition once: the observation is the first 22 columns of a row.
     assert scalars["parts"]["normaliser"]["count"] == len(whole)
     seen = whole[:, :22].astype(np.float64)
     np.testing.assert_allclose(arrays["normaliser.mean"], seen.mean(0), rtol=1e-9, atol=1e-12)
     squares = np.square(seen - seen.mean(0)).sum(0)
     np.testing.assert_allclose(arrays["normaliser.squares"], squares, rtol=1e-6, atol=1e-9)
-    greatest = max(1.0, float(np.abs(whole[:, 28]).max()))  # 22 + 6: the reward
+    greatest = max(1.0, float(np.abs(whole[:, 28]).max()))  # column 22 + 6 is the reward
     assert scalars["parts"]["divergence"]["greatest_reward"] == greatest
 
 
-def test_a_killed_learner_loses_no_transition_of_a_source_far_ahead(train: Any, tmp_path: Path) -> None:
-    """One robot, 640 steps ahead: what it sends while the learner is away fills every queue on the way."""
+def test_killed_learner_loses_no_transition_when_queues_are_full(train: Any, tmp_path: Path) -> None:
+    """One robot may be 640 steps ahead. While the learner is away, its Steps fill every queue."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(100_000, *overrides)
     run.wait_for_steps(1000)
     run.children()["learner"].kill()
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
-    run.wait_for_more_steps(1500)  # those that it was ahead, and new ones
+    run.wait_for_more_steps(1500)  # the steps ahead, and new ones
     run.interrupt()
     assert run.finish() == 130, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
@@ -207,8 +220,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_disk_that_fills_up_costs_no_transition(train: Any, command: Any, disk: Path) -> None:
-    """The journal of a buffer in a file finds it full first; once there is room again, the run goes on from there."""
+def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
+    """The journal of the replay file meets the full disk first. With free space again, the run resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(6000, *overrides, "checkpoint.every=1000", out="disk/run")
     run.wait_for_steps(1200)
@@ -220,7 +233,7 @@ def test_a_disk_that_fills_up_costs_no_transition(train: Any, command: Any, disk
     assert re.search(r"\(.*disk/run/replay/journal: No space left on device; make room on that disk, then ", found)
     assert "then td3-robot train --resume" in found
     assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: make room there$", refused)
-    assert newest(disk / "run")[1]["env_steps"] >= 1000  # whole, and older than the journal
+    assert newest(disk / "run")[1]["env_steps"] >= 1000  # complete, but older than the journal
     kept = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32)
     (disk / "filler").unlink()
     again = command("train", "--resume", "disk/run", "--log-every", "0.2")
@@ -231,11 +244,13 @@ def test_a_disk_that_fills_up_costs_no_transition(train: Any, command: Any, disk
     assert scalars["parts"]["replay"]["total_added"] == scalars["env_steps"] >= 6000
     whole = rows[: scalars["env_steps"]]
     assert len(np.unique(whole, axis=0)) == len(whole)
-    assert rows.ravel()[: 52 * 1200].tobytes() == kept[: 52 * 1200].tobytes()  # 2 · 22 + 6 + 2 numbers each
+    assert rows.ravel()[: 52 * 1200].tobytes() == kept[: 52 * 1200].tobytes()  # a row has 2 · 22 + 6 + 2 numbers
 
 
-def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: Any, tmp_path: Path) -> None:
-    """And says what is gone: the newest checkpoint, and then all of them."""
+def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
+    train: Any, command: Any, tmp_path: Path
+) -> None:
+    """The newest checkpoint is damaged first, then all checkpoints are damaged, then all are deleted."""
     run = train(100_000, "learner.replay_ratio=0.1", "learner.precision=auto", "checkpoint.every=300")
     run.wait_for_steps(600)
     run.interrupt()
@@ -244,7 +259,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     config_file = tmp_path / "run" / "config.yaml"
     before = config_file.read_text()
     precision = configuration.parse(yaml.safe_load(before)).learner.precision
-    assert precision in ("fp32", "bf16")  # what auto was here: it stays that
+    assert precision in ("fp32", "bf16")  # auto is resolved once and then kept
     assert f"learner.precision auto: {precision} here" in run.output()
     kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
@@ -260,7 +275,7 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
         assert words in refused.lines[-1]
         assert len(refused.lines) == 1, refused.output()
     assert config_file.read_text() == before
-    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # by hand, and then forgotten
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # a forgotten edit by hand
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert "learner.batch_size is 32 there, 48 now; to change it, add --set learner.batch_size=48" in refused.lines[-1]
@@ -284,8 +299,8 @@ def test_a_resume_goes_on_as_it_was_unless_told_otherwise(train: Any, command: A
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
 
 
-def test_a_target_that_is_reached_ends_the_run_well(train: Any, command: Any, tmp_path: Path) -> None:
-    """Any evaluation reaches -1000 (of Walker2D, where falling at once earns about 15)."""
+def test_reaching_the_target_return_ends_the_run_successfully(train: Any, command: Any, tmp_path: Path) -> None:
+    """Any evaluation reaches -1000: a Walker2D that falls at once earns about 15."""
     run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")
     assert run.finish() == 0, run.output()
     assert "an evaluation reached evaluation.target_return -1000" in run.output()
@@ -301,8 +316,8 @@ def test_a_target_that_is_reached_ends_the_run_well(train: Any, command: Any, tm
     assert made == evaluations[-1]["env_steps"]
 
 
-def test_a_buffer_that_cannot_fit_is_refused_before_anything_starts(command: Any, tmp_path: Path) -> None:
-    """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB; beside them some MB."""
+def test_too_large_buffer_is_refused_before_the_run_starts(command: Any, tmp_path: Path) -> None:
+    """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB. The learner needs some MB more."""
     for kind, place in (("memory", "memory"), ("file", "the disk of '.*run'")):
         items = ("learner.buffer_size=10000000000000", f"learner.replay_storage={kind}", "learner.precision=fp32")
         run = command("train", "walker2d_fast", "--out", "run", *(word for item in items for word in ("--set", item)))

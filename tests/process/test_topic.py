@@ -1,4 +1,4 @@
-"""``td3-robot topic echo``: what a recording says, played to it, line by line."""
+"""``td3-robot topic echo`` prints the messages of a played recording line by line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.recording.reader import Session
 SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
 
 
-def test_each_message_of_a_topic_is_a_line(command: Any, tmp_path: Path) -> None:
+def test_echo_prints_one_line_for_each_message_of_a_topic(command: Any, tmp_path: Path) -> None:
     recorded = [(entry, message) for entry, message in Session([SESSION]).messages(("step",))][:5]
     place, begun = f"ipc://{tmp_path}/monitor", time.time()
     echo = command("topic", "echo", "step", "--endpoint", place, "--count", "5")
@@ -29,17 +29,17 @@ def test_each_message_of_a_topic_is_a_line(command: Any, tmp_path: Path) -> None
         told = json.loads(line)
         assert (told["publisher"], told["number"]) == (entry.publisher, entry.sequence)
         assert told["message"]["sequence"] == step.sequence
-        [observation] = told["message"]["observation"]  # of each robot
+        [observation] = told["message"]["observation"]  # a list with one entry per robot
         assert list(observation) == [channel.name for channel in spec("gymnasium:Pendulum-v1").observations]
         assert list(observation.values()) == step.observation[0].tolist()
-        assert begun <= told["time"] <= time.time()  # it is played now
+        assert begun <= told["time"] <= time.time()  # the time of playing, not of recording
     assert command("play", str(SESSION), "--rate", "10", "--monitor", f"{place}2").finish() == 0
     echo_of_none.interrupt()
     assert echo_of_none.finish() == 130
     assert echo_of_none.lines == []
 
 
-def test_who_stops_reading_ends_it(command: Any, tmp_path: Path) -> None:
+def test_echo_ends_when_its_output_is_closed(command: Any, tmp_path: Path) -> None:
     place = f"ipc://{tmp_path}/monitor"
     words = [sys.executable, "-m", "td3_robot.cli.main", "topic", "echo", "action", "--endpoint", place]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as echo:

@@ -1,4 +1,4 @@
-"""Trainings with real processes, sockets and physics: the invariants of the design, and what a user can do to them."""
+"""Trainings with real processes, sockets and physics: invariants of the design, faults and user mistakes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """Invariant 1, over 20,000 steps: every Step consumed, and one transition for each that is not FIRST."""
+    """Invariant 1, over 20,000 steps: the learner gets every Step, and one transition for each that is not FIRST."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -47,19 +47,19 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough; each simulator may have one Step under way then.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # Robot-steps consumed less one per episode begun is transitions: the counts of two separate pieces of code.
+    # Each episode has one transition fewer than robot-steps. Separate pieces of code count the two sides.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
 def parted(run: Path, alone: InProcess) -> list[str]:
-    """Where a run in lock-step is not as the one in this process: rows of the replay buffer first, oldest first."""
+    """List the differences between a lock-step run and one in this process, rows of the replay buffer first."""
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
     ours, _ = state.save(alone.learner, 0.0)
     lines: list[str] = []
     for name, array in sorted(ours.items(), key=lambda item: item[0] != "replay.rows"):
         theirs = found[1][name]
-        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # which say who made them
+        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # names the sender
             lines.append(f"{run}: {name}: {theirs.shape}, here {array.shape}")
             if array.shape == theirs.shape and array.ndim:
                 first = tuple(np.argwhere(array != theirs)[0])
@@ -67,8 +67,8 @@ def parted(run: Path, alone: InProcess) -> list[str]:
     return lines
 
 
-def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
-    """Invariant 3: weights after 1,500 steps with learning on, two simulators of two robots."""
+def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
+    """Invariant 3: equal weights after 1,500 steps with learning, with two simulators of two robots each."""
     overrides = ("simulators=2", "robots=2", "learner.replay_ratio=0.5", "learner.publish_every=3")
     run = train(1500, *overrides, options=("--lockstep", "--seed", "7"))
     assert run.finish() == 0, run.output()
@@ -80,7 +80,7 @@ def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path
     assert parted(tmp_path / "run", alone) == []
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
     assert distributed.provenance["updates"] == alone.learner.updates >= 500  # 0.5 · (1500 - 500)
-    expected = alone.learner.publisher.final_bundle()  # which the shipped configuration averages
+    expected = alone.learner.publisher.final_bundle()  # the averaged policy, as the shipped configuration asks
     assert {name: tensor.tobytes() for name, tensor in distributed.tensors.items()} == {
         name: tensor.tobytes() for name, tensor in expected.tensors.items()
     }
@@ -92,30 +92,30 @@ def test_lockstep_over_processes_is_one_process_bit_for_bit(train: Any, tmp_path
     )
 
 
-def test_real_time_is_kept_by_the_clock_and_not_by_the_learner(train: Any, tmp_path: Path) -> None:
-    """1,000 steps of 8 robots at 60.6 Hz take 2 s; 2,500 updates take longer, and the robots go on meanwhile."""
+def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path) -> None:
+    """1,000 steps of 8 robots at 60.6 Hz take 2 s. 2,500 updates take longer, and the robots do not wait."""
     overrides = ("pacing.mode=realtime", "robots=8", "learner.replay_ratio=5", "learner.replay_ratio_band=128")
     run = train(1000, *overrides, "record=true")
     assert run.finish() == 0, run.output()
     last = json.loads((tmp_path / "run" / "final.json").read_text())
     learner, sim = last["learner"], last["sim-0"]
     assert 1000 <= learner["figures"]["env_steps"] < 1008
-    assert learner["figures"]["updates"] >= 2500 - 5  # (1000 - 500) · 5, less what no whole update is owed for
+    assert learner["figures"]["updates"] >= 2500 - 5  # (1000 - 500) · 5, less a few not yet due
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
-    assert learner["figures"]["lead_max"] > 128 + 80  # the band holds back nobody
-    # The rate is the clock's, whatever the machine is doing: never above it, below it by the deadlines missed.
+    assert learner["figures"]["lead_max"] > 128 + 80  # the band does not slow the robots
+    # The clock sets the rate: never faster, and slower only by the missed deadlines.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
     steps = [message for _, message in messages if isinstance(message, Step)]
     assert sim["counters"]["steps"] == steps[-1].sequence + 1
     elapsed = (steps[-1].stamp - steps[0].stamp) * 1e-9 / 0.0165
     periods = steps[-1].sequence + sim["counters"].get("overruns", 0)
-    assert -0.01 < elapsed - periods < 1.01  # a step is late by less than the period that it is in
+    assert -0.01 < elapsed - periods < 1.01  # a step is late by less than one period
 
 
 @pytest.fixture
 def asked(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``td3-robot node`` is told by the policy server of the run, or by a robot."""
+    """Runs ``td3-robot node`` with the given words and returns the answer."""
 
     def ask(*words: str) -> Any:
         node = command("node", *words, "--run", "run", "--json", "--timeout", "60")
@@ -125,8 +125,8 @@ def asked(command: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, asked: Any, tmp_path: Path) -> None:
-    """Until a killed policy server is back, what is applied is the fallback; no Step waits for it, and none is lost."""
+def test_real_time_robot_uses_its_fallback_without_a_policy_server(train: Any, asked: Any, tmp_path: Path) -> None:
+    """Until a killed policy server is back, robots apply the fallback. No Step waits and none is lost."""
     run = train(100_000, "pacing.mode=realtime", "pacing.fallback=zero", "robots=8", "learner.replay_ratio=0.1")
     run.wait_for_steps(500)
     run.children()["policy"].kill()
@@ -135,13 +135,13 @@ def test_a_robot_in_real_time_goes_on_without_its_policy_server(train: Any, aske
     run.interrupt()
     assert run.finish() == 130, run.output()
     last = json.loads((tmp_path / "run" / "final.json").read_text())
-    # A new process needs some tenths of a second to be there: many times the 16.5 ms of a control period.
+    # A new process starts in some tenths of a second, many control periods of 16.5 ms.
     assert last["sim-0"]["counters"]["actions_zero"] >= 5
     assert last["policy"]["counters"]["actions"] > 0
     assert last["learner"]["counters"]["missed"] == 0
 
 
-def test_an_emergency_stop_halts_a_training_until_it_is_activated_again(train: Any, asked: Any, tmp_path: Path) -> None:
+def test_emergency_stop_halts_a_training_until_activate(train: Any, asked: Any, tmp_path: Path) -> None:
     run = train(100_000, "learner.replay_ratio=0.1")
     run.wait_for_steps(600)
     asked("estop")
@@ -158,7 +158,7 @@ def test_an_emergency_stop_halts_a_training_until_it_is_activated_again(train: A
 
 
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
-    # One checkpoint before the learner's turn, at 3,000 steps, and long enough before that there is something to lose.
+    # The checkpoint at 3,000 steps comes well before the learner is killed, so the learner has something to lose.
     run = train(100_000, "checkpoint.every=3000", "learner.replay_ratio=0.2")
     ready = run.wait_for("^ready")
     assert ready == "ready: learner, policy, sim-0"
@@ -173,12 +173,12 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     for name in ("sim-0", "policy", "learner"):
         assert f"{name} died and was restarted 1 times" in run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
-    # The band is kept over all of it: 0.2 · (5,000 - 500) updates and more, at most 64 fewer.
+    # The band holds for the whole run: updates are at most 64 behind 0.2 · (steps - 500).
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
 
 
-def test_every_option_in_lockstep_over_processes_is_one_process(train: Any, tmp_path: Path) -> None:
-    """What the learner tells the policy server (normalisation, noise by robot and its kind) and what it keeps."""
+def test_lockstep_with_every_option_equals_one_process(train: Any, tmp_path: Path) -> None:
+    """Normaliser and noise settings reach the policy server, and the learner's options work across processes."""
     overrides = (
         "robots=3",
         "simulators=2",
@@ -203,8 +203,8 @@ def test_every_option_in_lockstep_over_processes_is_one_process(train: Any, tmp_
         assert distributed.tensors[name].tobytes() == tensor.tobytes(), name
 
 
-def test_a_training_that_diverges_stops_and_keeps_what_was_good(train: Any, tmp_path: Path) -> None:
-    """A learning rate of 1e9 blows the networks up in a few updates; they begin after 1,500 steps."""
+def test_diverging_training_stops_and_keeps_the_last_good_policy(train: Any, tmp_path: Path) -> None:
+    """With a learning rate of 1e9 the networks diverge in a few updates. Updates begin after 1,500 steps."""
     run = train(4000, "learner.learning_rate=1e9", "learner.learning_starts=1500", "checkpoint.every=700")
     assert run.finish() == 2, run.output()
     assert re.search(r"learner cannot run: training diverged: .*kept: the policy of 1000 steps", run.output())
@@ -213,14 +213,14 @@ def test_a_training_that_diverges_stops_and_keeps_what_was_good(train: Any, tmp_
     saved = checkpoint.load_newest(tmp_path / "run" / "checkpoint")
     assert saved is not None
     _, arrays, scalars = saved
-    assert scalars["env_steps"] < 2100  # 700 and 1400, and not after the record at 2000
+    assert scalars["env_steps"] < 2100  # checkpoints at 700 and 1400, none after the check at 2000
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-def test_without_a_compiler_a_training_goes_on_as_it_is(
+def test_training_runs_uncompiled_without_a_compiler(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing compiled lies
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # an empty cache of compiled code
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("CXX", "/nowhere/g++")
     run = train(700, "learner.compile=true")
@@ -241,14 +241,14 @@ def test_without_a_compiler_a_training_goes_on_as_it_is(
 def test_replay_ratio_stays_in_its_band(
     slow: str, steps: int, overrides: tuple[str, ...], train: Any, tmp_path: Path
 ) -> None:
-    """Whichever side is the slow one: the lead (updates owed) never leaves [0, band]."""
+    """The lead (updates owed) stays in [0, band], whichever side is slower."""
     band = 16.0
     run = train(steps, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
     assert run.finish() == 0, run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
     assert figures["lead_max"] <= band
-    if slow == "learner":  # then it is the simulator that was held back: the lead went to the edge
+    if slow == "learner":  # the band held the simulator back, so the lead reached its edge
         assert figures["lead_max"] > band - 4
 
 
@@ -260,7 +260,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
     own = "the run has processes of these names: learner, policy, sim-0"
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
-        twin = command("sim", "--run", "run", "--name", name)  # a mistake, which must not cost that one its place
+        twin = command("sim", "--run", "run", "--name", name)  # the mistake must not disconnect the first process
         assert twin.finish() == 2, twin.output()
         assert re.search(f"--name is {name!r}[:,] {why}", twin.lines[-1]), twin.output()
     second = command("learner", "--run", "run")
@@ -270,7 +270,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
     run.until("the guest's leave", lambda: "simulator guest left" in log.read_text())
-    again = command("sim", "--run", "run", "--name", "guest")  # and once more, to stay till the end
+    again = command("sim", "--run", "run", "--name", "guest")  # rejoin and stay until the end
     run.until("the guest again", lambda: log.read_text().count("simulator guest joined") == 2)
     run.wait_for_more_steps(1000)
     run.interrupt()
@@ -281,9 +281,11 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     assert counters.get("late", 0) == 0
 
 
-def test_hung_up_on_under_nohup_and_frozen_it_goes_on(command: Any) -> None:
-    """SIGHUP is ignored by who was started so; SIGTERM is not. Processes that stood still for almost as long as it
-    takes to be taken for gone, one of them or all, find together again, whoever has forgotten whom."""
+def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any) -> None:
+    """Under nohup, SIGHUP is ignored and SIGTERM is not.
+
+    Processes paused for a little less than PEER_TIMEOUT reconnect, whether one process pauses or all of them.
+    """
     sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
     run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])
     run.wait_for("^ready")
@@ -294,7 +296,7 @@ def test_hung_up_on_under_nohup_and_frozen_it_goes_on(command: Any) -> None:
         processes = [run.children()[name] for name in frozen]
         for process in processes:
             process.send_signal(signal.SIGSTOP)
-        time.sleep(LONG_SILENCE + 0.4)  # which is what is tested; and less than PEER_TIMEOUT
+        time.sleep(LONG_SILENCE + 0.4)  # the tested pause; less than PEER_TIMEOUT
         for process in processes:
             process.send_signal(signal.SIGCONT)
         run.wait_for_more_steps(300)
@@ -302,7 +304,7 @@ def test_hung_up_on_under_nohup_and_frozen_it_goes_on(command: Any) -> None:
     assert run.finish() == 130, run.output()
 
 
-def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any, tmp_path: Path, seed: int) -> None:
+def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: Path, seed: int) -> None:
     import zmq
 
     run = train(100_000, "learner.replay_ratio=0.2")
@@ -330,18 +332,16 @@ def test_malformed_bytes_on_every_socket_change_nothing_but_a_counter(train: Any
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     for node in ("policy", "learner"):
         counters = final[node]["counters"]
-        # 13 messages: 4 of one frame and 4 of three have the wrong count; 4 Steps and an Action come from a stranger,
-        # of whom nothing but Hello is unpacked. libzmq may read some of the raw bytes as messages, as ZMTP 1.0.
+        # 13 messages: 4 of one frame and 4 of three frames have the wrong count. 4 Steps and an Action come from an
+        # unknown client, whose messages are dropped until its Hello. libzmq may read raw bytes as ZMTP 1.0 messages.
         assert counters["frames"] >= 8
         assert counters["stranger"] >= 5
     assert final["learner"]["counters"]["missed"] == 0
     assert not any(name in run.output() for name in ("died", "killed"))
 
 
-def test_a_runtime_folder_that_is_not_there_is_done_without(
-    train: Any, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after su, or in a container."""
+def test_training_runs_without_the_runtime_folder(train: Any, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_RUNTIME_DIR may name a missing folder after su or in a container."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
     run = train(700)
     assert run.finish() == 0, run.output()
@@ -350,7 +350,7 @@ def test_a_runtime_folder_that_is_not_there_is_done_without(
     assert "--steps is 600; the run in run has already made 7" in again.lines[-1]
 
 
-def test_two_trainings_at_once_do_not_meet(train: Any, tmp_path: Path) -> None:
+def test_two_trainings_at_once_do_not_affect_each_other(train: Any, tmp_path: Path) -> None:
     first = train(700, options=("--lockstep",), out="a")
     second = train(700, options=("--lockstep",), out="b")
     assert first.finish() == 0, first.output()
@@ -359,7 +359,7 @@ def test_two_trainings_at_once_do_not_meet(train: Any, tmp_path: Path) -> None:
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_interrupt_keeps_what_was_learned_and_resume_goes_on(train: Any, command: Any, tmp_path: Path) -> None:
+def test_resume_continues_after_an_interrupt(train: Any, command: Any, tmp_path: Path) -> None:
     run = train(100_000, "learner.replay_ratio=0.2")
     run.wait_for_steps(1000)
     children, sockets = run.children(), sockets_of(tmp_path / "run")
@@ -376,15 +376,15 @@ def test_interrupt_keeps_what_was_learned_and_resume_goes_on(train: Any, command
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_process_that_does_not_listen_is_ended_with_harder_signals(train: Any, tmp_path: Path) -> None:
-    """A stopped process takes neither SIGINT nor SIGTERM; each further Ctrl-C goes to the next signal at once."""
+def test_repeated_ctrl_c_sends_stronger_signals_to_a_stuck_process(train: Any, tmp_path: Path) -> None:
+    """A stopped process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal at once."""
     run = train(100_000)
     run.wait_for_steps(100)
     children, sockets = run.children(), sockets_of(tmp_path / "run")
     children["policy"].suspend()
     run.interrupt()
     listening = [children["learner"], children["sim-0"]]
-    gone, _ = psutil.wait_procs(listening, timeout=120)  # they end at the first
+    gone, _ = psutil.wait_procs(listening, timeout=120)  # these end at the first Ctrl-C
     assert len(gone) == 2
     run.interrupt()
     run.wait_for("^policy: sent SIGTERM$")
@@ -395,7 +395,7 @@ def test_a_process_that_does_not_listen_is_ended_with_harder_signals(train: Any,
     assert not sockets.exists()
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(train: Any) -> None:
+def test_all_processes_end_when_the_supervisor_is_killed(train: Any) -> None:
     run = train(100_000)
     run.wait_for("^ready")
     children = list(run.children().values())
@@ -405,8 +405,8 @@ def test_nothing_is_left_when_the_supervisor_is_killed(train: Any) -> None:
     assert not alive
 
 
-def test_a_learner_that_is_told_to_stop_is_not_a_finished_training(train: Any) -> None:
-    """SIGTERM from somebody else is a death like any other."""
+def test_terminated_learner_is_restarted(train: Any) -> None:
+    """SIGTERM from outside counts as a crash, not as the end of the training."""
     run = train(100_000, "learner.replay_ratio=0.2")
     run.wait_for_steps(600)
     run.children()["learner"].terminate()
@@ -416,7 +416,7 @@ def test_a_learner_that_is_told_to_stop_is_not_a_finished_training(train: Any) -
     assert run.finish() == 130, run.output()
 
 
-def test_lockstep_goes_on_after_the_learner_was_killed(train: Any) -> None:
+def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
     run = train(100_000, "learner.replay_ratio=0.1", "checkpoint.every=500", options=("--lockstep",))
     for steps in (600, 1200, 1800):
         run.wait_for_steps(steps)
@@ -427,9 +427,9 @@ def test_lockstep_goes_on_after_the_learner_was_killed(train: Any) -> None:
     assert run.finish() == 130, run.output()
 
 
-def test_a_resume_does_not_delete_what_a_file_names(train: Any, command: Any, tmp_path: Path) -> None:
-    """The copy of a live run names the live run's sockets; any other folder may stand there as well."""
-    run = train(100_000, "checkpoint.every=0")  # a file must not go away while it is copied
+def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
+    """The run.json of a copied run names the sockets of the live run, or could name any other folder."""
+    run = train(100_000, "checkpoint.every=0")  # no file may disappear during the copy
     run.wait_for_steps(600)
     copy, precious = tmp_path / "copy", tmp_path / "td3-robot-precious"
     shutil.copytree(tmp_path / "run", copy)
@@ -449,8 +449,8 @@ def test_a_resume_does_not_delete_what_a_file_names(train: Any, command: Any, tm
     assert run.finish() == 130, run.output()
 
 
-def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, command: Any, tmp_path: Path) -> None:
-    """A full disk where the metrics go: the learner is tried again as its rule says, then the run is given up."""
+def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, command: Any, tmp_path: Path) -> None:
+    """The disk of the metrics is full. The supervisor restarts the learner as its rule allows, then ends the run."""
     launch = yaml.safe_load((ROOT / "launch" / "train.yaml").read_text())
     launch["processes"]["learner"]["restart"] = {"times": 1, "window_s": 300}
     (tmp_path / "once.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))
@@ -467,7 +467,7 @@ def test_a_process_that_cannot_live_ends_the_run_with_its_words(train: Any, comm
     assert "Traceback" not in again.output()
 
 
-FP32 = ("--set", "learner.precision=fp32")  # what auto is may have to be measured, which takes seconds
+FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may need a measurement of some seconds
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ FP32 = ("--set", "learner.precision=fp32")  # what auto is may have to be measur
         (("sim", "--run", "nowhere", "--name", "a b"), "--name is 'a b'"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_gives_one_line_of_error(
     arguments: tuple[str, ...],
     words: str,
     tmp_path: Path,
@@ -538,7 +538,7 @@ def test_bad_input_is_one_line(
         (("train", "walker2d", "--set", "learner.batch_size=0"), "learner.batch_size is 0"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2_of_a_process(
+def test_bad_command_gives_one_line_of_error_and_exit_code_2(
     arguments: tuple[str, ...], words: str, command: Callable[..., Any]
 ) -> None:
     run = command(*arguments)
@@ -547,7 +547,7 @@ def test_bad_input_is_one_line_and_exit_code_2_of_a_process(
     assert len(run.lines) == 1, run.output()
 
 
-def test_a_folder_that_holds_a_run_is_refused(command: Any, tmp_path: Path) -> None:
+def test_folder_with_a_run_is_refused(command: Any, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("task: Walker2D\n")
     run = command("train", "walker2d", "--out", "run")
@@ -556,7 +556,7 @@ def test_a_folder_that_holds_a_run_is_refused(command: Any, tmp_path: Path) -> N
     assert "--resume run" in run.lines[-1]
 
 
-def test_a_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
+def test_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "busy"
     with socket.socket(socket.AF_UNIX) as holder:
         holder.bind(str(path))
@@ -567,13 +567,13 @@ def test_a_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
         assert os.path.exists(path)
 
 
-def test_a_full_disk_is_one_line(command: Any) -> None:
+def test_full_disk_gives_one_line_of_error(command: Any) -> None:
     run = command("train", "walker2d", "--out", "/proc/run", *FP32)
     assert run.finish() == 2
     assert "of the disk of '/proc/run', and 0 are free" in run.lines[-1]
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(command: Any, tmp_path: Path) -> None:
+def test_failure_to_create_the_run_folder_gives_one_line_of_error(command: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = command("train", "walker2d", "--out", "file/run")
     assert run.finish() == 2

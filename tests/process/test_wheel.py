@@ -1,4 +1,4 @@
-"""The built wheel works outside the checkout: configurations, launch descriptions and simulators travel in it."""
+"""The built wheel works outside the checkout. It contains configurations, launch descriptions and simulators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_content(wheel: Path) -> None:
+def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "td3_robot_sims"}
@@ -22,7 +22,7 @@ def test_content(wheel: Path) -> None:
 
 
 def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked elsewhere and put first on the path, so that the checkout cannot help."""
+    """The wheel is unpacked elsewhere and stands first on the path, so the checkout is not used."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     small = ("learning_starts=100", "batch_size=16", "precision=fp32", "compile=false")
