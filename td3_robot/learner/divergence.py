@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.specs import Float32
 
 _FACTOR = 100.0
@@ -64,10 +65,8 @@ class Divergence:
             BundleError: the state holds no valid reward.
         """
         del arrays
-        try:
+        with reading("state of the greatest reward"):
             greatest = float(scalars["greatest_reward"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"state of the greatest reward: {type(error).__name__} {error}") from None
         if not 1 <= greatest < math.inf:
             raise BundleError(f"state of the greatest reward: {greatest}; expected a finite number of at least 1")
         self.greatest_reward = greatest

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 from td3_robot.errors import BundleError
 from td3_robot.learner import compute
+from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
@@ -77,10 +78,8 @@ class Normaliser:
         Raises:
             BundleError: the state is incomplete, damaged or of another robot; nothing has changed then.
         """
-        try:
+        with reading("observation statistics"):
             mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"observation statistics: {type(error).__name__} {error}") from None
         for array in (mean, squares):
             if array.shape != self._mean.shape or array.dtype != np.float64 or not np.isfinite(array).all():
                 raise BundleError(

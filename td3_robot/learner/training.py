@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
-from td3_robot.errors import BundleError
 from td3_robot.learner import warm_start
+from td3_robot.learner.checkpointing.stateful import Stateful, reading
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.engine import selection
 from td3_robot.learner.experience.n_step import NStep
@@ -29,14 +29,6 @@ from td3_robot.messages import Step
 from td3_robot.specs import Float32, RobotSpec
 
 log = logging.getLogger(__name__)
-
-
-class Part(Protocol):
-    """Something whose state a checkpoint holds: named arrays, and scalars fit for JSON."""
-
-    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]: ...
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None: ...
 
 
 class Training:
@@ -165,12 +157,12 @@ class Training:
         """Means over the updates since the last call, see docs/metrics.md. Waits for the device."""
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint, by the name under which it holds their state."""
-        parts: dict[str, Part] = {self.algorithm.part: self.algorithm, "replay": self.replay, "n_step": self.n_step}
+        parts: dict[str, Stateful] = {self.algorithm.part: self.algorithm, "replay": self.replay, "n_step": self.n_step}
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
-    def _gatherers(self) -> dict[str, Part]:
+    def _gatherers(self) -> dict[str, Stateful]:
         """The parts that see every transition once, so that their state belongs to the stored rows."""
         return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
 
@@ -181,8 +173,6 @@ def _plain(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> li
 
 
 def _from_plain(state: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    try:
+    with reading("the statistics in the replay journal are damaged"):
         arrays, scalars = state
         return {name: np.array(values, np.float64) for name, values in arrays.items()}, dict(scalars)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"the statistics in the replay journal are damaged: {type(error).__name__} {error}") from None

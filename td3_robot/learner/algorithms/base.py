@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.errors import BundleError
 from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
 from td3_robot.learner.algorithms.networks import initialise
+from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -232,13 +232,11 @@ class Algorithm:
         tensors = self.tensors()
         state.check(arrays, tensors, f"{self.part} state")
         random = torch.Generator()
-        try:
+        with reading(f"{self.part} state"):
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)
             self.measured.restore(scalars, updates)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise BundleError(f"{self.part} state: {type(error).__name__} {error}") from None
         self.updates, self.random = updates, random
         for name, tensor in tensors.items():
             tensor.copy_(torch.tensor(arrays[name]))

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, with a JSON header and a hash; the newest whole one is used."""
+"""Checkpoint files: safetensors with a JSON header and a hash; a run continues from the newest whole one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedError(BundleError):
-    """A checkpoint file is not as it was written."""
+    """A checkpoint file differs from what was written."""
 
 
 def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any], keep: int) -> Path:
@@ -43,7 +43,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     with files.replacing(path) as temporary:
         try:
             safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
-        except SafetensorError as error:  # a full disk is one of these, and says so in words alone
+        except SafetensorError as error:  # a full disk is one of these, and shows only in the text
             found = re.search(r"os error (\d+)", str(error))
             if not found:
                 raise
@@ -55,13 +55,13 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """The newest checkpoint that is whole; None if there is none at all.
+    """The newest whole checkpoint; None if there is no checkpoint.
 
-    Damaged ones are passed over with a message, and put aside as ``*.damaged``, so that they do not count as newest.
+    A damaged one is renamed to ``*.damaged`` with a warning, so that it does not count as the newest.
 
     Raises:
-        BundleError: there are some, and none is whole; or the newest is of another format.
-        OSError: one cannot be read, which does not make it a damaged one.
+        BundleError: there are checkpoints but none is whole, or the newest is of another format.
+        OSError: one cannot be read; it may not be damaged.
     """
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
@@ -82,8 +82,8 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and scalars of one file.
 
     Raises:
-        DamagedError: truncated, or its content does not have the hash it names.
-        BundleError: of another format.
+        DamagedError: it is truncated, or its hash is not that of its content.
+        BundleError: it is of another format.
         OSError: it cannot be read.
     """
     what = f"checkpoint {path.name}"
@@ -99,13 +99,13 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     text, told = header.get("scalars"), header.get("format")
     if isinstance(text, str) and header.get("sha256") == _hash(arrays, text):
         return arrays, json.loads(text)
-    if told != FORMAT:  # and nothing to find out by whether it is damaged
+    if told != FORMAT:  # whether it is damaged cannot be known
         raise BundleError(f"{what} has format {told!r}; this version reads {FORMAT}")
     raise DamagedError(f"{what} is damaged: its content does not have the hash it names")
 
 
 def tidy(folder: Path) -> None:
-    """Remove what processes that were killed while they saved have left."""
+    """Remove the unfinished files of processes that were killed while saving."""
     for pattern in (".checkpoint-*", ".tmp*"):  # ours, and safetensors'
         for left in folder.glob(pattern):
             log.info("removes %s: it was never finished", left.name)
@@ -113,7 +113,7 @@ def tidy(folder: Path) -> None:
 
 
 def _hash(arrays: Arrays, text: str) -> str:
-    """Of all that :func:`load` gives: scalars as text; names, types, shapes and numbers of arrays."""
+    """The hash of scalars, as text, and of the names, types, shapes and numbers of arrays."""
     digest = hashlib.sha256(f"{FORMAT} {text}".encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

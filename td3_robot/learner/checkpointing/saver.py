@@ -1,4 +1,4 @@
-"""When a learner process saves, and what it starts from."""
+"""When a learner process saves checkpoints, and what it starts from."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states;
 
 
 def is_new(run: RunFolder) -> bool:
-    """Whether nothing of a learner before is left in this run that the next one goes on from."""
+    """Whether this run holds nothing that a learner could continue from."""
     return not (run.replay.exists() or run.has_checkpoints)
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
-    """A new learner, or the one that the newest whole checkpoint of this run holds.
+    """A new learner's core, or the one in the newest whole checkpoint of the run.
 
     Raises:
-        BundleError: there are checkpoints and none is whole, or the newest does not fit the configuration.
-        ConfigError: what it keeps does not fit.
+        BundleError: no checkpoint is whole, or the newest does not fit the configuration.
+        ConfigError: what the learner keeps does not fit into memory or disk, or this machine lacks its device.
         OSError: a checkpoint cannot be read.
     """
     checkpoint.tidy(node.run.checkpoints)

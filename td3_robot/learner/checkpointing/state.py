@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from td3_robot.bundle import sha256
 from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
+from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.machine_choices import AUTO
@@ -27,17 +28,17 @@ log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
-_SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # what the names of payloads begin with
+_SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of the names of payloads
 
 
 def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """Everything a restarted learner needs: named arrays, and plain JSON values; ``now`` in seconds.
 
-    The arrays are views of the core's: write them out or copy them before it goes on.
+    The arrays are views of the core's: write them out or copy them before it continues.
 
     Raises:
         BundleError: no robot has been seen yet.
-        DivergenceError: training has diverged; what is saved already is better.
+        DivergenceError: training has diverged, so the newest checkpoint is better.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")
@@ -100,17 +101,19 @@ def restored(
 
 
 def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Put a saved state into a core, whatever it did before; whoever is connected to it stays so.
+    """Put a saved state into a core, whatever its own is; its peers stay connected.
 
     Raises:
-        BundleError: the state does not fit the configuration; the core is of no use then.
+        BundleError: the state does not fit the configuration; the core is unusable then.
     """
-    try:
+    what = "checkpoint does not fit this configuration"
+    with reading(what):
         spec = RobotSpec.from_description(scalars["spec"])
-        if core.spec is None:
-            core.begin(spec)
-        elif difference := core.spec.difference(spec):
-            raise BundleError(f"checkpoint of another robot: {difference}")
+    if core.spec is None:
+        core.begin(spec)
+    elif difference := core.spec.difference(spec):
+        raise BundleError(f"checkpoint of another robot: {difference}")
+    with reading(what):
         if (was := scalars["compiled"]) != core.training.compiled:
             log.warning(
                 "updates round otherwise than before the checkpoint: they were %scompiled there, and here they are%s",
@@ -118,24 +121,27 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
             )
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
-        publisher = core.publisher
-        core.learning.env_steps = scalars["env_steps"]
-        publisher.version = scalars["version"]
-        publisher.published_at = scalars["published_at"]
-        publisher.explores = scalars["learning"]
-        publisher.evaluations.restore(scalars["evaluations"], core.env_steps)
-        core.reports.next_record = scalars["next_record"]
-        core.gauges.restore(scalars["meter"])
-        core.counters.clear()
-        core.counters.update(scalars["counters"])
-        core.sources.restore(scalars["sources"])
-        publisher.sent.clear()
-        publisher.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
-        publisher.evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
-        core.scheduler.restore({name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()})
-        core.recover()
-    except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"checkpoint does not fit this configuration: {type(error).__name__} {error}") from None
+        _restore_progress(core, arrays, scalars)
+    core.recover()
+
+
+def _restore_progress(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+    """Restore everything but the training."""
+    publisher, evaluations = core.publisher, core.publisher.evaluations
+    core.learning.env_steps = scalars["env_steps"]
+    publisher.version = scalars["version"]
+    publisher.published_at = scalars["published_at"]
+    publisher.explores = scalars["learning"]
+    publisher.sent.clear()
+    publisher.sent.extend(_weights(arrays, _SENT, scalars["sent"]))
+    evaluations.restore(scalars["evaluations"], core.env_steps)
+    evaluations.pending = {item.version: item for item in _weights(arrays, _PENDING, scalars["pending"])}
+    core.reports.next_record = scalars["next_record"]
+    core.gauges.restore(scalars["meter"])
+    core.counters.clear()
+    core.counters.update(scalars["counters"])
+    core.sources.restore(scalars["sources"])
+    core.scheduler.restore({name: array.tobytes() for name, array in _part(arrays, _SIMULATOR).items()})
 
 
 def _weights(arrays: Arrays, prefix: str, rows: Sequence[Sequence[int]]) -> list[Weights]:

@@ -1,21 +1,23 @@
-"""From transitions to what is stored for replay: rows with rewards of up to n steps.
+"""From transitions to the rows of the replay buffer, with rewards of up to n steps.
 
-A row is R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps on, and the factor γᵐ that its value counts with
-(Sutton and Barto 2018, section 7.1). m is n, or less for the last n - 1 steps of an episode, and of what was seen of
-one before a gap or a restart: fewer rewards make a target that is just as right, and no transition is lost. TERMINATED
-makes the factor 0; TRUNCATED and gaps do not.
+A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ of that observation's value
+(Sutton and Barto 2018, section 7.1). m is n, or less for the last n - 1 steps of an episode and before a gap or a
+restart: fewer rewards make an equally right target, and no transition is lost. TERMINATED makes the factor 0; TRUNCATED
+and gaps do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.checkpointing.stateful import Arrays, array_like, reading
+from td3_robot.learner.experience.continuity import Bools, Positions
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
@@ -32,17 +34,14 @@ class Rows(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Window:
+class _Window(Positions):
     """The newest transitions of one source's robots that have no row yet: at most n - 1 of each between two calls.
 
     Attributes:
-        episode, episode_step: of each robot's newest transition's end.
-        count: transitions of each robot here, oldest first; what lies beyond is not used, but rewards there are 0.
-        next_observation: where the newest one ended.
+        count: transitions of each robot, oldest first. What lies beyond is unused, but rewards there are 0.
+        next_observation: where the newest transition ended.
     """
 
-    episode: NDArray[np.uint64]  # [N]
-    episode_step: NDArray[np.uint32]  # [N]
     count: NDArray[np.int64]  # [N]
     observation: Float32  # [N, n, O]
     action: Float32  # [N, n, A]
@@ -54,7 +53,7 @@ class NStep:
     """Collects the transitions of all sources into rows of up to ``steps`` rewards.
 
     Args:
-        steps: n, at least 1. With 1 a transition is a row at once.
+        steps: n, at least 1. With 1, each transition is a row.
         discount: γ, 0 to 1.
         observation_size, action_size: O and A.
     """
@@ -63,41 +62,28 @@ class NStep:
         self.steps, self.discount = steps, discount
         self._sizes = observation_size, action_size
         self._windows: dict[str, _Window] = {}
-        self._incarnations: dict[str, int] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> Rows:
         """The rows that these transitions complete, oldest first for each robot.
 
         Args:
-            source: whose they are.
+            source: name of their source.
             transitions: as the source's :class:`Assembler` made them of ``step``.
         """
-        if self.steps == 1:  # nothing waits; what follows would say the same at ten times the cost
-            factor = self.discount * ~transitions.terminated
-            return Rows(
-                transitions.observation,
-                transitions.action,
-                transitions.reward,
-                transitions.next_observation,
-                factor.astype(np.float32),
-            )
+        if self.steps == 1:  # no transition waits; the general way gives the same at ten times the cost
+            return self._single(transitions)
         rows: list[Rows] = []
-        window, robots = self._windows.get(source), len(step.phase)
-        if window is None or self._incarnations[source] != step.incarnation or len(window.count) != robots:
-            if window is not None:  # what its robots did before will never go on
+        window = self._windows.get(source)
+        if window is None or not window.belong_to(step):
+            if window is not None:  # its process has ended
                 rows += self._take(window, np.arange(len(window.count)))
-            window = self._windows[source] = self._empty(robots)
-            self._incarnations[source] = step.incarnation
+            window = self._windows[source] = self._empty(step.incarnation, len(step.phase))
         who = transitions.robot
-        episode, episode_step = step.episode[who], step.episode_step[who]
-        goes_on = (window.episode[who] == episode) & (window.episode_step[who] + np.uint32(1) == episode_step)
-        broken = who[(window.count[who] > 0) & ~goes_on]
-        rows += self._take(window, broken)
+        rows += self._take(window, who[(window.count[who] > 0) & ~window.advance(who, step)])
 
         last = window.count[who]
         window.observation[who, last], window.action[who, last] = transitions.observation, transitions.action
         window.reward[who, last], window.next_observation[who] = transitions.reward, transitions.next_observation
-        window.episode[who], window.episode_step[who] = episode, episode_step
         window.count[who] += 1
 
         over = step.phase[who] >= Phase.TERMINATED
@@ -108,53 +94,59 @@ class NStep:
             array[full, :-1] = array[full, 1:]
         window.reward[full, -1] = 0
         window.count[full] -= 1
-        return Rows(*map(np.concatenate, zip(*rows, strict=True)))
+        return _joined(rows)
 
     def end(self) -> Rows:
-        """The rows of all that waits, of every source: nothing of it will go on, as after a gap."""
-        rows = [self._rows(self._empty(0), np.arange(0), False)]
+        """The rows of all transitions that wait, of every source, as before a gap."""
+        rows = [self._rows(self._empty(0, 0), np.arange(0), False)]
         for window in self._windows.values():
             rows += self._take(window, np.arange(len(window.count)))
-        self._windows, self._incarnations = {}, {}
-        return Rows(*map(np.concatenate, zip(*rows, strict=True)))
+        self._windows = {}
+        return _joined(rows)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of all transitions that wait for further ones: arrays, and scalars fit for JSON."""
+        """A copy of all transitions that wait: arrays, and scalars fit for JSON."""
         arrays = {
-            f"{source}/{item.name}": getattr(window, item.name).copy()
+            f"{source}/{name}": array.copy()
             for source, window in self._windows.items()
-            for item in fields(window)
+            for name, array in window.arrays().items()
         }
-        return arrays, {"steps": self.steps, "incarnations": dict(self._incarnations)}
+        incarnations = {source: window.incarnation for source, window in self._windows.items()}
+        return arrays, {"steps": self.steps, "incarnations": incarnations}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`.
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state`.
 
         Raises:
             BundleError: the state is incomplete, damaged or of another n; nothing has changed then.
         """
         windows: dict[str, _Window] = {}
-        try:
+        with reading("state of n-step returns"):
             if scalars["steps"] != self.steps:
                 raise BundleError(f"the checkpoint has n_step {scalars['steps']}; this learner has {self.steps}")
-            incarnations = {str(source): int(value) for source, value in scalars["incarnations"].items()}
-            for source in incarnations:
-                window = self._empty(len(arrays[f"{source}/count"]))
-                for item in fields(window):
-                    saved, expected = arrays[f"{source}/{item.name}"], getattr(window, item.name)
-                    if saved.shape != expected.shape or saved.dtype != expected.dtype:
-                        raise ValueError(f"{item.name} is {saved.dtype}{list(saved.shape)}")
-                    expected[:] = saved
+            for source, incarnation in scalars["incarnations"].items():
+                window = windows[str(source)] = self._empty(int(incarnation), len(arrays[f"{source}/count"]))
+                for name, array in window.arrays().items():
+                    array[:] = array_like(array, arrays, f"{source}/{name}")
                 if window.count.min(initial=0) < 0 or window.count.max(initial=0) >= self.steps:
                     raise ValueError(f"count is {window.count.tolist()[:8]}")
-                windows[source] = window
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BundleError(f"state of n-step returns: {type(error).__name__} {error}") from None
-        self._windows, self._incarnations = windows, incarnations
+        self._windows = windows
 
-    def _empty(self, robots: int) -> _Window:
+    def _single(self, transitions: Transitions) -> Rows:
+        """A row for each transition."""
+        factor = self.discount * ~transitions.terminated
+        return Rows(
+            transitions.observation,
+            transitions.action,
+            transitions.reward,
+            transitions.next_observation,
+            factor.astype(np.float32),
+        )
+
+    def _empty(self, incarnation: int, robots: int) -> _Window:
         o, a = self._sizes
         return _Window(
+            incarnation,
             np.zeros(robots, np.uint64),
             np.zeros(robots, np.uint32),
             np.zeros(robots, np.int64),
@@ -164,10 +156,8 @@ class NStep:
             np.zeros((robots, o), np.float32),
         )
 
-    def _take(
-        self, window: _Window, robots: NDArray[np.intp], terminated: NDArray[np.bool_] | bool = False
-    ) -> list[Rows]:
-        """Rows of all that these robots have, which ends here."""
+    def _take(self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
+        """The rows of all transitions of these robots, whose streams end here."""
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)
@@ -178,11 +168,11 @@ class NStep:
         self,
         window: _Window,
         robots: NDArray[np.intp],
-        terminated: NDArray[np.bool_] | bool,
+        terminated: Bools | bool,
         *,
         oldest: bool = False,
     ) -> Rows:
-        """Rows that begin at each transition of these robots, or at the oldest alone, and end with the newest."""
+        """Rows from each transition of these robots, or from the oldest only, to the newest."""
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]
@@ -197,3 +187,7 @@ class NStep:
             window.next_observation[who],
             factor.astype(np.float32),
         )
+
+
+def _joined(rows: list[Rows]) -> Rows:
+    return Rows(*map(np.concatenate, zip(*rows, strict=True)))

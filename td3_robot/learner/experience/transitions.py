@@ -1,4 +1,4 @@
-"""From the stream of Steps to transitions: the only place where two Steps are joined, and where gaps are seen."""
+"""From the stream of Steps to transitions: the only place that joins two Steps, and that sees gaps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from td3_robot.learner.experience.continuity import Bools, follows
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
@@ -19,12 +20,12 @@ class Transitions:
     """M transitions, one row each.
 
     Attributes:
-        robot: int[M], the robot of each, ascending: its index in the arrays of the Step.
+        robot: int[M], ascending: the index of each robot in the arrays of the Step.
         observation, next_observation: float32[M, O].
-        action: float32[M, A], the action really applied, in the unit of its channel.
+        action: float32[M, A], the action that was applied, in the unit of its channel.
         reward: float32[M].
-        terminated: bool[M]; a truncated end is not terminated: the value goes on beyond it.
-        ended: the returns (float) of the episodes that ended here and were seen whole.
+        terminated: bool[M]; False for a truncated end, whose value continues beyond it.
+        ended: the returns of the episodes that ended here and were seen whole.
     """
 
     robot: NDArray[np.intp]
@@ -32,7 +33,7 @@ class Transitions:
     action: Float32
     reward: Float32
     next_observation: Float32
-    terminated: NDArray[np.bool_]
+    terminated: Bools
     ended: list[float]
 
     def __len__(self) -> int:
@@ -42,14 +43,16 @@ class Transitions:
 class Assembler:
     """Joins the consecutive Steps of one source, robot by robot.
 
-    A transition needs two Steps of the same incarnation with consecutive sequence numbers, in which the robot stays in
-    the same episode and moves on by one step. Anything else is an edge (FIRST) or a gap (counted, never joined over).
-    ``counters``: steps (messages), begun (episodes), episodes (seen whole, and over), transitions, gaps (places),
-    missed (Steps never seen), repeated, late, cut (episodes whose end will never come, because the source died or Steps
-    were missed).
+    A transition needs two Steps of one incarnation with consecutive sequence numbers. Between them, the robot stays in
+    its episode and moves on by one step. Anything else is an edge (FIRST) or a gap, which is counted and never joined.
 
-    A learner that goes on from a checkpoint expects the source where its :meth:`state` says; a Step sent again that was
-    dealt with before is what the next one follows.
+    A learner that continues from a checkpoint expects the source where :meth:`state` says. The source may send the
+    Step before once more; then the next Step follows that one.
+
+    Attributes:
+        counters: steps (messages), begun (episodes), episodes (seen whole, and over), transitions, gaps (places),
+            missed (Steps never seen), repeated, late, and cut (episodes whose end will never come, because the source
+            died or Steps were missed).
     """
 
     def __init__(self) -> None:
@@ -57,10 +60,10 @@ class Assembler:
         self._expected = 0, 0  # incarnation, sequence
         self._last: Step | None = None
         self._return: NDArray[np.float64] = np.zeros(0)
-        self._whole: NDArray[np.bool_] = np.zeros(0, bool)
+        self._whole: Bools = np.zeros(0, bool)
 
     def add(self, step: Step) -> Transitions | None:
-        """The transitions that this Step completes (possibly none); None for a Step seen before or out of order."""
+        """The transitions that this Step completes; None if the Step was seen before or is out of order."""
         last = self._last
         if last is not None and step.incarnation == last.incarnation and step.sequence <= last.sequence:
             self.counters["repeated" if step.sequence == last.sequence else "late"] += 1
@@ -69,7 +72,7 @@ class Assembler:
         first = step.phase == Phase.FIRST
         incarnation, next_sequence = self._expected
         missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
-        if missed < 0:  # dealt with before the checkpoint; sent again, it is what the next Step follows
+        if missed < 0:  # dealt with before the checkpoint, and sent again
             self.counters["repeated"] += 1
             return None
         self._expected = step.incarnation, step.sequence + 1
@@ -82,8 +85,8 @@ class Assembler:
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
             joined = np.zeros(len(first), bool)
         else:
-            follows = (step.episode == last.episode) & (step.episode_step == last.episode_step + 1)
-            joined = ~first & _running(last) & follows & (missed == 0)
+            continues = follows(last.episode, last.episode_step, step.episode, step.episode_step)
+            joined = ~first & _running(last) & continues & (missed == 0)
         if last is not None:
             self.counters["cut"] += int(_running(last).sum()) - int(joined.sum())
         self._return = np.where(first, 0.0, self._return + step.reward)
@@ -104,11 +107,11 @@ class Assembler:
 
     @property
     def incarnation(self) -> int:
-        """Of the source, as far as it is known."""
+        """The source's incarnation; 0 before its first Step."""
         return self._expected[0]
 
     def state(self) -> dict[str, Any]:
-        """What goes on over a restart, as plain JSON values."""
+        """The state for a restart, as plain JSON values; counters included."""
         return {
             "expected": list(self._expected),
             "counters": dict(self.counters),
@@ -118,7 +121,7 @@ class Assembler:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Assembler:
-        """One that goes on from :meth:`state`."""
+        """An assembler that continues from :meth:`state`."""
         assembler = cls()
         incarnation, sequence = state["expected"]
         assembler._expected = int(incarnation), int(sequence)
@@ -128,7 +131,7 @@ class Assembler:
         return assembler
 
 
-def _running(step: Step) -> NDArray[np.bool_]:
-    """bool[N]: the robots whose episode goes on after this Step."""
-    running: NDArray[np.bool_] = step.phase <= Phase.MID
+def _running(step: Step) -> Bools:
+    """bool[N]: the robots whose episode continues after this Step."""
+    running: Bools = step.phase <= Phase.MID
     return running

@@ -1,4 +1,4 @@
-"""The replay buffer: the last transitions, in one preallocated array, sampled uniformly."""
+"""The replay buffer: the newest transitions in one preallocated array, sampled uniformly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.storage import Memory, Storage, row_size
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ class Batch(NamedTuple):
         action: [B, A], normalised to [-1, 1].
         reward: [B, 1], of one step, or the discounted sum of several.
         next_observation: [B, O].
-        discount: [B, 1], what the value of the next observation counts: γ to the power of the steps that lie between, 0
-            where the episode terminated.
+        discount: [B, 1], the factor of the next observation's value: γ to the power of the steps between, and 0 where
+            the episode terminated.
     """
 
     observation: Tensor
@@ -39,16 +40,16 @@ class Batch(NamedTuple):
 
 
 class ReplayBuffer:
-    """The last ``capacity`` transitions, drawn from uniformly and with replacement.
+    """The newest ``capacity`` transitions, drawn uniformly and with replacement.
 
-    A transition is one row ``[observation | action | reward | discount | next_observation]``: a random batch then
-    costs one gather of whole rows, a quarter of the time of five gathers from five arrays.
+    A transition is one row ``[observation | action | reward | discount | next_observation]``. So a random batch costs
+    one gather of whole rows, a quarter of the time of five gathers from five arrays.
 
     Args:
-        capacity: how many transitions are kept, at least 1.
+        capacity: number of transitions kept, at least 1.
         observation_size, action_size: O and A, at least 1.
         seed: of the sampling, at least 0.
-        storage: makes room for so many rows of so many numbers.
+        storage: makes the storage from the capacity and the row width.
 
     Raises:
         ValueError: a size is below 1.
@@ -80,7 +81,7 @@ class ReplayBuffer:
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def __len__(self) -> int:
-        """How many transitions can be drawn now: at most ``capacity``."""
+        """Number of stored transitions, at most ``capacity``."""
         return min(self.total_added, self.capacity)
 
     def add(
@@ -91,7 +92,7 @@ class ReplayBuffer:
         next_observation: Float32,
         discount: Float32,
     ) -> None:
-        """Store M transitions in order; the oldest make room.
+        """Store M transitions in order, over the oldest ones.
 
         Args:
             observation, next_observation: float32[M, O].
@@ -112,20 +113,20 @@ class ReplayBuffer:
         self.total_added = start + len(rows)
 
     def sample(self, batch_size: int) -> Batch:
-        """``batch_size`` transitions, drawn from all that are stored, with replacement, in memory of their own.
+        """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
 
         Raises:
             ValueError: the buffer is empty.
         """
         chosen = self.draw(batch_size)
-        # Memory from torch and not from numpy: its alignment is always the same, and with it the order in which
-        # matrix products add up, so that equal batches give equal bits.
+        # torch's memory always has the same alignment, and so matrix products always add up in the same order: equal
+        # batches give equal bits. numpy's memory does not guarantee that.
         rows = torch.empty((batch_size, self._rows.shape[1]))
         np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
         return self.batch(rows)
 
     def draw(self, batch_size: int) -> NDArray[np.int64]:
-        """Which rows the next batch has.
+        """Draw the row numbers of the next batch, int64[batch_size].
 
         Raises:
             ValueError: the buffer is empty.
@@ -135,7 +136,7 @@ class ReplayBuffer:
         return self._random.integers(0, len(self), batch_size)
 
     def example(self, batch_size: int) -> Batch:
-        """A batch of random numbers, laid out in memory like all that are sampled; nothing of it is stored."""
+        """A batch of random numbers with the memory layout of sampled batches."""
         generator = torch.Generator().manual_seed(0)
         return self.batch(torch.randn((batch_size, self._rows.shape[1]), generator=generator))
 
@@ -150,18 +151,18 @@ class ReplayBuffer:
         )
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Hear what errors the critics had on the newest sample, float32[B, 1] each; nothing to uniform sampling."""
+        """Take the critics' errors on the newest sample, float32[B, 1] each; uniform sampling ignores them."""
 
     @property
     def rows(self) -> Float32:
-        """float32[capacity, 2 O + A + 2]: the transition that was added n-th lies in row n modulo ``capacity``."""
+        """float32[capacity, 2 O + A + 2]: the n-th added transition is row n modulo ``capacity``."""
         return self._rows
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
 
         ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
-        before the next :meth:`add`. A durable storage keeps them itself: there are no arrays then.
+        before the next :meth:`add`. A durable storage keeps the rows itself, so the state has none.
         """
         rows = self._rows[: len(self)]
         rows.flags.writeable = False
@@ -169,34 +170,22 @@ class ReplayBuffer:
         scalars = {
             "capacity": self.capacity,
             "total_added": self.total_added,
-            # 128-bit integers, as text: JSON readers other than Python's refuse or round them.
+            # as text: most JSON readers refuse or round integers of 128 bits
             "random_state": {key: str(value) for key, value in generator["state"].items()},
             "random_buffer": [generator["has_uint32"], generator["uinteger"]],
         }
         return {} if self.storage.durable else {"rows": rows}, scalars
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Become the buffer whose :meth:`state` this is: the same content, the same samples from here on.
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+        """Become the buffer whose :meth:`state` this is: the same content, and the same samples from here on.
 
         Raises:
             BundleError: the state is incomplete, damaged or of a buffer of another shape; nothing has changed then.
         """
-        try:
-            total_added = int(scalars["total_added"])
+        with reading("replay buffer state"):
+            total_added, capacity = int(scalars["total_added"]), int(scalars["capacity"])
             rows = self._rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]
-            generator = np.random.PCG64(0)
-            has_uint32, uinteger = scalars["random_buffer"]
-            internal = scalars["random_state"]
-            state: Any = {
-                "bit_generator": "PCG64",
-                "state": {"state": int(internal["state"]), "inc": int(internal["inc"])},
-                "has_uint32": int(has_uint32),
-                "uinteger": int(uinteger),
-            }
-            generator.state = state
-            capacity = int(scalars["capacity"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BundleError(f"replay buffer state: {type(error).__name__} {error}") from None
+            generator = _generator(scalars)
         if capacity != self.capacity:
             raise BundleError(f"replay buffer state has capacity {capacity}; this buffer has {self.capacity}")
         expected = (min(total_added, self.capacity), self._rows.shape[1])
@@ -205,20 +194,30 @@ class ReplayBuffer:
                 f"replay buffer state holds {rows.dtype}{list(rows.shape)} after {total_added} transitions; "
                 f"this buffer needs float32{list(expected)}"
             )
-        if not self.storage.durable:
+        if self.storage.durable:
+            self._check_file(total_added)
+        else:
             self.storage.write(0, rows)
-        elif total_added > self.storage.committed:
-            known = self.storage.committed
-            short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
-            if not self.storage.found:
-                raise BundleError(f"{short}; to go on with those that are there, move its journal away")
-            # A person has moved the journal away: the rows were written before the state was saved.
-            log.warning("%s by its journal, which is not there: it goes on with what the file holds", short)
         self.total_added = total_added
-        self._random = np.random.Generator(generator)
+        self._random = generator
+
+    def _check_file(self, total_added: int) -> None:
+        """Check that a durable storage holds the rows of a saved state.
+
+        Raises:
+            BundleError: its journal knows fewer rows.
+        """
+        known = self.storage.committed
+        if total_added <= known:
+            return
+        short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
+        if not self.storage.found:
+            raise BundleError(f"{short}; to go on with those that are there, move its journal away")
+        # A person has moved the journal away; the rows were written before the state was saved.
+        log.warning("%s by its journal, which is not there: the learner uses the rows of the file", short)
 
     def recover(self) -> None:
-        """Take up the rows that a durable storage was given after the state that was restored."""
+        """Take up the rows that a durable storage holds beyond the restored state."""
         self.total_added = max(self.total_added, self.storage.committed)
 
     def _pack(
@@ -240,6 +239,21 @@ class ReplayBuffer:
         ):
             expected = (count, columns.stop - columns.start)
             if value.shape != expected:
-                raise ValueError(f"{name} has shape {list(value.shape)}; {list(expected)} belongs here")
+                raise ValueError(f"{name} has shape {list(value.shape)}; expected {list(expected)}")
             rows[:, columns] = value
         return rows
+
+
+def _generator(scalars: Mapping[str, Any]) -> np.random.Generator:
+    """The random generator of a saved state."""
+    has_uint32, uinteger = scalars["random_buffer"]
+    internal = scalars["random_state"]
+    state: Any = {
+        "bit_generator": "PCG64",
+        "state": {"state": int(internal["state"]), "inc": int(internal["inc"])},
+        "has_uint32": int(has_uint32),
+        "uinteger": int(uinteger),
+    }
+    bits = np.random.PCG64(0)
+    bits.state = state
+    return np.random.Generator(bits)

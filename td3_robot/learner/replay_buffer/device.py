@@ -1,4 +1,4 @@
-"""A replay buffer with a copy of its rows on the learner's device, so that a batch is gathered there."""
+"""A replay buffer with a copy of its rows on the GPU, which gathers the batches there."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.specs import Float32
 
-_AT_ONCE = 8192  # rows that are brought to the device in one piece
+_AT_ONCE = 8192  # rows copied to the device in one piece
 
 
 class DeviceReplay:
-    """What :class:`ReplayBuffer` does, with the same samples from the same seed, and batches on a device.
+    """A :class:`ReplayBuffer` whose batches are on a device, with the same samples from the same seed.
 
-    The buffer on the host stays: checkpoints and files are made of it, without a word with the device. Nothing here
-    waits for the device, except :meth:`restore` and :meth:`recover`.
+    The buffer on the host stays: checkpoints and files are made from it without the device. Only :meth:`restore` and
+    :meth:`recover` wait for the device.
 
     Args:
-        host: the buffer; from now on everything goes through this object.
-        device: where batches are wanted.
+        host: the buffer; use only this object from now on.
+        device: of the batches.
 
     Raises:
-        ConfigError: the device has not the memory for all rows.
+        ConfigError: the device lacks the memory for all rows.
     """
 
     def __init__(self, host: ReplayBuffer, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class DeviceReplay:
         self._copy(before)
 
     def sample(self, batch_size: int) -> Batch:
-        """See :meth:`ReplayBuffer.sample`; on the device, and always in the same memory: the next call overwrites it.
+        """See :meth:`ReplayBuffer.sample`; on the device, in memory that the next call overwrites.
 
         Raises:
             ValueError: the buffer is empty.
@@ -93,27 +93,27 @@ class DeviceReplay:
         self._copy(0)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """See :meth:`ReplayBuffer.state`; the same as that of a buffer on the host."""
+        """See :meth:`ReplayBuffer.state`."""
         return self.host.state()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
         """See :meth:`ReplayBuffer.restore`.
 
         Raises:
-            BundleError: as there; nothing has changed then.
+            BundleError: as there.
         """
         self.host.restore(arrays, scalars)
         self._copy(0)
 
     def _copy(self, since: int) -> None:
-        """Bring the rows of the transitions from number ``since`` on to the device."""
+        """Copy the transitions from number ``since`` on to the device."""
         total, capacity = self.host.total_added, self.host.capacity
         first = max(since, total - capacity)
-        # A whole buffer in page-locked memory would take its size once more, and torch would keep that.
+        # Page-locked memory for a whole buffer would double its size, and torch would keep it.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity
             count = min(total - first, capacity - start, _AT_ONCE)
-            rows = self.host.rows[start : start + count].copy()  # those of a file are read-only, which torch minds
+            rows = self.host.rows[start : start + count].copy()  # torch refuses the read-only rows of a file
             self._rows[start : start + count].copy_(send(rows, self._device))
             first += count

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.buffer import Float32, ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Memory, Storage
 from td3_robot.learner.resources import BRANCHES, tree_levels
@@ -18,14 +19,14 @@ from td3_robot.learner.resources import BRANCHES, tree_levels
 Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_LARGEST_ERROR = 1e12  # so that sums stay finite while a diverging run finds out that it is one
+_LARGEST_ERROR = 1e12  # keeps sums finite until a diverging run is noticed
 
 
 class SumTree:
-    """Weights of ``capacity`` leaves, and the sums of every 32 of them, of every 32 of those, and so on.
+    """Weights of ``capacity`` leaves, the sums of every 32 leaves, the sums of every 32 of those, and so on.
 
-    A sum is always made anew from what is below it, never corrected: rounding does not add up, and the leaves alone
-    decide every sum to the bit.
+    A changed sum is computed again from all its children, not corrected. So rounding errors do not accumulate, and the
+    leaves decide every sum to the bit.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -33,11 +34,11 @@ class SumTree:
 
     @property
     def leaves(self) -> Float64:
-        """float64[at least capacity]: the weights; change them with :meth:`set` or :meth:`set_many`."""
+        """float64[at least capacity]: the weights, which :meth:`set` and :meth:`set_many` change."""
         return self._levels[-1]
 
     def set(self, leaves: Indices, weights: Float64 | float) -> None:
-        """Give leaves new weights, at least 0; of one named twice, the last counts."""
+        """Give leaves new weights, at least 0; the last one counts for a leaf that is named twice."""
         self._levels[-1][leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
             leaves = leaves // BRANCHES
@@ -51,16 +52,16 @@ class SumTree:
             above[: len(sums)] = sums
 
     def find(self, fractions: Float64) -> Indices:
-        """For each fraction in [0, 1) the leaf where the running sum of weights first exceeds that part of the total.
+        """For each fraction in [0, 1), the first leaf where the running sum of weights exceeds that part of the total.
 
-        Rounding may name the leaf after the last that has a weight.
+        Rounding may give the leaf after the last one with a weight.
         """
         rest = torch.from_numpy(fractions * self._levels[0].sum())[:, None]
         found = torch.zeros(len(fractions), dtype=torch.int64)
-        for level in self._levels:  # in torch, which takes half the time of numpy here
+        for level in self._levels:  # torch takes half the time of numpy here
             sums = torch.from_numpy(level).view(-1, BRANCHES).index_select(0, found).cumsum_(1)
             branch = torch.searchsorted(sums, rest, right=True).clamp_(max=BRANCHES - 1)
-            sums[:, -1] = 0.0  # what comes before branch 0
+            sums[:, -1] = 0.0  # the sum before branch 0
             rest -= sums.gather(1, (branch - 1).remainder_(BRANCHES))
             found = found * BRANCHES + branch[:, 0]
         leaves: Indices = found.numpy()
@@ -68,11 +69,11 @@ class SumTree:
 
 
 class PrioritisedReplay(ReplayBuffer):
-    """The last ``capacity`` transitions, drawn with replacement in proportion to their priorities.
+    """The newest ``capacity`` transitions, drawn with replacement in proportion to their priorities.
 
-    The priority of a transition is max(|δ|, 1) to the power α, with the larger of the critics' errors δ when it was
-    last learned from; until then the greatest that any ever had. Together with the Huber loss this needs no weights
-    that correct the sampling: its gradient is, in the mean, that of another loss sampled uniformly (PAL, section 4.2).
+    The priority of a transition is max(|δ|, 1) to the power α, where δ is the larger of the critics' errors when it was
+    last sampled. A new transition gets the greatest priority so far. With the Huber loss this needs no importance
+    weights: the expected gradient is that of another loss, PAL, sampled uniformly (section 4.2).
 
     Args:
         capacity, observation_size, action_size, seed, storage: as of :class:`ReplayBuffer`.
@@ -112,7 +113,7 @@ class PrioritisedReplay(ReplayBuffer):
         self._tree.set_many(self._since(before), self._greatest)
 
     def _since(self, before: int) -> Indices:
-        """Where the rows lie that were not there ``before``."""
+        """The rows added since ``total_added`` was ``before``."""
         return np.arange(max(before, self.total_added - self.capacity), self.total_added) % self.capacity
 
     def draw(self, batch_size: int) -> Indices:
@@ -131,17 +132,15 @@ class PrioritisedReplay(ReplayBuffer):
         arrays, scalars = super().state()
         return {**arrays, "priorities": self.priorities.copy()}, {**scalars, "greatest_priority": self._greatest}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        try:
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+        with reading("replay buffer state"):
             priorities, greatest = arrays["priorities"], float(scalars["greatest_priority"])
             expected = (min(int(scalars["total_added"]), self.capacity),)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleError(f"replay buffer state: {type(error).__name__} {error}") from None
         whole = priorities.shape == expected and priorities.dtype == np.float64
         if not whole or not (np.isfinite(priorities) & (priorities >= 1)).all() or not 1 <= greatest < float("inf"):
             raise BundleError(
                 f"replay buffer state: priorities are {priorities.dtype}{list(priorities.shape)}, the greatest "
-                f"{greatest}; float64{list(expected)}, finite and at least 1, belong there"
+                f"{greatest}; expected float64{list(expected)}, finite and at least 1"
             )
         super().restore(arrays, scalars)
         self._greatest = greatest

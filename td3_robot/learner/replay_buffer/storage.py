@@ -1,9 +1,9 @@
-"""Where a replay buffer's rows are: in memory, or in a file that outlives the process.
+"""Storage of a replay buffer's rows: in memory, or in a file that outlives the process.
 
-The file's guarantee is about processes, not about power: rows are handed to the operating system as they come, and only
-then a record in the journal beside them says that they are there. A process killed at any instant thus loses no row
-that was recorded, and none is half written. Nothing is flushed to the disk for it, so that after a power cut the file
-may hold anything: of checkpoints, which then hold no rows, the policy is what is left.
+The file survives kills, not power cuts. Rows go to the operating system as they come; only then does a record in the
+journal say that they are there. So a process killed at any instant loses no recorded row, and no row is half written.
+Nothing is flushed to the disk. After a power cut the file may hold anything; checkpoints then hold no rows, but still
+the policy.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Float32 = NDArray[np.float32]
 ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
-_LONGEST = 1 << 20  # bytes that a record can have
-_COMPACT = 1 << 22  # bytes of journal beyond which only the newest record of each source is kept
+_LONGEST = 1 << 20  # bytes of a record
+_COMPACT = 1 << 22  # bytes of journal; beyond, only the newest record of each source stays
 
 
 class Storage(Protocol):
-    """Room for ``capacity`` rows of ``width`` float32 numbers.
+    """``capacity`` rows of ``width`` float32 numbers.
 
     Attributes:
-        rows: float32[capacity, width]; to be read, and written through :meth:`write` alone.
-        durable: what was committed is still there after the process was killed.
-        found: the rows of a process before are there, without any note of them.
-        notes: the newest note of each source, those of the process before included.
+        rows: float32[capacity, width]; read them, but write them with :meth:`write`.
+        durable: committed rows survive a kill of the process.
+        found: there are rows of an earlier process but no notes.
+        notes: the newest note of each source, also from an earlier process.
     """
 
     rows: Float32
@@ -49,14 +49,14 @@ class Storage(Protocol):
         """Rows ever added, by the newest note; 0 without one."""
 
     def write(self, first: int, rows: Float32) -> None:
-        """Put float32[M, width] at rows ``first`` to ``first + M``."""
+        """Write float32[M, width] to the rows from ``first`` on."""
 
     def commit(self, note: Note) -> None:
-        """What was written so far is whole, and ``note`` says what it is."""
+        """Record that all rows written so far are whole; ``note`` describes them."""
 
 
 class Memory:
-    """Rows in memory, gone with the process."""
+    """Rows in memory."""
 
     durable = found = False
 
@@ -73,14 +73,14 @@ class Memory:
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One record of the journal: how far the buffer, and one source, had come.
+    """One record of the journal: how far the buffer and one source are.
 
     Attributes:
         total_added: rows ever added.
         env_steps: of the learner.
-        source: name of the source whose Step was dealt with; empty for the recordings that a run begins with.
-        state: that source's, as plain values, see ``Sources``.
-        seen: what was learned from all rows as they came, as plain values, see ``Training.seen``.
+        source: name of the source whose Step was stored; empty for the recordings that a run starts with.
+        state: of that source, as plain values, see ``Sources``.
+        seen: statistics of all rows so far, as plain values, see ``Training.seen``.
     """
 
     total_added: int
@@ -91,19 +91,19 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class File:
-    """Rows in ``rows.float32`` of a folder, read through a memory map, and a journal of how many of them are whole.
+    """Rows in ``rows.float32`` of a folder, read through a memory map, and a journal of the whole ones.
 
     Args:
-        folder: made if it is missing.
-        recovers: go on with what is there; False begins anew, and keeps no journal.
-        needed: something is known to be there: without it, nothing is made.
+        folder: created if missing.
+        recovers: continue with the rows that are there; False starts without them, and keeps no journal.
+        needed: the run depends on rows that must be there.
 
     Attributes:
         notes: the newest record of each source; empty for a new file.
 
     Raises:
-        BundleError: the folder holds the rows of a buffer of another shape, what it holds is damaged, or nothing that
-            is ``needed`` is there; nothing was changed then.
+        BundleError: the rows are of a buffer of another shape, or damaged, or missing though ``needed``; nothing has
+            changed then.
         OSError: the disk is full or the folder cannot be written.
     """
 
@@ -124,7 +124,7 @@ class File:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows = os.open(self._rows_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with files.naming(self._rows_file):
-            os.posix_fallocate(self._rows, 0, whole)  # so that a disk that fills up later has room
+            os.posix_fallocate(self._rows, 0, whole)  # reserves the disk space now
         self.rows: Float32 = np.asarray(np.memmap(self._rows_file, np.float32, "r", shape=(capacity, width)))
         if recovers:
             self._compact()
@@ -134,7 +134,7 @@ class File:
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
-        # Not through the map: a disk that is full after all is an error here, and a fatal signal there.
+        # Not through the map, where a full disk would be a fatal signal instead of an error.
         if not len(rows):
             return
         content = np.ascontiguousarray(rows).data.cast("B")
@@ -151,7 +151,7 @@ class File:
         record = _record(msgspec.msgpack.encode(note))
         self._size += len(record)
         with files.naming(self._journal_file):
-            while record:  # a disk that is almost full takes a part, and says so with the next call only
+            while record:  # an almost full disk takes a part, and fails only at the next call
                 record = record[os.write(self._journal, record) :]
         if self._size > _COMPACT:
             os.close(self._journal)
@@ -163,7 +163,7 @@ class File:
             os.close(self._journal)
 
     def _recover(self) -> None:
-        """Read the journal. The end of its last record may be missing, after a kill; else what is wrong is damage."""
+        """Read the journal. A kill may cut off its last record; anything else that is wrong is damage."""
         content = self._journal_file.read_bytes()
         payloads: list[bytes] = []
         at = 0
@@ -185,7 +185,7 @@ class File:
         self.notes = {note.source: note for note in notes}
 
     def _compact(self) -> None:
-        """Begin the journal anew with what is known now."""
+        """Rewrite the journal with the newest notes only."""
         payloads = [msgspec.msgpack.encode(item) for item in (self._header(), *self.notes.values())]
         content = b"".join(map(_record, payloads))
         files.write_atomically(self._journal_file, content)
@@ -197,7 +197,7 @@ class File:
 
 
 def _whole(content: bytes, at: int) -> bytes:
-    """What the record at this byte holds; empty where there is none, or not a whole one."""
+    """The payload of the record at this byte; empty if there is no whole one."""
     length, check = (int.from_bytes(content[at + i : at + i + 4], "little") for i in (0, 4))
     if len(content) - at - _HEAD < length:
         return b""
@@ -206,11 +206,11 @@ def _whole(content: bytes, at: int) -> bytes:
 
 
 def _cut_off(content: bytes, at: int) -> bool:
-    """Whether what begins at this byte is a record whose end is missing, rather than one whose bytes have changed.
+    """Whether the record at this byte lacks its end, rather than having changed bytes.
 
-    A changed length looks like a missing end, but other records come after it.
+    A changed length looks like a missing end, but whole records follow it.
     """
-    if not any(content[at:]):  # of a file that a power cut left longer than what was written
+    if not any(content[at:]):  # a power cut can leave zeros behind the written bytes
         return True
     left, length = len(content) - at, int.from_bytes(content[at : at + 4], "little")
     if left > _LONGEST or _HEAD + length <= left:
@@ -223,5 +223,5 @@ def _record(payload: bytes) -> bytes:
 
 
 def row_size(observation_size: int, action_size: int) -> int:
-    """float32 numbers of one transition: two observations, an action, the reward, and whether the episode went on."""
+    """float32 numbers of a transition: two observations, the action, the reward and the discount."""
     return 2 * observation_size + action_size + 2
