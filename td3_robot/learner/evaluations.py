@@ -1,4 +1,4 @@
-"""Which policies a learner has evaluated: asked for every so many steps, answered in any time, the best one kept."""
+"""Evaluations of a learner's policies: when one is due, which ones wait, and which policy is the best."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WAITING = 4  # payloads kept for an evaluator that is behind
 
 
 class Evaluations:
-    """What was asked of the evaluator, and what came of it.
+    """Evaluations that were requested, and their results.
 
     Attributes:
-        pending: Weights that are not evaluated yet, by version.
+        pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of all evaluations; minus infinity before the first.
-        best: the bundle that had it, to be written by whoever does; None once taken.
+        best: the bundle with that return; whoever writes it sets it to None.
         reached: an evaluation's mean return reached ``evaluation.target_return``.
     """
 
@@ -35,18 +35,18 @@ class Evaluations:
         self._skipped = 0
 
     def due(self, env_steps: int) -> bool:
-        """Whether the policy of now is one to evaluate."""
+        """Whether an evaluation is due."""
         return self.config.every > 0 and env_steps >= self._next
 
     def ask(self, env_steps: int) -> bool:
-        """Take note that one is due; whether it is to be made, which it is not if too many wait."""
+        """Plan the next evaluation. Returns whether to make the one that is due; it is skipped if too many wait."""
         self._next = next_multiple(env_steps, self.config.every)
-        room = len(self.pending) < _WAITING
-        self._skipped += not room
-        return room
+        wanted = len(self.pending) < _WAITING
+        self._skipped += not wanted
+        return wanted
 
     def take(self, message: Evaluation, wall_s: float) -> dict[str, Any]:
-        """The record of an evaluation that has come in."""
+        """Take the result of an evaluation, and return its record."""
         weights = self.pending.pop(message.version, None)
         record = metrics.evaluation(
             env_steps=message.env_steps,
@@ -63,24 +63,24 @@ class Evaluations:
         return record
 
     def counters(self) -> Counter[str]:
-        """How many wait, and how many were not made because too many did."""
+        """The numbers of waiting and skipped evaluations."""
         return Counter(evaluations_pending=len(self.pending), evaluations_skipped=self._skipped)
 
     def state(self) -> dict[str, Any]:
-        """What goes on over a restart, as plain JSON values."""
+        """The state for a restart, as plain JSON values."""
         best = self.best_return if np.isfinite(self.best_return) else None
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
     def restore(self, state: Mapping[str, Any], env_steps: int) -> None:
-        """Go on from :meth:`state` after so many steps; a better return than was known there stays known."""
+        """Continue from :meth:`state` at ``env_steps``; a better return that is already known stays."""
         if state["best_return"] is not None:
             self.know(float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
-        if self.config.every:  # they may be wanted more often now
+        if self.config.every:  # evaluation.every may be smaller now
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
 
     def know(self, mean: float) -> None:
-        """There has been an evaluation with this mean return."""
+        """Take note of an earlier evaluation with this mean return."""
         target = self.config.target_return
         self.best_return = max(self.best_return, mean)
         self.reached = self.reached or (target is not None and mean >= target)

@@ -1,4 +1,4 @@
-"""What a learner measures of its run as it goes: time, speed, recent returns, age of weights, lead of the steps."""
+"""Gauges of a learner's run: time, speed, recent returns, age of weights, and the updates that it owes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Any
 from td3_robot.util.rate import RateMeter
 
 _RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # versions whose age is known
+_REMEMBERED = 1000  # newest versions whose updates are known
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
 class Gauges:
-    """Gauges of one run, which go on over restarts as far as :meth:`state` holds them."""
+    """Gauges of one run; :meth:`state` carries them over a restart.
+
+    Attributes:
+        staleness: moving mean of the updates that were made since the weights that acted.
+        lead_min, lead_max: least and most updates that the learner owed.
+    """
 
     def __init__(self) -> None:
         self.staleness = 0.0
@@ -27,31 +32,31 @@ class Gauges:
         self._rates = RateMeter()
 
     def start(self, now: float) -> None:
-        """The clock runs from the first call on; ``now`` in seconds."""
+        """Start the clock at the first call; ``now`` in seconds."""
         if self._started is None:
             self._started = now
 
     def wall(self, now: float) -> float:
-        """Seconds of training, those before a restart included."""
+        """Seconds of training, also before a restart."""
         return self._wall_before + (now - self._started if self._started is not None else 0.0)
 
     def published(self, version: int, updates: int) -> None:
-        """Weights went out that are ``updates`` updates old from the start."""
+        """Take note that weights with so many updates were published."""
         self._updates_at[version] = updates
         if len(self._updates_at) > _REMEMBERED:
             del self._updates_at[min(self._updates_at)]
 
     def acted(self, version: int, updates: int) -> None:
-        """Weights of this version computed an action that has just become a transition."""
+        """Take note that weights of this version computed an action that was stored."""
         if version in self._updates_at:
             self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
 
     def ended(self, returns: Iterable[float]) -> None:
-        """Episodes ended with these returns."""
+        """Take note of the returns of episodes that ended."""
         self._returns.extend(returns)
 
     def lead(self, lead: float) -> None:
-        """So many updates are owed."""
+        """Take note of the updates that the learner owes."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def rates(self, env_steps: int, updates: int, now: float) -> dict[str, float]:
@@ -59,14 +64,14 @@ class Gauges:
         return self._rates(now, steps_per_s=env_steps, updates_per_s=updates)
 
     def figures(self, now: float) -> dict[str, float]:
-        """The gauges by name; ``return_mean`` once an episode was seen whole."""
+        """The gauges by name; ``return_mean`` from the first whole episode on."""
         figures = {"wall_s": self.wall(now), "staleness_updates": self.staleness}
         if self._returns:
             figures["return_mean"] = statistics.fmean(self._returns)
         return figures
 
     def state(self, now: float) -> dict[str, Any]:
-        """What goes on over a restart, as plain JSON values."""
+        """The state for a restart, as plain JSON values."""
         return {
             "wall_s": self.wall(now),
             "returns": list(self._returns),
@@ -76,7 +81,7 @@ class Gauges:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`; the clock starts anew with the next :meth:`start`."""
+        """Continue from :meth:`state`; the clock starts at the next :meth:`start`."""
         self._wall_before, self._started = float(state["wall_s"]), None
         self._returns.clear()
         self._returns.extend(state["returns"])

@@ -1,4 +1,4 @@
-"""Where metrics go: one JSON object a line in ``metrics.jsonl``, and TensorBoard events."""
+"""Writes metrics: one JSON object a line in ``metrics.jsonl``, and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.util import files
 
 
 class MetricsWriter:
-    """Appends records as they come; a crash loses at most the one being written.
+    """Appends records as they come; a crash loses at most the newest one.
 
     Raises:
         OSError: the disk is full or the files cannot be written.
@@ -24,14 +24,14 @@ class MetricsWriter:
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines
         self._file = lines.open("a", encoding="utf-8")
-        if _torn(lines):  # by a full disk, or a power cut: what comes now must not be a part of it
+        if _torn(lines):  # a full disk or power cut left half a line
             self._file.write("\n")
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record; its numbers become TensorBoard scalars over environment steps, named by its kind.
+        """Write one record; its numbers become TensorBoard scalars, named by its kind.
 
-        Those of the kind ``offline``, before there are environment steps, over updates.
+        Their axis is environment steps; for the kind ``offline``, it is updates.
         """
         axis = "updates" if record["kind"] == "offline" else "env_steps"
         with files.naming(self._lines):
@@ -43,7 +43,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         with files.naming(self._lines):
-            self._file.close()  # which writes what a full disk has not taken before
+            self._file.close()  # writes what a full disk did not take before
         self._events.close()
 
     def __enter__(self) -> MetricsWriter:
@@ -56,7 +56,7 @@ class MetricsWriter:
 
 
 def _torn(lines: Path) -> bool:
-    """Whether a file of lines ends within one."""
+    """Whether a file ends within a line."""
     with lines.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         return bool(size) and (file.seek(size - 1), file.read(1))[1] != b"\n"

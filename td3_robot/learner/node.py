@@ -30,7 +30,7 @@ from td3_robot.util.rate import RateMeter
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 60.0  # seconds that a learner before has for its last checkpoint; the supervisor's patience is longer
+_PATIENCE = 60.0  # seconds that an earlier learner has for its last checkpoint; the supervisor waits longer
 _BEST = "eval_return_mean"
 
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn_alone(node: Node) -> None:
-    # Of a run whose supervisor was killed the learner may still save: what it writes is what the next one begins with.
+    # After a kill of the supervisor, the earlier learner may still save. Wait for it: we start from its checkpoint.
     patience = _PATIENCE if node.supervised else 0.0
     refusal = f"a learner is at work in the run in {str(node.run.path)!r}"
     with claim(f"learner {node.run.path.resolve()}", refusal, patience, lambda: node.stop_signal):
@@ -79,7 +79,7 @@ def _learn(node: Node) -> None:
         def report() -> Figures:
             nonlocal began_at
             figures: dict[str, float] = {}
-            # Before a simulator has joined, a learner does not know how far rows that outlived a process go.
+            # Before a simulator joins, the learner does not know how many rows the replay file holds.
             if core.spec:
                 began_at = core.env_steps if began_at is None else began_at
                 figures = core.reports.figures(time.monotonic()) | {"began_at": began_at}
@@ -96,7 +96,7 @@ def _learn(node: Node) -> None:
 
 @contextlib.contextmanager
 def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
-    """Write it as the run's policy if training diverges; checkpoints are then from before it, too."""
+    """If training diverges, write the newest sound policy as the run's policy."""
     try:
         yield
     except DivergenceError:
@@ -106,13 +106,13 @@ def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
 
 
 def _keep_best(node: Node, payload: bytes, mean: float) -> None:
-    """Write the best policy so far, with the return that made it so."""
+    """Write the best policy so far, with its mean return."""
     bundle = Bundle.decode(payload)
     replace(bundle, provenance={**bundle.provenance, _BEST: mean}).save(node.run.best_file)
 
 
 def _best_return(node: Node) -> float:
-    """What the best policy of this run had, as its file says: a checkpoint may be from before it."""
+    """The mean return in the file of the best policy; a checkpoint may be older than that file."""
     with contextlib.suppress(BundleError, TypeError, ValueError):
         return float(Bundle.load(node.run.best_file).provenance.get(_BEST, "-inf"))
     return float("-inf")

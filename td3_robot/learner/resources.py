@@ -1,4 +1,4 @@
-"""What a learner takes of memory, disk and GPU: said before it starts, and refused where it cannot fit."""
+"""What a learner needs of memory, disk and GPU; a run that cannot fit is refused before it starts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
 BRANCHES = 32
-"""Of each node of the sum tree of prioritised replay: of 4 to 128 the fastest to sample from at a million leaves."""
+"""Children of a node in the sum tree of prioritised replay; of 4 to 128, the fastest for a million leaves."""
 _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 
 class Needs(NamedTuple):
-    """Bytes that a learner takes, besides its program and its libraries.
+    """Bytes that a learner needs, besides its program and libraries.
 
     Attributes:
-        kept: memory, all the time.
-        memory: memory at its most, while a checkpoint is read beside the buffer that it fills.
+        kept: memory at all times.
+        memory: peak memory, while a checkpoint is read beside the buffer that it fills.
         replay_file: disk.
-        checkpoints: disk, of as many as there are at a time.
-        device: memory of the GPU; 0 without one.
+        checkpoints: disk, for all checkpoints at one time.
+        device: GPU memory; 0 without a GPU.
     """
 
     kept: int
@@ -38,9 +38,12 @@ class Needs(NamedTuple):
 
 
 def needs(config: Config, observation_size: int, action_size: int) -> Needs:
-    """What a learner with this configuration takes; ``device`` and ``precision`` are settled.
+    """What a learner with this configuration needs.
 
-    Checkpoints are counted with the rows that the run can fill: fewer than the buffer has, where it makes fewer steps.
+    A checkpoint counts the rows that the run can fill, which are fewer than the buffer's if the run is short.
+
+    Args:
+        config: without ``auto`` in ``device`` and ``precision``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
     capacity = learner.buffer_size
@@ -49,11 +52,13 @@ def needs(config: Config, observation_size: int, action_size: int) -> Needs:
     lap = learner.replay == "lap"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
     in_file = learner.replay_storage == "file"
-    kept_there = in_file and config.timing != "lockstep"  # the file runs ahead of lock-step's cuts, which thus hold it
+    kept_there = (
+        in_file and config.timing != "lockstep"
+    )  # in lock-step the file is ahead of the snapshots, so they hold the rows
     actor, critics = _parameters(config, observation_size, action_size)
     average = actor if learner.policy_average else 0
-    parameters = 2 * (actor + critics) + average  # online, target, and of the average
-    networks = _FLOAT * (parameters + 3 * (actor + critics))  # with the gradient, and Adam's two
+    parameters = 2 * (actor + critics) + average  # online, target, and average
+    networks = _FLOAT * (parameters + 3 * (actor + critics))  # with the gradient and Adam's two moments
     if learner.precision == "bf16":
         networks += _HALF * parameters
     saved_networks = _FLOAT * (4 * (actor + critics) + average)
@@ -77,13 +82,13 @@ def announce(
     device_memory: int | None = None,
     loaded: int = 0,
 ) -> str:
-    """One line that says what the learner takes, and what there is.
+    """One line with what the learner needs and what is free.
 
     Args:
-        config: with settled ``device`` and ``precision``.
-        run: whose folder need not be there yet; what it holds already is not needed again.
-        device_memory: bytes of the GPU that are free; None if that is not known or there is none.
-        loaded: bytes of a checkpoint that is in memory already.
+        config: without ``auto`` in ``device`` and ``precision``.
+        run: its folder need not exist; what it holds already is not needed again.
+        device_memory: free bytes of the GPU; None if unknown or without a GPU.
+        loaded: bytes of a checkpoint that is already in memory.
 
     Raises:
         ConfigError: it does not fit.
@@ -96,7 +101,7 @@ def announce(
 
     sizes = observation_size, action_size
     in_file = files.allocated(run.replay / ROWS)
-    # The only one that a start saves at its end comes beside those of the starts before.
+    # A start that saves only at its end keeps the checkpoints of earlier starts.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
     held = config.learner.buffer_size
@@ -123,7 +128,7 @@ def announce(
 
 
 def tree_levels(capacity: int) -> list[int]:
-    """The numbers of nodes of a sum tree with ``capacity`` leaves, from the top level to the leaves."""
+    """The number of nodes on each level of a sum tree with ``capacity`` leaves, from the top to the leaves."""
     levels = [_padded(capacity)]
     while levels[0] > BRANCHES:
         levels.insert(0, _padded(levels[0] // BRANCHES))
@@ -135,7 +140,7 @@ def _padded(count: int) -> int:
 
 
 def _parameters(config: Config, observation_size: int, action_size: int) -> tuple[int, int]:
-    """How many numbers the actor has, and how many all critics have."""
+    """The numbers of parameters of the actor, and of all critics."""
 
     def count(inputs: int, outputs: int, layer_norm: bool) -> int:
         linear = sum(before * after + after for before, after in pairwise((inputs, *config.network.hidden, outputs)))
@@ -147,7 +152,7 @@ def _parameters(config: Config, observation_size: int, action_size: int) -> tupl
 
 
 def _saves_often(config: Config) -> bool:
-    """Whether checkpoints are saved before the end too, so that as many are kept as may be."""
+    """Whether checkpoints are also saved before the end, so that ``checkpoint.keep`` of them exist."""
     return bool(config.checkpoint.every) or config.timing == "lockstep"
 
 
@@ -156,7 +161,7 @@ def _of_size(config: Config, capacity: int) -> dict[str, int]:
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to below ``limit`` that fits; 0 if none does."""
+    """The largest number from 1 to below ``limit`` that fits; 0 if none fits."""
     low, high = 0, limit
     while high - low > 1:
         middle = (low + high) // 2

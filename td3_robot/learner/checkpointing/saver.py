@@ -46,18 +46,18 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
         free = compute.free_memory(compute.device(node.config.learner.device))
         log.info(announce(node.config, spec.observation_size, spec.action_size, node.run, free, loaded))
 
-    def room(capacity: int, width: int) -> Storage:
+    def make_storage(capacity: int, width: int) -> Storage:
         if node.config.learner.replay_storage == "file":
             recovers = node.config.timing != "lockstep"
             return File(node.run.replay, capacity, width, recovers=recovers, needed=saved is not None)
         return Memory(capacity, width)
 
     if saved is None:
-        core = make_core(node.config, provenance=provenance, storage=room, admit=admit)
+        core = make_core(node.config, provenance=provenance, storage=make_storage, admit=admit)
         warm_start.begin(core)
         return core
     path, arrays, scalars = saved
-    core = state.restored(node.config, arrays, scalars, provenance, room, admit)
+    core = state.restored(node.config, arrays, scalars, provenance, make_storage, admit)
     log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 
