@@ -1,37 +1,56 @@
-"""``td3-robot bench learner``: TD3 updates per second of our learner, beside Stable-Baselines3.
+"""``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
-Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes; the time includes sampling.
-Every contestant has a process to itself. Two contestants make only the matrix products of an update, one after the
-other in each thread: no update can be faster on this machine. With several threads ours takes part twice: with the two
-critics side by side, and as ``operators`` with all threads inside operators. ``compiled`` has them inside operators,
-too.
+Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
+Each kind of update has its own process. ``fp32`` and ``bf16`` compute the two critics side by side in two threads.
+``operators`` uses all threads inside operators, and so does ``compiled``.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from td3_robot.bench import harness
-from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS
-from td3_robot.bench.harness import Report, ratio
-from td3_robot.bench.learner_contestants import LacksError, contestant, products
-from td3_robot.bench.profile import profile
-from td3_robot.errors import UsageError
+from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
+from td3_robot.bench.harness import Report
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner import compute
+from td3_robot.learner.engine import selection
+from td3_robot.learner.engine.threads import use_threads
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.device import DeviceReplay
 
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
-PRECISIONS = ("fp32", "bf16")
+STORED = 200_000  # transitions in each replay buffer
 _WARM_UP = 20  # updates
 _BLOCK = 20  # updates between two looks at the clock
-_PROFILED = 200  # updates
+_LEARNING = {
+    "fp32": {"precision": "fp32", "threads_in": "critics"},
+    "bf16": {"precision": "bf16", "threads_in": "critics"},
+    "operators fp32": {"precision": "fp32", "threads_in": "operators"},
+    "operators bf16": {"precision": "bf16", "threads_in": "operators"},
+    "compiled fp32": {"precision": "fp32", "threads_in": "operators", "compile": True},
+}
+"""Kind of update: values of the learner's configuration."""
+
+Run = Callable[[int], None]
+"""Makes so many updates, and returns when the last one is done."""
+Contestants = dict[str, Callable[[], Run]]
+"""Name to a function that prepares updates in the contestant's own process."""
+
+
+class LacksError(Exception):
+    """This machine lacks what a contestant needs; the message says what."""
 
 
 class Turn(NamedTuple):
@@ -42,92 +61,138 @@ class Turn(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = harness.Options(
-        "td3-robot bench learner",
-        "Measure TD3 updates per second of our learner, of Stable-Baselines3's, and of the matrix products alone. Use "
-        "idle cores: with as many threads as cores, one busy neighbour slows all.",
-        ("", "--json > learner.json", "--networks 400-300 --threads 2 --repetitions 9", "--profile"),
-    )
+    parser = options("td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle cores.")
+    return harness.show(measure(given := parser.parse(arguments)), given.json, lines)
+
+
+def options(command: str, description: str) -> harness.Options:
+    """Return the options of this benchmark."""
+    parser = harness.Options(command, description, ("", "--json", "--networks 400-300 --threads 2 --repetitions 9"))
     parser.number("--seconds", 1.5, "S", "length of one turn", low=0.01)
     parser.number("--repetitions", 5, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for all (default: %(default)s)")
-    parser.add_argument("--layer-norm", action="store_true", help="ours with LayerNorm critics")
+    parser.add_argument("--layer-norm", action="store_true", help="critics with LayerNorm")
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled updates: compiling takes time")
-    parser.add_argument("--profile", action="store_true", help="our time by kind of operation, instead of speeds")
-    options = parser.parse(arguments)
-    if options.profile and options.device != "cpu":
-        raise UsageError(f"--profile measures processor time; --device is {options.device!r} and must be 'cpu'")
+    return parser
+
+
+def measure(
+    options: argparse.Namespace,
+    others: Callable[[Sequence[int], int, str], Contestants] = lambda *_: {},
+    compare: Callable[[Sequence[int], Mapping[str, Sequence[float]], str], dict[str, Any]] = lambda *_: {},
+) -> Report:
+    """Measure every kind of update with each network and number of threads.
+
+    Args:
+        options: of :func:`options`.
+        others: returns further contestants, given the widths of the networks, threads and device.
+        compare: returns further figures of a contestant, given the widths, the speeds of all by round, and its name.
+    """
     device = compute.device(options.device)
-    kinds, missing = _contestants(device)
+    problem = compute.bf16_problem(device)
     report: Report = {
         "benchmark": "learner",
-        "machine": harness.describe("td3-robot", "torch", "numpy", *(["stable-baselines3"] if "sb3" in kinds else [])),
+        "machine": harness.describe("td3-robot", "torch", "numpy"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "batch": BATCH,
         "observations": OBSERVATIONS,
         "actions": ACTIONS,
         "layer_norm": options.layer_norm,
-        "gflop_per_update": {name: _gflop(NETWORKS[name]) for name in options.networks},
-        "not_measured": missing,
+        "seconds": options.seconds,
+        "repetitions": options.repetitions,
+        "not_measured": {},
+        "results": [],
     }
-    common = {"device": device.type, "layer_norm": options.layer_norm}
-    if options.profile:
-        report["profile"] = [
-            {"network": network, "kind": kind, "threads": 1}
-            | profile(contestant(kind, hidden=NETWORKS[network], threads=1, **common), _PROFILED)
-            for network, kind in itertools.product(options.networks, PRECISIONS)
-            if kind in kinds
-        ]
-        return harness.show(report, options.json, _profile_lines)
-    report |= {"seconds": options.seconds, "repetitions": options.repetitions, "results": []}
     for network, threads in itertools.product(options.networks, options.threads):
-        taking_part = [*kinds]
-        if threads > 1 and device.type == "cpu":  # with one thread, or on a GPU, it is the same contestant
-            taking_part += [f"operators {kind}" for kind in kinds if kind in PRECISIONS]
-        if device.type == "cpu" and not options.no_compile:
-            taking_part.append("compiled fp32")
-        variant = common | {"hidden": NETWORKS[network], "threads": threads}
-        turns = measure(taking_part, variant, options.seconds, options.repetitions, missing)
-        report["results"] += _rows(network, threads, turns, report["gflop_per_update"][network])
-    return harness.show(report, options.json, _lines)
+        hidden = NETWORKS[network]
+        contestants = others(hidden, threads, device.type)
+        for kind in _kinds(device, threads, compiled=not options.no_compile):
+            contestants[kind] = partial(ours, kind, hidden, threads, device.type, layer_norm=options.layer_norm)
+        for kind in [kind for kind in contestants if problem and "bf16" in kind]:
+            report["not_measured"][kind] = f"this {problem}"
+            del contestants[kind]
+        turns = take_turns(contestants, options.seconds, options.repetitions, report["not_measured"])
+        speeds = {kind: [turn.updates_per_s for turn in made] for kind, made in turns.items()}
+        report["results"] += [
+            {
+                "network": network,
+                "threads": threads,
+                "kind": kind,
+                **harness.summary("updates_per_s", values),
+                "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in turns[kind]),
+                **compare(hidden, speeds, kind),
+            }
+            for kind, values in speeds.items()
+        ]
+    return report
 
 
-def measure(
-    kinds: Sequence[str], variant: Mapping[str, Any], seconds: float, repetitions: int, missing: dict[str, str]
-) -> dict[str, list[Turn]]:
-    """Let contestants take turns; the n-th results belong to the same round.
+def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
+    """Return the kinds that differ from each other on this device with so many threads."""
+    kinds = ["fp32", "bf16"]
+    if device.type == "cpu":
+        kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32"] * compiled
+    return kinds
 
-    Args:
-        kinds: names of contestants.
-        variant: arguments of :func:`contestant` beside the kind.
-        seconds: length of a turn.
-        repetitions: turns of each.
-        missing: gets the reason for each contestant that cannot run here.
+
+def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, layer_norm: bool) -> Run:
+    """Prepare the learner's updates. They use all threads of this process.
+
+    Raises:
+        LacksError: this machine cannot compile the update.
     """
+    device = torch.device(device_name)
+    config = LearnerConfig(
+        threads=threads,
+        device=device_name,  # type: ignore[arg-type]
+        layer_norm=layer_norm,
+        learning_rate=1e-3,
+        **_LEARNING[kind],
+    )
+    use_threads(threads, config.threads_in)
+    algorithm = selection.make(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
+    host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    algorithm.prepare(host.example(BATCH))
+    if config.compile and not algorithm.compiled:
+        raise LacksError("the update cannot be compiled; the log has the reason")
+    buffer = DeviceReplay(host, device) if device.type == "cuda" else host
+    buffer.add(*transitions(STORED), np.ones(STORED, np.float32))
+
+    def run(updates: int) -> None:
+        for _ in range(updates):
+            algorithm.learn(buffer.sample(BATCH))
+        algorithm.metrics()  # waits for the device
+
+    return run
+
+
+def take_turns(
+    contestants: Contestants, seconds: float, repetitions: int, missing: dict[str, str]
+) -> dict[str, list[Turn]]:
+    """Let contestants take turns of so many seconds; ``missing`` gets the reason for each that cannot run here."""
     with contextlib.ExitStack() as stack:
-        workers: dict[str, harness.Worker] = {}
-        for kind in kinds:
-            worker = stack.enter_context(harness.Worker(kind, serve, kind, variant))
+        turns: dict[str, Callable[[], Turn]] = {}
+        for kind, make in contestants.items():
+            worker = stack.enter_context(harness.Worker(kind, serve, make))
             if lack := worker.receive():
                 missing[kind] = lack
             else:
-                workers[kind] = worker
-
-        def turn(worker: harness.Worker) -> Turn:
-            worker.send(seconds)
-            made: Turn = worker.receive()
-            return made
-
-        turns = {kind: lambda worker=worker: turn(worker) for kind, worker in workers.items()}
+                turns[kind] = partial(_turn, worker, seconds)
         return harness.take_turns(turns, repetitions)
 
 
-def serve(pipe: Connection, kind: str, variant: Mapping[str, Any]) -> None:
+def _turn(worker: harness.Worker, seconds: float) -> Turn:
+    worker.send(seconds)
+    made: Turn = worker.receive()
+    return made
+
+
+def serve(pipe: Connection, make: Callable[[], Run]) -> None:
     """Run a contestant: send what it lacks or None, then answer each number of seconds with a Turn."""
     try:
-        run = contestant(kind, **variant)
+        run = make()
     except LacksError as lack:
         pipe.send(str(lack))
         return
@@ -142,53 +207,10 @@ def serve(pipe: Connection, kind: str, variant: Mapping[str, Any]) -> None:
             pipe.send(Turn(updates / passed, 1e3 * (time.process_time() - busy) / updates))
 
 
-def _rows(network: str, threads: int, turns: Mapping[str, Sequence[Turn]], gflop: float) -> list[dict[str, Any]]:
-    speeds = {kind: [turn.updates_per_s for turn in made] for kind, made in turns.items()}
-    rows = []
-    for kind, values in speeds.items():
-        alone = f"products {kind.rpartition(' ')[2]}"
-        rows.append(
-            {
-                "network": network,
-                "threads": threads,
-                "kind": kind,
-                **harness.summary("updates_per_s", values),
-                "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in turns[kind]),
-                "gflops": statistics.median(values) * gflop,
-                "over_sb3": ratio(values, speeds["sb3"]) if "sb3" in speeds else None,
-                "share_of_peak": ratio(values, speeds[alone]) if alone in speeds and kind != alone else None,
-            }
-        )
-    return rows
-
-
-def _contestants(device: torch.device) -> tuple[list[str], dict[str, str]]:
-    """Return the contestants that can run here, and the reason for each that cannot."""
-    missing = {}
-    if lack := harness.not_installed("stable_baselines3"):
-        missing["sb3"] = lack
-    if problem := compute.bf16_problem(device):
-        missing["bf16"] = missing["products bf16"] = f"this {problem}"
-    kinds = ["sb3", *PRECISIONS, *(f"products {kind}" for kind in PRECISIONS)]
-    return [kind for kind in kinds if kind not in missing], missing
-
-
-def _gflop(hidden: Sequence[int]) -> float:
-    """Return 1e9 floating-point operations of one update's matrix products; every second update has an actor update."""
-    critic, actor = products(hidden)
-    return sum(2 * rows * inner * columns for rows, inner, columns in critic + critic + actor) / 2e9
-
-
-def _lines(report: Report) -> Iterator[str]:
+def lines(report: Report) -> Iterator[str]:
     for row in report["results"]:
         text = f"{row['network']}  {row['threads']} thread(s)  {row['kind']:15}{row['updates_per_s']:8.1f} updates/s"
         text += f" [{row['lowest']:.1f}, {row['highest']:.1f}] {row['cpu_ms_per_update']:6.2f} ms of processor time"
-        text += "" if row["over_sb3"] is None else f"  {row['over_sb3']:5.2f} × sb3"
-        yield text + ("" if row["share_of_peak"] is None else f"  {row['share_of_peak']:4.0%} of peak")
-
-
-def _profile_lines(report: Report) -> Iterator[str]:
-    for row in report["profile"]:
-        yield f"{row['network']}  {row['kind']}  1 thread  {row['update_us']:.0f} µs an update"
-        for kind, us in row["by_kind_us"].items():
-            yield f"  {kind:12}{us:8.0f} µs  {us / row['update_us']:4.0%}"
+        if over := row.get("over_sb3"):
+            text += f"  {over:5.2f} × sb3"
+        yield text + (f"  {share:4.0%} of peak" if (share := row.get("share_of_peak")) else "")

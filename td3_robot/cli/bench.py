@@ -16,7 +16,7 @@ BENCHMARKS: dict[str, Verb] = {
     "sim": Verb(
         "td3_robot_sims.bench_sim:main", "simulator steps per second beside published robots; memory of a robot"
     ),
-    "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second beside Stable-Baselines3; profile"),
+    "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second of the learner"),
     "train": Verb("td3_robot_sims.bench_train:main", "training steps per second beside Stable-Baselines3"),
     "record": Verb("td3_robot.bench.recording:record", "cost of being recorded; speed of a recorder"),
     "replay": Verb(
@@ -44,7 +44,7 @@ def usage() -> str:
         "examples:\n"
         "  td3-robot bench policy\n"
         "  td3-robot bench link --seconds 10\n"
-        "  td3-robot bench learner --profile\n"
+        "  td3-robot bench learner --threads 1 2\n"
         "  td3-robot bench sim --json > sim.json\n\n"
         "td3-robot bench BENCHMARK --help lists its arguments."
     )

@@ -1,0 +1,127 @@
+"""TD3 updates per second of the learner beside Stable-Baselines3's TD3 and beside the matrix products alone.
+
+    python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
+
+Two contestants make only the matrix products of an update, one after the other in each thread. No update can be faster
+on this machine. Needs ``pip install stable-baselines3``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from td3_robot.bench import harness, learner
+from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
+from td3_robot.bench.learner import STORED, Contestants, Run
+from td3_robot.learner.engine.td3 import DTYPES
+
+Product = tuple[int, int, int]
+"""A matrix product [m, k] x [k, n]."""
+
+
+def main() -> int:
+    description = "Compare TD3 updates with Stable-Baselines3's and with matrix products alone. Use idle cores."
+    options = learner.options("python benchmarks/learner_peers.py", description).parse(None)
+    report = learner.measure(options, peers, compare)
+    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3")
+    return harness.show(report, options.json, learner.lines)
+
+
+def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
+    products_of = {f"products {name}": partial(products_alone, name, hidden, threads, device) for name in DTYPES}
+    return {"sb3": partial(stable_baselines3, hidden, threads, device), **products_of}
+
+
+def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
+    alone = f"products {kind.rpartition(' ')[2]}"
+    critic, actor = products(hidden)  # every second update has an actor update
+    gflop = sum(2 * m * k * n for m, k, n in critic + critic + actor) / 2e9
+    return {
+        "gflops": statistics.median(speeds[kind]) * gflop,
+        "over_sb3": harness.ratio(speeds[kind], speeds["sb3"]),
+        "share_of_peak": harness.ratio(speeds[kind], speeds[alone]) if alone in speeds and kind != alone else None,
+    }
+
+
+def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
+    from stable_baselines3 import TD3  # here, because importing it takes seconds in every other process
+    from stable_baselines3.common.envs import IdentityEnvBox
+    from stable_baselines3.common.logger import Logger
+
+    torch.set_num_threads(threads)
+    environment = IdentityEnvBox()  # only its spaces are used
+    box = type(environment.action_space)
+    environment.observation_space = box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
+    environment.action_space = box(-1, 1, (ACTIONS,), np.float32)
+    policy = {"net_arch": list(hidden)}
+    model = TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
+    model.set_logger(Logger(None, []))
+    buffer = model.replay_buffer
+    observation, action, reward, next_observation = transitions(STORED)
+    buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
+    buffer.next_observations[:, 0] = next_observation
+    buffer.full = True
+    # train() averages its losses in numpy at its end, which waits for the device.
+    return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
+
+
+def products_alone(precision: str, hidden: Sequence[int], threads: int, device_name: str) -> Run:
+    """Make the matrix products of an update and nothing else; each thread makes its share of the updates."""
+    device = torch.device(device_name)
+    torch.set_num_threads(1)
+    critic, actor = products(hidden)
+    random = torch.Generator(device).manual_seed(0)
+
+    def operands(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        m, k, n = product
+        sizes = ((m, k), (k, n))
+        x, y = (torch.randn(size, generator=random, device=device).to(DTYPES[precision]) for size in sizes)
+        return x, y, x @ y
+
+    def share(made: tuple[list[Any], list[Any]], updates: int) -> None:
+        for number in range(updates):
+            for x, y, out in made[0] + made[1] if number % 2 else made[0]:
+                torch.mm(x, y, out=out)
+
+    made = [([operands(p) for p in critic], [operands(p) for p in actor]) for _ in range(threads)]
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(updates: int) -> None:
+        list(pool.map(share, made, [-(-updates // threads)] * threads))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
+    """List the matrix products of a critic update, and those that an actor update adds, for one batch."""
+
+    def forward(sizes: Sequence[int]) -> list[Product]:
+        return [(BATCH, i, o) for i, o in pairwise(sizes)]
+
+    def weight_gradients(sizes: Sequence[int]) -> list[Product]:
+        return [(o, BATCH, i) for i, o in pairwise(sizes)]
+
+    def input_gradients(sizes: Sequence[int]) -> list[Product]:  # of every layer but the first
+        return [(BATCH, o, i) for i, o in pairwise(sizes[1:])]
+
+    actor, critic = [OBSERVATIONS, *hidden, ACTIONS], [OBSERVATIONS + ACTIONS, *hidden, 1]
+    one_critic = forward(critic) + forward(critic) + weight_gradients(critic) + input_gradients(critic)
+    critic_update = forward(actor) + 2 * one_critic
+    action_gradient = [*input_gradients(critic), (BATCH, hidden[0], ACTIONS)]
+    actor_gradients = weight_gradients(actor) + input_gradients(actor)
+    return critic_update, forward(actor) + forward(critic) + action_gradient + actor_gradients
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The scripts of ``benchmarks/`` run, and their figures agree with each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+def report(script: str, *arguments: str) -> Any:
+    """Run a script in its own process; return what it prints as JSON."""
+    command = [sys.executable, str(SCRIPTS / script), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def module(script: str) -> Any:
+    """Import a script without running it."""
+    spec = importlib.util.spec_from_file_location(Path(script).stem, SCRIPTS / script)
+    assert spec
+    assert spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_learner_peers() -> None:
+    sizes = ("--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile")
+    rows = {row["kind"]: row for row in report("learner_peers.py", *sizes)["results"]}
+    assert rows.keys() >= {"sb3", "fp32", "products fp32"}
+    ours, theirs, limit = (rows[kind]["updates_per_s"] for kind in ("fp32", "sb3", "products fp32"))
+    assert rows["fp32"]["over_sb3"] == pytest.approx(ours / theirs)
+    assert rows["fp32"]["share_of_peak"] == pytest.approx(ours / limit)
+    assert rows["sb3"]["share_of_peak"] is None
+
+
+def test_the_products_of_an_update_by_hand() -> None:
+    """Networks 22-4-3-6 and 28-4-3-1, so that every product shows.
+
+    Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
+    Critic update: target actor 118; targets, critics, weights' gradients 3 · 2 · 127; back to both inputs but the
+    first layer's 2 · (3·1 + 4·3) = 30: 910. Actor update: actor 118, critic 127; back to its action
+    3·1 + 4·3 + 4·6 = 39; actor's weights 118, back 4·3 + 3·6 = 30: 432.
+    """
+    critic, actor = module("learner_peers.py").products((4, 3))
+    assert sum(m * k * n for m, k, n in critic) == 256 * 910
+    assert sum(m * k * n for m, k, n in actor) == 256 * 432
