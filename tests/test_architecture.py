@@ -1,4 +1,4 @@
-"""Imports go one way, and the robot side stays small (DESIGN sections 2 and 3)."""
+"""Imports go one way, cores do no I/O, and the robot side imports no heavy package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALLOWED = {
         "runtime",
         "safety",
         "util",
-    },  # of learner, tables alone
+    },  # only tables of ``learner``
     "td3_robot/safety": {"config", "errors", "messages", "safety", "specs", "util"},
     "td3_robot/transport": {"core_types", "errors", "messages", "specs", "topics", "transport", "util"},
     "td3_robot/policy/core.py": {
@@ -64,7 +64,7 @@ ALLOWED = {
     "td3_robot/learner/algorithms": {"config", "errors", "learner", "registry"},
     "td3_robot/learner/engine/networks.py": set(),
 }
-"""What these places may import from td3_robot. The process loops in ``runtime`` and the nodes stand on top."""
+"""What each module or package may import from td3_robot. Process loops in ``runtime`` and nodes may import all."""
 
 
 def imported(module: Path) -> Iterator[str]:
@@ -81,7 +81,7 @@ def imported_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_arrows(module: Path) -> None:
+def test_module_imports_only_what_it_may(module: Path) -> None:
     name = str(module.relative_to(ROOT))
     names = set(imported(module))
     roots = {item.split(".")[0] for item in names}
@@ -123,7 +123,7 @@ CORES = (
     "td3_robot.safety.state",
     "td3_robot_sims.core",
 )
-"""Every module whose classes a node, replay and a test drive alike. The recorder is none: files are its output."""
+"""Modules whose classes run in nodes, in replay and in tests. The recorder is not a core: it writes files."""
 IO = {
     *("asyncio", "concurrent", "ctypes", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "select", "selectors"),
     *("shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "zmq"),
@@ -131,18 +131,18 @@ IO = {
 NOT_YET_PURE = {
     ("td3_robot.learner.core", "td3_robot.runtime.metrics"),  # the learner's core gets its evaluations from a file
 }
-"""Cores and the modules with I/O that they still reach."""
+"""Exceptions: a core, and a module with I/O that it imports."""
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module of this project; None for a package, a name within a module, or another project."""
+    """Return the file of a module of this project. None for a package, a name in a module, or another project."""
     folder = ROOT / "sims" if name.startswith("td3_robot_sims.") else ROOT
     path = folder.joinpath(*name.split(".")).with_suffix(".py")
     return path if name.startswith(("td3_robot.", "td3_robot_sims.")) and path.exists() else None
 
 
 def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
-    """What a module imports when it runs; imports for the type checker do not count."""
+    """Return what a module imports at run time, without imports for the type checker."""
 
     def walk(node: ast.AST) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(node):
@@ -158,11 +158,11 @@ def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_cores_know_no_io(core: str) -> None:
-    """No core imports I/O, clocks or threads, and neither does any module of this project that it imports.
+def test_cores_do_no_io(core: str) -> None:
+    """Neither a core nor any module of this project that it imports may import I/O, clocks or threads.
 
-    An import inside a function counts in the core's own package. Elsewhere it does not: ``Bundle.load`` opens a file
-    for a node.
+    Imports inside functions count only in the core's package. Elsewhere nodes may call such functions: ``Bundle.load``
+    opens a file for a node.
     """
     package = core.rpartition(".")[0]
     chains = {core: core}
@@ -183,7 +183,7 @@ def test_cores_know_no_io(core: str) -> None:
 
 
 def test_cores_send_nothing_to_a_recorder() -> None:
-    """Who drives a core records it; only nodes and the transport know a recorder."""
+    """Nodes and the transport record what a core does. Cores know no recorder."""
     for place in ("policy", "driver", "learner", "safety"):
         for module in (ROOT / "td3_robot" / place).glob("*.py"):
             names = set(imported(module))
@@ -191,8 +191,8 @@ def test_cores_send_nothing_to_a_recorder() -> None:
             assert module.name == "node.py" or not names & {"td3_robot.topics.RECORDER", *told}, module
 
 
-def test_packages_are_empty() -> None:
-    """Importing one part never loads another."""
+def test_package_init_files_are_empty() -> None:
+    """Importing one part must not load another."""
     for module in MODULES:
         if module.name == "__init__.py":
             assert module.read_text().strip() == "" or module.read_text().lstrip().startswith('"""'), module
@@ -209,8 +209,8 @@ def test_policy_server_imports_nothing_heavy() -> None:
     assert not set(loaded) & {*HEAVY, "mcap"}
 
 
-def test_recordings_are_made_looked_at_and_played_without_a_learner_or_simulator() -> None:
-    """On a robot: with the base install and the extra ``record``."""
+def test_recording_and_replay_import_no_learner_or_simulator() -> None:
+    """A robot has the base install and the extra ``record``."""
     recording = [f"recording.{name}" for name in ("node", "info", "recover", "export", "play")]
     modules = [*recording, "replay.check", "replay.policy", "replay.pytest_plugin", "testing"]
     code = (

@@ -1,4 +1,4 @@
-"""Policy bundles: what is saved is loaded; what is damaged, hostile or for another actor is a BundleError."""
+"""Policy bundles: a saved bundle loads unchanged. Damaged, hostile or unsuitable bytes raise BundleError."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Bundle]
 
 
 def taken_apart(payload: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """The safetensors header without our metadata, our metadata, and the tensors' bytes."""
+    """Split a bundle into the safetensors header without metadata, the td3_robot metadata and the tensors' bytes."""
     length = int.from_bytes(payload[:8], "little")
     tensors = json.loads(payload[8 : 8 + length])
     ours = json.loads(tensors.pop("__metadata__")["td3_robot"])
@@ -33,13 +33,14 @@ def taken_apart(payload: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def put_together(tensors: Any, ours: Any, data: bytes) -> bytes:
+    """Join the parts that ``taken_apart`` returns."""
     text = json.dumps({"__metadata__": {"td3_robot": json.dumps(ours)}, **tensors}).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
 
 
 def reason(payload: bytes) -> str:
-    """Why these bytes are refused, in one line of reasonable length."""
+    """Check that these bytes are refused with one line of reasonable length, and return the line."""
     with pytest.raises(BundleError) as caught:
         Bundle.decode(payload, "weights version 7")
     text = str(caught.value)
@@ -96,7 +97,7 @@ def test_transposed_tensors_are_stored_in_c_order(make_bundle: Make) -> None:
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_truncated(make_bundle: Make) -> None:
+def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
     payload = make_bundle().encode()
     for end in range(0, len(payload), 97):
         reason(payload[:end])
@@ -104,8 +105,8 @@ def test_truncated(make_bundle: Make) -> None:
     reason(payload + b"\0")
 
 
-def test_a_changed_byte_is_refused_or_changes_only_what_it_says(make_bundle: Make) -> None:
-    """A byte of a number or a name may change unnoticed (Weights messages carry a hash for that); nothing else may."""
+def test_changed_byte_is_refused_or_changes_only_a_value_or_a_name(make_bundle: Make) -> None:
+    """Shapes must still fit and values must be finite. Weights messages carry a hash against other changes."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):
@@ -123,14 +124,14 @@ def test_a_changed_byte_is_refused_or_changes_only_what_it_says(make_bundle: Mak
 
 @settings(max_examples=300, deadline=None, print_blob=True)
 @given(payload=st.binary(max_size=200))
-def test_random_bytes(payload: bytes) -> None:
+def test_random_bytes_are_refused(payload: bytes) -> None:
     note(payload.hex())
     reason(payload)
     reason(len(payload).to_bytes(8, "little") + payload)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**22 + 1, 2**32, 2**63, 2**64 - 1])
-def test_header_length(make_bundle: Make, length: int) -> None:
+def test_wrong_header_length_is_refused(make_bundle: Make, length: int) -> None:
     payload = make_bundle().encode()
     assert reason(length.to_bytes(8, "little") + payload[8:]) == "weights version 7: not a safetensors file"
 
@@ -139,7 +140,7 @@ def test_header_length(make_bundle: Make, length: int) -> None:
     "header",
     [b"[]", b"{}", b"null", b'"x"', b'{"__metadata__":3}', b'{"__metadata__":{"td3_robot":3}}', b"[" * 100_000],
 )
-def test_header_of_something_else(header: bytes) -> None:
+def test_header_without_td3_robot_metadata_is_refused(header: bytes) -> None:
     text = reason(len(header).to_bytes(8, "little") + header)
     assert text == "weights version 7: the file has no td3_robot header"
 
@@ -156,13 +157,15 @@ def test_other_safetensors_files_are_not_policies() -> None:
 @pytest.mark.parametrize("version", [0, 2, "1", None, "x" * 10_000])
 def test_other_format_version_is_named_first(make_bundle: Make, version: Any) -> None:
     _, ours, _ = taken_apart(make_bundle().encode())
-    text = reason(put_together({}, {"format": version, "layers": ours["hidden"]}, b""))  # a format we know nothing of
+    text = reason(
+        put_together({}, {"format": version, "layers": ours["hidden"]}, b"")
+    )  # an unknown format may lack everything else
     assert f"bundle format {str(version)[:40]!r}; this version reads format 1" in text
 
 
 @pytest.mark.parametrize("key", ["format", "spec", "hidden", "exploration", "provenance"])
 @pytest.mark.parametrize("value", ["missing", None, [], ["x"], {}, "text", -1, 10**400, float("inf"), float("nan")])
-def test_header_key(make_bundle: Make, key: str, value: Any) -> None:
+def test_wrong_header_value_is_refused(make_bundle: Make, key: str, value: Any) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     if value == "missing":
         del ours[key]
@@ -178,7 +181,7 @@ def test_header_key(make_bundle: Make, key: str, value: Any) -> None:
     "hidden",
     [[8], [8, 4, 2], [4, 8], [8, 5], [8, 0], [8, -4], [0, 0], [8, 1 << 17], [8, 10**30], [8, float("inf")], [4] * 1000],
 )
-def test_hidden_that_does_not_fit_the_tensors(make_bundle: Make, hidden: list[Any]) -> None:
+def test_layer_sizes_that_do_not_fit_the_tensors_are_refused(make_bundle: Make, hidden: list[Any]) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     reason(put_together(tensors, {**ours, "hidden": hidden}, data))
 
@@ -208,7 +211,7 @@ def test_hidden_that_does_not_fit_the_tensors(make_bundle: Make, hidden: list[An
         {"scale": 0.1},
     ],
 )
-def test_exploration(make_bundle: Make, exploration: Any) -> None:
+def test_wrong_exploration_is_refused(make_bundle: Make, exploration: Any) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     reason(put_together(tensors, {**ours, "exploration": exploration}, data))
 
@@ -228,20 +231,20 @@ def test_exploration(make_bundle: Make, exploration: Any) -> None:
         ({"actions": [{"name": "a", "unit": "N", "low": 0, "high": 1}]}, "actor.2.weight is float32[2, 4], needed is"),
     ],
 )
-def test_specification(make_bundle: Make, change: dict[str, Any], text: str) -> None:
+def test_wrong_specification_is_refused(make_bundle: Make, change: dict[str, Any], text: str) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     assert text in reason(put_together(tensors, {**ours, "spec": {**ours["spec"], **change}}, data))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite(make_bundle: Make, value: float) -> None:
+def test_values_that_are_not_finite_are_refused(make_bundle: Make, value: float) -> None:
     original = make_bundle()
     original.tensors["actor.1.weight"][2, 3] = value
     assert "actor.1.weight holds values that are not finite" in reason(original.encode())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "bool", "uint64"])
-def test_dtype(make_bundle: Make, dtype: str) -> None:
+def test_wrong_dtype_is_refused(make_bundle: Make, dtype: str) -> None:
     original = make_bundle()
     tensors: dict[str, Any] = {**original.tensors, "actor.0.bias": np.zeros(8, dtype)}
     text = reason(replace(original, tensors=tensors).encode())
@@ -249,27 +252,27 @@ def test_dtype(make_bundle: Make, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F4", "C64", "E8M0", "F32 ", "f32", "X", None, 1])
-def test_dtype_numpy_has_no_word_for(make_bundle: Make, dtype: Any) -> None:
+def test_dtype_unknown_to_numpy_is_refused(make_bundle: Make, dtype: Any) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     tensors["actor.0.bias"]["dtype"] = dtype
     reason(put_together(tensors, ours, data))
 
 
 @pytest.mark.parametrize("shape", [[4], [9], [8, 1], [2, 4], [], [0], [-8], [8.5], [2**62, 8], [2**64], "8", None])
-def test_shape(make_bundle: Make, shape: Any) -> None:
+def test_wrong_shape_is_refused(make_bundle: Make, shape: Any) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     tensors["actor.0.bias"]["shape"] = shape
     reason(put_together(tensors, ours, data))
 
 
 @pytest.mark.parametrize("offsets", [[0, 2**63], [32, 0], [-1, 31], [16, 48], [0], [0, 0], [2**64 - 8, 2**64 + 24]])
-def test_offsets(make_bundle: Make, offsets: list[int]) -> None:
+def test_wrong_offsets_are_refused(make_bundle: Make, offsets: list[int]) -> None:
     tensors, ours, data = taken_apart(make_bundle().encode())
     tensors["actor.0.bias"]["data_offsets"] = offsets
     reason(put_together(tensors, ours, data))
 
 
-def test_missing_and_further_tensors(make_bundle: Make) -> None:
+def test_missing_and_additional_tensors_are_refused(make_bundle: Make) -> None:
     original = make_bundle()
     more = {**original.tensors, "critic.0.weight": np.zeros((2, 2), np.float32)}
     assert "its tensors are" in reason(replace(original, tensors=more).encode())
@@ -286,7 +289,7 @@ def normalised(bundle: Bundle) -> Bundle:
     return replace(bundle, tensors={**bundle.tensors, **more})
 
 
-def test_normalisation_travels(make_bundle: Make) -> None:
+def test_bundle_keeps_normalisation(make_bundle: Make) -> None:
     original = normalised(make_bundle())
     assert_same(Bundle.decode(original.encode()), original)
 
@@ -304,7 +307,7 @@ def test_normalisation_travels(make_bundle: Make) -> None:
         ("observation.std", [1, -2, 1], "the lowest observation.std is -2.0; allowed: above 0"),
     ],
 )
-def test_normalisation_that_cannot_be(make_bundle: Make, name: str, value: Any, text: str) -> None:
+def test_wrong_normalisation_is_refused(make_bundle: Make, name: str, value: Any, text: str) -> None:
     original = normalised(make_bundle())
     tensors = {key: tensor for key, tensor in original.tensors.items() if key != name or value is not None}
     if value is not None:
@@ -372,7 +375,7 @@ def test_hash() -> None:
         Exploration("ornstein_uhlenbeck", (0.1, 0.1)),
     ],
 )
-def test_explorations_travel(make_bundle: Make, exploration: Exploration) -> None:
+def test_bundle_keeps_exploration(make_bundle: Make, exploration: Exploration) -> None:
     original = replace(make_bundle(), exploration=exploration)
     assert_same(Bundle.decode(original.encode()), original)
 
@@ -381,11 +384,11 @@ def test_exploration_defaults_to_none() -> None:
     assert Exploration() == Exploration("none", 0.0)
 
 
-def test_safety_settings_travel_along(make_bundle: Make) -> None:
+def test_bundle_keeps_safety_settings(make_bundle: Make) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0, safe_action="zero", observation_deadline_ms=100)
     bundle = replace(make_bundle(), safety=settings)
     assert Bundle.decode(bundle.encode()).safety == settings
-    assert b"safety" not in make_bundle().encode()  # nothing set: the bytes that there were before
+    assert b"safety" not in make_bundle().encode()  # without settings, the bytes have no such key
 
 
 @pytest.mark.parametrize(
@@ -399,7 +402,7 @@ def test_safety_settings_travel_along(make_bundle: Make) -> None:
         ({"safe_action": {"left": 9.0}}, "allowed: -1.0 to 3.0"),
     ],
 )
-def test_safety_settings_that_do_not_fit(make_bundle: Make, settings: Any, words: str) -> None:
+def test_wrong_safety_settings_are_refused(make_bundle: Make, settings: Any, words: str) -> None:
     bundle = make_bundle()
     header = {
         "format": 1,

@@ -1,4 +1,4 @@
-"""A jump of the wall clock moves nothing: nobody who keeps a deadline looks at it."""
+"""Modules that keep deadlines do not read the wall clock, so a jump of it has no effect."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEEPERS = sorted(
 )
 MONOTONIC = {"monotonic", "sleep"}
 PACING_NOTHING = {
-    "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which only has to grow from start to start
-    "td3_robot/transport/tap.py": {"time_ns"},  # when a message was published, in recordings
+    "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which must only grow between starts
+    "td3_robot/transport/tap.py": {"time_ns"},  # publishing time in recordings
 }
 
 

@@ -1,4 +1,4 @@
-"""Messages can grow: a field with a default is added here, and old and new readers read each other's bytes."""
+"""Messages can grow: a later version adds fields with defaults, and old and new versions read each other's bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GrownBye(Bye, frozen=True):
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is of the later version."""
+    """Turn this process into one of the later version."""
     for kind in (GrownStep, GrownBye):
         monkeypatch.setitem(MESSAGES, kind.NAME, kind)
         monkeypatch.setitem(codec._PLANS, kind, codec._Plan(kind))
@@ -56,7 +56,7 @@ def later_step(make_step: Any, **fields: Any) -> Step:
 
 @pytest.fixture
 def later_bytes(make_step: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """What a process of the later version sends."""
+    """The bytes that a process of the later version sends."""
     monkeypatch.setitem(codec._PLANS, GrownStep, codec._Plan(GrownStep))
     return codec.encode(later_step(make_step))
 
@@ -89,7 +89,7 @@ def test_golden_bytes_are_read_with_defaults(sizes: Any) -> None:
 
 
 @pytest.mark.usefixtures("grown")
-def test_new_fields_come_back(make_step: Any) -> None:
+def test_new_fields_survive_a_round_trip(make_step: Any) -> None:
     payload = codec.encode(later_step(make_step))
     step = codec.decode("step", payload)
     assert isinstance(step, GrownStep)
@@ -131,7 +131,7 @@ def test_required_fields_stay_required(later_bytes: bytes) -> None:
     assert caught.value.kind == "fields"
 
 
-def test_a_schema_requires_the_old_fields_only() -> None:
+def test_schema_requires_only_the_old_fields() -> None:
     text = schema(GrownBye).decode()
     assert '"required": ["reason"]' in text
     assert '"facts": {' in text
@@ -190,7 +190,7 @@ def test_records_of_a_later_version_are_read() -> None:
 # -- unknown values --------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_origin_is_an_action_that_was_applied(make_step: Any) -> None:
+def test_unknown_origin_is_kept_and_shown_as_a_number(make_step: Any) -> None:
     step = codec.decode("step", codec.encode(make_step(1, origin=9)))
     assert isinstance(step, Step)
     assert step.origin == 9
@@ -198,7 +198,7 @@ def test_an_unknown_origin_is_an_action_that_was_applied(make_step: Any) -> None
     assert ActionOrigin.name_of(2) == "held"
 
 
-def test_an_unknown_noise_is_an_action_that_explored(make_step: Any) -> None:
+def test_unknown_noise_kind_is_kept(make_step: Any) -> None:
     step = codec.decode("step", codec.encode(make_step(1, noise_kind=4_000_000_000)))
     assert isinstance(step, Step)
     assert step.noise_kind == 4_000_000_000

@@ -1,4 +1,4 @@
-"""The messages as the wire knows them: golden bytes, and rules that every message keeps."""
+"""The wire format of the messages: golden bytes, and rules for every message."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ FROZEN = {
     "welcome": {"protocol": "u32", "name": "text", "session": "u64"},
     "refused": {"code": "text", "reason": "text"},
 }
-"""What never changes, whatever the protocol version: without it two versions could not even tell that they differ."""
+"""Fields that are the same in every protocol version, so that two versions can recognise that they differ."""
 
 
 def golden(name: str) -> tuple[dict[str, Any], bytes]:
-    """The readable form and the bytes of a message's example."""
+    """Load the golden example of a message: its readable form and its bytes."""
     return json.loads((GOLDEN / f"{name}.json").read_text()), bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
 
 
 def from_readable(content: dict[str, Any]) -> Message:
-    """The message of a readable form, built without the codec."""
+    """Build a message from its readable form, without the codec."""
     kind = MESSAGES[content["topic"]]
     values: dict[str, Any] = {}
     for name, wire in wire_fields(kind).items():
@@ -90,7 +90,7 @@ def test_golden_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_golden_bytes_are_plain_msgpack(name: str) -> None:
-    """Read by msgpack alone, as a peer in another language would."""
+    """Only msgpack reads the bytes, as in a peer in another language."""
     content, payload = golden(name)
     plain = msgpack.unpackb(payload)
     assert list(plain) == list(content["fields"])
@@ -122,7 +122,7 @@ def regenerate(script: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_regenerating_changes_nothing_and_refuses_to_change_bytes_under_the_same_version(tmp_path: Path) -> None:
+def test_regenerating_refuses_to_change_bytes_of_the_same_protocol_version(tmp_path: Path) -> None:
     for path in GOLDEN.iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path)
@@ -147,7 +147,7 @@ def test_the_handshake_is_the_same_in_every_version() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
-def test_every_field_says_how_it_travels_and_what_it_means(message: type[Message]) -> None:
+def test_every_field_has_a_wire_type_and_a_meaning(message: type[Message]) -> None:
     assert message.__doc__
     assert re.fullmatch(r"[a-z]+", message.NAME)
     assert len(message.NAME) <= 64
@@ -162,8 +162,8 @@ def test_every_field_says_how_it_travels_and_what_it_means(message: type[Message
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
-def test_what_the_fields_allow_fits_the_message(message: type[Message]) -> None:
-    """Text and bytes of the greatest length, at four bytes a character, are not cut off by MAX_BYTES."""
+def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
+    """Text and bytes of the greatest length, at four bytes a character, fit into MAX_BYTES."""
     total = 16
     for name, wire in wire_fields(message).items():
         total += len(name) + 10

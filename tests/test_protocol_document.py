@@ -1,4 +1,4 @@
-"""docs/protocol.md: up to date with the code, and enough to write a peer from."""
+"""docs/protocol.md is up to date with the code, and sufficient to write a peer."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def make(*arguments: str, script: Path = DOCS / "make_protocol.py") -> subproces
     )
 
 
-def test_up_to_date() -> None:
+def test_document_is_up_to_date() -> None:
     result = make("--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("old", ["| HELLO_PERIOD | 0.25 s", "### Throttle", "| `weights` | learner |", "82 a5 73 74"])
-def test_check_notices_a_change_and_a_second_call_mends_it(tmp_path: Path, old: str) -> None:
+def test_check_reports_an_outdated_document_and_the_generator_updates_it(tmp_path: Path, old: str) -> None:
     script, document = tmp_path / "make_protocol.py", tmp_path / "protocol.md"
     script.write_text((DOCS / "make_protocol.py").read_text())
     assert old in TEXT
@@ -56,7 +56,7 @@ def test_check_notices_a_change_and_a_second_call_mends_it(tmp_path: Path, old: 
     assert document.read_text() == TEXT
 
 
-def test_missing_marker_and_wrong_use_are_one_line_each(tmp_path: Path) -> None:
+def test_missing_marker_gives_one_line_of_error_and_wrong_arguments_exit_code_2(tmp_path: Path) -> None:
     script = tmp_path / "make_protocol.py"
     script.write_text((DOCS / "make_protocol.py").read_text())
     (tmp_path / "protocol.md").write_text(TEXT.replace("<!-- end: topics -->", ""))
@@ -80,7 +80,7 @@ def test_every_refusal_code_is_explained() -> None:
 
 
 def code_blocks() -> dict[str, Any]:
-    """What the document's own Python code defines."""
+    """Run the document's Python blocks and return the names they define."""
     namespace: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(compile(block, "protocol.md", "exec"), namespace)
@@ -90,7 +90,7 @@ def code_blocks() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("seed", "source", "incarnation"), [(0, "sim-0", 0), (2**63 + 5, "bein-ü", 2**33), (2**32 - 1, "x", 1000)]
 )
-def test_the_documents_noise_is_the_policy_servers(seed: int, source: str, incarnation: int) -> None:
+def test_noise_of_the_document_equals_the_policy_servers(seed: int, source: str, incarnation: int) -> None:
     robots, actions = 3, 2
     theirs = code_blocks()
     identity = seed, source, incarnation, robots, actions
@@ -111,10 +111,10 @@ def test_the_documents_noise_is_the_policy_servers(seed: int, source: str, incar
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("hidden", [(), (8, 4)])
-def test_the_documents_policy_is_the_policy_servers(
+def test_policy_of_the_document_equals_the_policy_servers(
     make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], normalised: bool
 ) -> None:
-    """Section 6, read from the bytes by hand: header length, JSON, offsets, then the arithmetic."""
+    """Follow section 6 by hand: read header length, JSON and offsets from the bytes, then compute the action."""
     bundle = make_bundle(3, hidden=hidden, tame=True)
     if normalised:
         mean, std = rng.normal(size=3).astype("f4"), rng.uniform(0.01, 2, 3).astype("f4")
@@ -143,11 +143,11 @@ def test_the_documents_policy_is_the_policy_servers(
     np.testing.assert_allclose(Actor(Bundle.decode(payload))(observation[None])[0], action, rtol=1e-5, atol=2e-5)
 
 
-def test_a_peer_written_from_the_document_alone(
+def test_peer_written_from_the_document_alone_is_served(
     tmp_path: Path, make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that knows ZeroMQ and msgpack and nothing of this package is welcomed, and its Step is answered."""
-    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s; however busy the machine is
+    """A driver that uses only ZeroMQ and msgpack gets a Welcome, and an Action for its Step."""
+    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s; a busy machine must not cause a timeout
     endpoint = f"ipc://{tmp_path}/policy"
     bus, core = Bus(), PolicyCore(seed=0)
     core.load(1, make_bundle())
@@ -195,7 +195,7 @@ def test_a_peer_written_from_the_document_alone(
         assert (action["weights_version"], action["noise_kind"]) == (1, 0)
         name, beat = ask(b"heartbeat", {"stamp": -7, "session": 5})
         assert (name, beat) == (b"heartbeat", {"stamp": -7, "session": 5})
-        assert bus.dropped() == {"stranger": 1}  # the first step, before any hello
+        assert bus.dropped() == {"stranger": 1}  # the Step before the Hello
     finally:
         socket.close(linger=0)
         context.term()

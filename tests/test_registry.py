@@ -1,4 +1,4 @@
-"""Tables of extensions: shipped rows, rows of installed packages, and errors that name what is allowed."""
+"""Tables of extensions: shipped rows, rows of installed packages, and errors that list the allowed names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from td3_robot.registry import Registry
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    """Let these entry points be those of installed packages."""
+    """Pretend that installed packages have these entry points."""
     rows = [EntryPoint(name, value, "td3_robot.toys") for name, value in points]
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [row for row in rows if row.group == group])
 
 
-def test_a_shipped_row_is_imported_at_its_first_use() -> None:
+def test_shipped_row_is_imported_at_first_use() -> None:
     sys.modules.pop("colorsys", None)
     table = Registry("toy", {"hue": "colorsys:rgb_to_hsv"})
     assert table.names() == ["hue"]
@@ -27,7 +27,7 @@ def test_a_shipped_row_is_imported_at_its_first_use() -> None:
     assert table.load("hue")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
 
 
-def test_an_unknown_name_gets_the_nearest_one() -> None:
+def test_error_for_an_unknown_name_suggests_the_nearest_one() -> None:
     table = Registry("toy", {"root": "math:sqrt", "sine": "math:sin"})
     with pytest.raises(ConfigError, match=r"^toy is 'rot'; did you mean 'root'\?$"):
         table.load("rot")
@@ -43,14 +43,14 @@ def test_installed_packages_add_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cosine" not in Registry("toy", {"root": "math:sqrt"})
 
 
-def test_a_name_that_exists_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, ("root", "math:cos"))
     with pytest.raises(ConfigError, match="the toy 'root' exists already as math:sqrt"):
         Registry("toy", {"root": "math:sqrt"}, "td3_robot.toys").names()
 
 
 @pytest.mark.parametrize("place", ["no_such_module:thing", "math:no_such_thing"])
-def test_a_row_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_error_names_a_row_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     installed(monkeypatch, ("broken", place))
     with pytest.raises(ConfigError, match=rf"^toy 'broken' \({place}\) cannot be loaded: "):
         Registry("toy", {}, "td3_robot.toys").load("broken")

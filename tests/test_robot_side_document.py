@@ -1,4 +1,4 @@
-"""docs/robot_side.md: its configuration is one, and names what there is."""
+"""docs/robot_side.md has a valid configuration and names existing commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.specs import Channel, RobotSpec
 TEXT = (Path(__file__).parent.parent / "docs" / "robot_side.md").read_text(encoding="utf-8")
 
 
-def test_its_configuration_is_valid_and_sets_every_key() -> None:
+def test_configuration_is_valid_and_sets_every_safety_key() -> None:
     [block] = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     config = configuration.parse(yaml.safe_load(block))
     spec = RobotSpec("Pendulum", (Channel("o", "1", -1, 1),), (Channel("torque", "N·m", -1, 1),), 0.02)
@@ -29,6 +29,6 @@ def test_its_configuration_is_valid_and_sets_every_key() -> None:
     assert "`recovery_ms`" in TEXT
 
 
-def test_it_names_verbs_that_there_are() -> None:
+def test_named_verbs_exist() -> None:
     named = set(re.findall(r"td3-robot node (\w+)", TEXT))
     assert {"state", "activate", "estop"} <= named <= set(VERBS)

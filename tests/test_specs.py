@@ -1,4 +1,4 @@
-"""The robot specification: what it refuses, and what it says differs."""
+"""The robot specification: validation, and the first difference between two specifications."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_description_round_trip(spec: RobotSpec) -> None:
         ),
     ],
 )
-def test_difference_names_the_first_thing(spec: RobotSpec, change: dict[str, Any], words: str) -> None:
+def test_difference_names_the_first_differing_value(spec: RobotSpec, change: dict[str, Any], words: str) -> None:
     assert spec.difference(replace(spec, **change)) == words
 
 
-def test_meaning_steers_nothing(spec: RobotSpec) -> None:
+def test_meaning_of_a_channel_makes_no_difference(spec: RobotSpec) -> None:
     told = tuple(replace(channel, meaning="a force") for channel in spec.actions)
     assert spec.difference(replace(spec, actions=told)) is None
 
@@ -56,7 +56,7 @@ def test_meaning_steers_nothing(spec: RobotSpec) -> None:
         ({"control_period": 0.0}, "control_period is 0.0"),
     ],
 )
-def test_refusals(spec: RobotSpec, change: dict[str, Any], words: str) -> None:
+def test_invalid_specification_is_refused(spec: RobotSpec, change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         replace(spec, **change)
 
@@ -64,6 +64,6 @@ def test_refusals(spec: RobotSpec, change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     "description", [{}, {"name": "x"}, {"name": "x", "observations": 3, "actions": [], "control_period": 1}]
 )
-def test_descriptions_that_are_none(description: dict[str, Any]) -> None:
+def test_invalid_description_is_refused(description: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="robot specification"):
         RobotSpec.from_description(description)

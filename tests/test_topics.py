@@ -1,4 +1,4 @@
-"""The table of topics: complete, without contradictions, and what the nodes really do."""
+"""The table of topics is complete and consistent, and matches what nodes record."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def test_every_message_has_a_topic() -> None:
     assert {topic.message for topic in TOPICS} == set(MESSAGES.values())
 
 
-def test_no_row_is_there_twice() -> None:
+def test_rows_are_unique() -> None:
     keys = [(topic.message, topic.publisher, topic.subscriber, topic.link) for topic in TOPICS]
     assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{topic.message.NAME}-{topic.link}-{topic.queue}")
-def test_row(topic: Topic) -> None:
+def test_row_is_consistent(topic: Topic) -> None:
     assert topic.link in (*LINKS, "any")
     assert topic.rate
     assert (topic.queue == "handshake") == (topic.message.NAME in HANDSHAKE) == (topic.link == "any")
 
 
 class Records:
-    """What a tap hands to a recorder that is there."""
+    """Collects what a tap sends to a connected recorder."""
 
     def __init__(self) -> None:
         self.topics: list[str] = []
@@ -48,20 +48,20 @@ class Records:
         return True
 
     def said(self) -> list[str]:
-        """The topics of what it was offered."""
+        """Return the topics of the messages sent so far."""
         self.tap.flush(0.0)
         return self.topics
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{topic.message.NAME}-{topic.publisher}-{topic.link}")
-def test_what_the_table_says_is_recorded_is_offered_and_nothing_else(topic: Topic) -> None:
-    """To the publisher's tap, as sent; or, of publishers that have no tap, to that of the core that takes it."""
+def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
+    """The publisher's tap records a message as sent. If the publisher has no tap, the receiving core's tap does."""
     sample = next(message for message in samples() if type(message) is topic.message)
     publisher, subscriber = Records(), Records()
     if topic.publisher != "operator":
         publisher.tap.offer(topic.link, sample, codec.encode(sample))
     assert publisher.said() == ([sample.NAME] if topic.recorded == "sent" else [])
-    if topic.link in LISTENERS:  # whose cores are not recorded themselves
+    if topic.link in LISTENERS:  # their cores are not recorded
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
@@ -69,19 +69,19 @@ def test_what_the_table_says_is_recorded_is_offered_and_nothing_else(topic: Topi
     assert subscriber.said() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 
-def test_what_is_not_recorded_says_nothing_about_robots() -> None:
+def test_only_heartbeats_and_records_are_not_recorded() -> None:
     assert {topic.message.NAME for topic in TOPICS if topic.recorded == "no"} == {"heartbeat", "record"}
 
 
-def test_the_servers_name_is_an_end_of_its_link() -> None:
+def test_link_is_named_after_one_of_its_ends() -> None:
     for topic in TOPICS:
         if topic.link != "any":
             ends = f"{topic.publisher} {topic.subscriber}"
             assert topic.link in ends
 
 
-def test_times_fit_each_other() -> None:
-    """Several Heartbeats may get lost before a client is taken for gone, and a queue outlasts that at 60 Hz."""
+def test_periods_timeouts_and_queue_length_are_consistent() -> None:
+    """A client times out after several lost Heartbeats. At 60 Hz, a queue holds more than one timeout of messages."""
     assert HELLO_PERIOD < HEARTBEAT_PERIOD
     assert PEER_TIMEOUT >= 3 * HEARTBEAT_PERIOD
     assert QUEUE_LENGTH / 60 > PEER_TIMEOUT

@@ -1,4 +1,4 @@
-"""Launch descriptions: what they expand to, and what is wrong with them."""
+"""Launch descriptions: the processes they expand to, and errors for mistakes in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.runtime import launch
 
 
-def test_the_training_expands_by_configuration() -> None:
+def test_processes_of_a_training_follow_the_configuration() -> None:
     description = launch.load("train")
     config = configuration.parse({}, ["simulators=3", "evaluation.every=0"])
     assert [item.name for item in launch.expand(description, config)] == [
@@ -24,7 +24,7 @@ def test_the_training_expands_by_configuration() -> None:
         "sim-2",
     ]
     recorded = configuration.parse({"record": True})
-    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # there before the others
+    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # starts before the others
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
 
@@ -75,7 +75,7 @@ def test_moved_modules_exist() -> None:
         ("processes: {a: {module: json}}\nevaluate: json", "no process has ends_run"),
     ],
 )
-def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
+def test_error_names_the_file_and_the_mistake(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
@@ -84,13 +84,13 @@ def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
     assert str(file) in str(caught.value)
 
 
-def test_a_key_that_is_none(tmp_path: Path) -> None:
+def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("processes: {a: {module: json, count: robotz, ends_run: true}}\nevaluate: json")
     with pytest.raises(ConfigError, match="'a' names 'robotz'"):
         launch.expand(launch.load(str(file)), Config())
 
 
-def test_a_name_that_is_none() -> None:
+def test_error_for_an_unknown_name_suggests_shipped_descriptions() -> None:
     with pytest.raises(ConfigError, match="no file 'trian'; shipped ones like it: train"):
         launch.load("trian")

@@ -40,11 +40,11 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
 
 
 def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 lines of 1 KiB the pipe holds four, the thread one, and the queue three; the last line always fits."""
+    """Of 20 lines of 1 KiB, the pipe holds four, the thread one and the queue three. The last line always fits."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):
-        if number < 5:  # the thread takes one after the other, and blocks at the fifth
+        if number < 5:  # the thread takes them one by one and blocks at the fifth
             poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
         log.handle(record(f"{number}".ljust(1023, ".")))
         if number == 4:
@@ -122,7 +122,7 @@ def test_a_standard_error_closed_by_python_gets_nothing() -> None:
 
 
 def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) -> None:
-    """Another file gets its number then; it must not get the lines."""
+    """The next opened file gets descriptor 2. The log must not write to it."""
     code = (
         "import sys, logging; from td3_robot.runtime import logs\n"
         f"file = open({str(tmp_path / 'other')!r}, 'w'); assert file.fileno() == 2\n"

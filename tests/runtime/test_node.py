@@ -1,4 +1,4 @@
-"""The loop around a core: how long it waits, and what a full queue costs."""
+"""The loop around a core: its waiting times, and its behaviour when a queue is full."""
 
 from __future__ import annotations
 
@@ -70,24 +70,24 @@ def outbox() -> tuple[Outbox, FakeBus]:
     return Outbox(bus, Counter()), bus
 
 
-def test_without_a_deadline_it_polls_for_the_whole_timeout(node: tuple[Node, Clock, FakeBus]) -> None:
+def test_without_a_deadline_the_node_polls_for_the_whole_timeout(node: tuple[Node, Clock, FakeBus]) -> None:
     it, clock, _ = node
     it._receive(0.05, None)
     assert clock.waits == [("poll", 0.05)]
 
 
 def test_polling_ends_short_of_a_deadline_and_sleep_meets_it(node: tuple[Node, Clock, FakeBus]) -> None:
-    """A deadline in 70 ms: 50 ms of polling, 18 more, then the last 2 ms asleep; then it takes what came."""
+    """For a deadline in 70 ms, the node polls 50 ms and 18 ms, sleeps the last 2 ms, then polls without waiting."""
     it, clock, _ = node
     deadline = 100.07
     while clock.now < deadline:
         it._receive(0.05, deadline)
     assert clock.waits == [("poll", 0.05), ("poll", 0.018), ("sleep", 0.002), ("poll", 0.0)]
     it._receive(0.05, deadline)
-    assert clock.waits[-1] == ("poll", 0.0)  # already late: it does not wait
+    assert clock.waits[-1] == ("poll", 0.0)  # the deadline has passed, so it does not wait
 
 
-def test_a_patient_node_holds_back_what_a_server_does_not_take(outbox: tuple[Outbox, FakeBus]) -> None:
+def test_patient_node_keeps_messages_while_the_queue_is_full(outbox: tuple[Outbox, FakeBus]) -> None:
     it, bus = outbox
     it.add([("learner", Bye("a")), ("policy", Bye("b"))])
     it.flush()
@@ -98,7 +98,7 @@ def test_a_patient_node_holds_back_what_a_server_does_not_take(outbox: tuple[Out
     assert not it.counters
 
 
-def test_a_robot_in_real_time_never_waits_for_a_full_queue(outbox: tuple[Outbox, FakeBus]) -> None:
+def test_real_time_robot_drops_messages_while_the_queue_is_full(outbox: tuple[Outbox, FakeBus]) -> None:
     it, bus = outbox
     it.patient = False
     it.add([("learner", Bye("a")), ("policy", Bye("b"))])
@@ -109,7 +109,7 @@ def test_a_robot_in_real_time_never_waits_for_a_full_queue(outbox: tuple[Outbox,
     assert it.counters == {"undelivered": 2}
 
 
-def test_the_log_says_which_real_time_settings_were_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_refused_real_time_settings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for values, lines in ({}, 0), ({"processors": [4000]}, 1):
         requested = configuration.parse({"realtime": values}).realtime

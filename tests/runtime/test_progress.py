@@ -1,4 +1,4 @@
-"""The progress line, on a terminal and off it."""
+"""The progress line, on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_line_by_hand() -> None:
-    """75,000 steps are left; at 150 a second that is 500 s, 8 min 20 s."""
+def test_progress_line() -> None:
+    """75,000 steps are left. At 150 steps/s they take 500 s, which is 8 min 20 s."""
     assert line(FIGURES, 100_000) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612 | "
         "stale 6 updates"
@@ -48,7 +48,7 @@ def test_durations() -> None:
     ]
 
 
-def test_plain_lines_off_a_terminal() -> None:
+def test_without_a_terminal_each_report_is_a_line() -> None:
     stream = io.StringIO()
     progress = Progress(stream, 100_000, line_period=0.0)
     progress(status())
@@ -59,7 +59,7 @@ def test_plain_lines_off_a_terminal() -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_one_line_rewritten_on_a_terminal() -> None:
+def test_on_a_terminal_one_line_is_rewritten() -> None:
     stream = Terminal()
     progress = Progress(stream, 100_000)
     progress(status())
@@ -70,7 +70,7 @@ def test_one_line_rewritten_on_a_terminal() -> None:
     assert text.endswith("\npolicy died\n")
 
 
-def test_a_learner_that_went_back_says_so() -> None:
+def test_return_to_a_checkpoint_is_reported() -> None:
     stream: Any = io.StringIO()
     progress = Progress(stream, 100_000, line_period=1e9)
     progress(status())
@@ -78,8 +78,8 @@ def test_a_learner_that_went_back_says_so() -> None:
     assert "learner is back from its checkpoint: 900 updates and 1,000 steps lost" in stream.getvalue()
 
 
-def test_a_run_that_goes_on_before_where_it_ended_says_so() -> None:
-    """1500 steps had been made; the learner began at 1000, and has made 600 since."""
+def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
+    """The run had made 1500 steps. The learner resumed at 1000 and then made 600 steps."""
     stream: Any = io.StringIO()
     progress = Progress(stream, 100_000, line_period=1e9, steps_made=1500)
     progress(status(env_steps=1600, began_at=1000))

@@ -1,4 +1,4 @@
-"""Options for the operating system: asked in a process of their own, which says what came of it."""
+"""Real-time options of the operating system. A child process applies them and reports the outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.runtime.realtime import apply
 
 _ASK = """
-import ctypes, gc, json, os, resource, sys  # before it may no longer read where Python is installed
+import ctypes, gc, json, os, resource, sys  # before setuid: the new user may not read Python's files
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.runtime.realtime import apply
 if sys.argv[2] == "unprivileged":
@@ -33,18 +33,19 @@ print(json.dumps({"applied": outcome.applied, "refused": outcome.refused, "gc": 
 
 
 def ask(*, privileged: bool = True, **options: Any) -> dict[str, Any]:
+    """Apply options in a child process and return its report."""
     word = "privileged" if privileged else "unprivileged"
     command = [sys.executable, "-c", _ASK, json.dumps(options), word]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
-def test_nothing_is_asked_by_default() -> None:
+def test_default_applies_nothing() -> None:
     told = ask()
     assert (told["applied"], told["refused"], told["gc"]) == ([], [], True)
 
 
-def test_what_needs_no_permission() -> None:
+def test_options_without_permission_are_applied() -> None:
     processor = min(os.sched_getaffinity(0))
     told = ask(processors=[processor], freeze_gc=True)
     assert told["applied"] == [f"on processors {processor}", "garbage collector frozen"]
@@ -52,27 +53,27 @@ def test_what_needs_no_permission() -> None:
     assert told["frozen"] > 0
 
 
-def test_what_needs_permission_is_done_or_said() -> None:
+def test_privileged_options_are_applied_or_reported_as_refused() -> None:
     told = ask(priority=10, lock_memory=True)
     assert len(told["applied"] + told["refused"]) == 2
     assert ("SCHED_FIFO 10" in told["applied"]) == (told["policy"] == os.SCHED_FIFO)
     assert ("memory locked" in told["applied"]) == (told["locked"] > 0)
 
 
-def test_what_is_not_permitted_is_said_and_the_rest_done() -> None:
+def test_refused_options_are_reported_and_the_others_applied() -> None:
     told = ask(privileged=False, priority=10, lock_memory=True, freeze_gc=True)
     assert told["refused"][-1] == "SCHED_FIFO 10: Operation not permitted"
     assert told["refused"][0].startswith("memory locked: ")
     assert told["applied"] == ["garbage collector frozen"]
 
 
-def test_processors_that_are_not_there() -> None:
+def test_missing_processors_are_refused() -> None:
     outcome = apply(RealtimeConfig(processors=(4000,)))
     assert outcome.applied == []
     assert outcome.refused[0].startswith("on processors 4000: ")
 
 
-def test_configuration() -> None:
+def test_configuration_is_read_and_checked() -> None:
     config = configuration.parse({"realtime": {"processors": [1], "priority": 20, "lock_memory": True}})
     assert config.realtime == RealtimeConfig(processors=(1,), priority=20, lock_memory=True)
     assert configuration.parse({"realtime": {"spin_us": 1500}}).realtime.spin_s == 0.0015
@@ -100,7 +101,7 @@ print(json.dumps([os.sched_getparam(0).sched_priority, os.sched_getscheduler(0)]
 
 
 @pytest.mark.parametrize(("priority", "beside"), [(10, 9), (1, 1), (0, 0)])
-def test_a_thread_beside_the_loop_lets_it_go_first_and_nothing_else(priority: int, beside: int) -> None:
+def test_helper_thread_is_at_most_one_priority_below_the_loop(priority: int, beside: int) -> None:
     program = _BESIDE.replace("PRIORITY", str(priority))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     [granted, its, kind], [own, own_kind] = map(json.loads, done.stdout.splitlines())

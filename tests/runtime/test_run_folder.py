@@ -1,4 +1,4 @@
-"""Run folders: nothing is overwritten, nothing is shared by accident."""
+"""Run folders: no run overwrites another or uses its folder by accident."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_create_and_open(tmp_path: Path) -> None:
     assert created.logs.is_dir()
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Config())
     with pytest.raises(RunFolderError, match=r"already holds a run; go on with --resume"):
         RunFolder.create(tmp_path / "run", Config())
@@ -35,7 +35,7 @@ def test_refusals(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "other")
 
 
-def test_endpoints_are_configured_or_the_supervisors(tmp_path: Path) -> None:
+def test_endpoints_come_from_the_run_file(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     with pytest.raises(RunFolderError, match=r"no policy endpoint; start its training first, or set endpoints\.policy"):
         run.endpoint("policy", Config())
@@ -45,14 +45,14 @@ def test_endpoints_are_configured_or_the_supervisors(tmp_path: Path) -> None:
     assert run.read_run() == {"endpoints": {"policy": "ipc:///tmp/p"}, "starts": 2}
 
 
-def test_a_damaged_run_file_is_no_run_file(tmp_path: Path) -> None:
+def test_damaged_run_file_reads_as_empty(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     for content in ("{", "[1]", "\x00"):
         (run.path / "run.json").write_text(content)
         assert run.read_run() == {}
 
 
-def test_one_training_at_a_time(tmp_path: Path) -> None:
+def test_only_one_training_may_use_a_run_folder(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     with run.locked():
         child = os.fork()
@@ -67,7 +67,7 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_final_figures(tmp_path: Path) -> None:
+def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 3.0}, {"missed": 0})})
     assert '"env_steps": 3.0' in (run.path / "final.json").read_text()
@@ -76,8 +76,8 @@ def test_final_figures(tmp_path: Path) -> None:
     assert run.steps_made() == 0
 
 
-def test_steps_made_are_those_of_the_newest_checkpoint_where_no_end_was_in_order(tmp_path: Path) -> None:
-    """After a full disk or a killed supervisor there is no final.json, or that of an older start."""
+def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
+    """After a full disk or a killed supervisor, final.json is missing or from an earlier start."""
     run = RunFolder.create(tmp_path / "run", Config())
     assert run.steps_made() == 0
     (run.checkpoints / "checkpoint-000000005000.safetensors").touch()

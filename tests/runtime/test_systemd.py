@@ -1,4 +1,4 @@
-"""What systemd hears of a service: over a real socket, as sd_notify(3) says it."""
+"""Notifications to systemd over a real socket, as in sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def listening(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_ready_once_then_alive_four_times_in_what_systemd_waits(tmp_path: Path, kind: str) -> None:
+def test_ready_is_sent_once_and_watchdog_four_times_per_timeout(tmp_path: Path, kind: str) -> None:
     name = f"td3-robot-test-{secrets.token_hex(8)}"
     address = str(tmp_path / "notify") if kind == "path" else f"@{name}"
     with listening(address if kind == "path" else f"\0{name}") as server:
         notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())})
-        assert heard(server) == []  # not before the loop turns
+        assert heard(server) == []  # nothing before the loop's first turn
         notifier.turn(10.0)
         assert heard(server) == ["READY=1\nWATCHDOG=1"]
         for now in (10.1, 10.49, 10.5, 10.6):  # 2 s / 4 = 0.5 s
@@ -44,7 +44,7 @@ def test_ready_once_then_alive_four_times_in_what_systemd_waits(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}])
-def test_a_service_without_a_watchdog_is_ready_and_no_more(tmp_path: Path, watchdog: dict[str, str]) -> None:
+def test_without_a_watchdog_only_ready_is_sent(tmp_path: Path, watchdog: dict[str, str]) -> None:
     with listening(str(tmp_path / "notify")) as server:
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), **watchdog})
         for now in (1.0, 2.0, 1e6):
@@ -53,8 +53,8 @@ def test_a_service_without_a_watchdog_is_ready_and_no_more(tmp_path: Path, watch
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
-def test_what_systemd_has_no_room_for_is_said_again(tmp_path: Path, watchdog: dict[str, str]) -> None:
-    """A service whose READY=1 is lost would be killed once its time to start is over."""
+def test_notification_is_repeated_while_the_socket_is_full(tmp_path: Path, watchdog: dict[str, str]) -> None:
+    """systemd kills a service whose READY=1 does not arrive before the start timeout."""
     address = str(tmp_path / "notify")
     with listening(address) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
         others.setblocking(False)
