@@ -1,4 +1,4 @@
-"""``td3-robot node``: what a person says to a policy server and its robots, and what they answer."""
+"""``td3-robot node``: commands of a person for a policy server and its robots, and their replies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from td3_robot.transport.link import ClientLink, hello
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
-_SILENCE = 3.0  # seconds; a server that has nothing to say answers a Heartbeat every second
-_LONGEST = 2048  # characters of a reason, which is as long as a message takes
+_SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
+_LONGEST = 2048  # characters of a reason in a message
 VERBS = {
     "state": "what state the policy server is in, what it serves, and how its robots are",
     "watch": "one line for every change of a state, until Ctrl-C",
@@ -62,7 +62,7 @@ _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""What a robot says of its state when it has followed a Command that the server passed on."""
+"""Whether the state in a robot's Reply shows that it has followed a Command that the server passed on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
-    """Where the policy server is, and the folder of keys to go there with."""
+    """The endpoint of the policy server, and the folder of keys for it."""
     if parsed.endpoint is not None:
         return str(parsed.endpoint), parsed.keys
     if parsed.keys:
@@ -128,8 +128,8 @@ def _command(parsed: argparse.Namespace) -> Command:
         raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load FILE, rollback [VERSION]")
     if parsed.target:
         check_name("--target", parsed.target)
-    reason = parsed.reason.encode("utf-8", "replace").decode()  # whatever a terminal has made of it
-    if len(reason) > _LONGEST_REASON and verb != "estop":  # a stop is not refused for its reason
+    reason = parsed.reason.encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
+    if len(reason) > _LONGEST_REASON and verb != "estop":  # never refuse a stop because of its reason
         raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
     version, payload = 0, b""
     if verb == "load":
@@ -152,7 +152,7 @@ def _command(parsed: argparse.Namespace) -> Command:
 
 
 def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
-    """What the server says; None when it has welcomed us, and at last when the time is over."""
+    """The messages of the server; None once it has welcomed this client."""
     end, welcomed = time.monotonic() + timeout, False
     while time.monotonic() < end:
         for _, message in bus.receive(0.05):
@@ -183,12 +183,13 @@ def _ask(
 
 
 def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
-    """Ask every robot that was told of a Command whether it has followed; the Reply with who said so.
+    """Ask every connected robot whether it has followed a Command; the Reply, with the robots that have.
 
-    The server passes commands on in order, so the robot has had this one before the question.
+    The server passes commands on in order, so each robot gets this one before the question.
 
     Returns:
-        The Reply, and in words who has not followed; empty if every robot has. Somebody must have followed an estop.
+        The Reply, and a text that names the robots that have not followed; empty if all have. At least one robot must
+            follow an estop.
     """
     connected, in_all = reply.detail.get("connected"), reply.detail.get("connected_in_all")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
@@ -199,7 +200,7 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
     missing = dict.fromkeys(robots, "no answer")
     while asked:
         answer = next(messages, reply)
-        if answer is reply:  # the time is over
+        if answer is reply:  # timeout
             break
         if isinstance(answer, Reply) and answer.id in asked:
             name = asked.pop(answer.id)
@@ -217,7 +218,7 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
 
 
 def _watch(bus: Bus, timeout: float) -> int:
-    """Print every change of state until a signal; and when nothing of them is seen, and is seen again."""
+    """Print every change of state until a signal, and when the connection is lost and restored."""
     begin, sees, saw = time.monotonic(), None, False
     while True:
         for _, message in bus.receive(0.05):
@@ -234,7 +235,7 @@ def _watch(bus: Bus, timeout: float) -> int:
 
 
 def _line(change: LifecycleChange) -> str:
-    # A peer wrote it: it must not steer the terminal, nor make a line of its own.
+    # A peer wrote the text: it must neither control the terminal nor add lines.
     node, before, after = (one_line(text) for text in (change.node, change.previous, change.state))
     return f"{node}: {before} -> {after}: {one_line(change.reason, _LONGEST)}"
 

@@ -1,6 +1,6 @@
-"""What stands between Actions and the robot, on the robot's side: its state, its watchdog, its limits, its safe action.
+"""The robot's own safety: state, watchdog, limits and safe action between Actions and the robot.
 
-It holds whatever the policy server does, or fails to do.
+It holds whatever the policy server does or fails to do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Guard:
-    """A source's own safety.
+    """Guards the robots of one source.
 
-    The watchdog begins with the first Action after the start or an ``activate``, and goes on from one episode to the
-    next. With a deadline set, what is applied until the first Action of each is the safe action; without one, what the
-    pacing says. Limits hold always: where none are set, those of the specification.
+    The first Action after the start or an ``activate`` arms the watchdog, which runs on from episode to episode. With a
+    deadline, the safe action is applied until the first Action of each episode; without one, the pacing decides. The
+    limits of the specification hold even if the settings have none.
 
     Args:
         spec: the robot.
@@ -42,7 +42,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # for the first Action of the start, of an activate or of an episode
+        self._waiting = True  # for the first Action after the start, an activate or a reset
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`look` has to be called next, in seconds; None: no Action is waited for."""
+        """When :meth:`look` is needed next, in seconds; None while the watchdog waits for no Action."""
         return -math.inf if self._begun else self._watchdog.due
 
     @property
@@ -59,12 +59,12 @@ class Guard:
 
     @property
     def safe(self) -> bool:
-        """Whether the safe action is to be applied, whatever else there is."""
+        """Whether the safe action is due, whatever Actions come."""
         waiting = self.envelope.action_deadline_s is not None and self._waiting
         return not self.lifecycle.active or waiting
 
     def look(self, now: float) -> None:
-        """See to what only takes time: the start, and the watchdog."""
+        """Follow the time: start by itself, and compare the time with the deadline."""
         if self._autostart:
             self._autostart = False
             self.lifecycle.command("configure", now, "the robot is there")
@@ -75,7 +75,7 @@ class Guard:
         self._watchdog.bites(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
-        """What to apply for an Action that answers the newest Step, float32[N, A]; None: nothing of it."""
+        """What an Action that answers the newest Step may do: float32[N, A] within the limits; None: nothing."""
         self._watchdog.feed(now)
         self._waiting = False
         if not self.lifecycle.active:
@@ -88,24 +88,28 @@ class Guard:
         return np.clip(wanted, low, high)
 
     def trouble(self, reason: str, now: float) -> None:
-        """The robot itself cannot go on: FAULT, which no Action ends by itself while that lasts."""
+        """The robot reports a problem: FAULT. Actions do not end it while the problem lasts."""
         self._watchdog.interrupt()
         self.lifecycle.fault(reason, now)
 
     def begin(self) -> None:
-        """An episode begins, however long it took to get there: the deadline of its first Action counts from here.
+        """An episode begins. The deadline of its first Action counts from the next :meth:`look`.
 
-        That is from the next :meth:`look`, which is told the time after it.
+        A reset may take any time, and the caller's time is from before it.
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None
 
     def safe_action(self, applied: Float32) -> Float32:
-        """float32[N, A], where ``applied`` is what was applied last."""
+        """The safe action, float32[N, A].
+
+        Args:
+            applied: float32[N, A], the newest applied action.
+        """
         return self.envelope.safe_action(applied)
 
     def detail(self) -> Mapping[str, Any]:
-        """What a Reply says of this robot."""
+        """What a Reply contains about this robot."""
         return {
             "robot": self._spec.name,
             "reason": self.lifecycle.reason,

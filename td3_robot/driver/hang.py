@@ -1,4 +1,4 @@
-"""Notices that a method of the robot does not return, and does what can be done from outside: stop it, and end."""
+"""Detects that a method of the robot does not return; then stops the robot from outside, and ends the process."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from td3_robot.runtime import logs
 Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
-"""Exit code of a driver one of whose methods did not return (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # in a limit: what is still there at the fifth has lasted for a limit, and for 1.25 at most
+"""Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
+_LOOKS = 4  # in a limit: a call that is there at five looks has lasted for 1 to 1.25 limits
 
 
 class _Call:
-    """A method at work."""
+    """A running method."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
 
 class HangWatch:
-    """Watches, from a thread of its own, over the calls of the thread that keeps the deadlines.
+    """A thread that watches the calls of the control loop.
 
-    Time is counted in the looks of this thread, not by a clock: a process that is stopped, or a machine that sleeps,
-    stands still as a whole, and no method hangs for that. Once a method has been given up, the thread that called it
-    goes no further, should it return after all: nobody tells the robot anything beside ``stop`` or after it.
+    It counts its own looks instead of reading a clock: when the process is stopped or the machine sleeps, everything
+    stands still, and no method hangs. Once it gives up on a call, the calling thread never continues, even if the call
+    returns. So nothing moves the robot while ``stop`` runs or after it.
 
     Args:
-        limit: seconds a call may take.
-        stop: brings the robot to rest, called from yet another thread; None: there is nothing that could.
-        end: ends the process, told the exit code.
+        limit: seconds that a call may take.
+        stop: brings the robot to rest, called from a further thread; None if the robot has no such method.
+        end: ends the process with an exit code.
     """
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # now: once it is closed, a bus of the robot's may have its number
+        self._log = logs.descriptor()  # now: after it closes, a device of the robot may get its number
         self._call: _Call | None = None
         self._lock = threading.Lock()
         self._given_up = False
@@ -47,7 +47,15 @@ class HangWatch:
         threading.Thread(target=self._watch, daemon=True, name="hang").start()
 
     def over(self, what: str, call: Callable[[], Answer]) -> Answer:
-        """What a call answers; while it lasts, it is watched over."""
+        """Watch over a call.
+
+        Args:
+            what: its name, for the log.
+            call: the call.
+
+        Returns:
+            What the call returns.
+        """
         self._call = _Call(what)
         try:
             return call()
@@ -79,7 +87,7 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             told = outcome[-1]
-        # Not through logging: the thread that hangs may hold its lock. And to write can hang, too.
+        # Not through logging: the hanging thread may hold its lock. Writing may hang as well.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {told}; the driver ends\n"
         words = threading.Thread(target=self._say, args=(line,), daemon=True, name="words")
         words.start()
@@ -95,7 +103,7 @@ class HangWatch:
     def _try_stop(stop: Callable[[], None], outcome: list[str]) -> None:
         try:
             stop()
-        except Exception as error:  # another author's code; whatever it says, the process ends
+        except Exception as error:  # code of another author; the process ends anyway
             outcome.append(f"stop() failed: {type(error).__name__}: {error}")
         else:
             outcome.append("stop() was called")

@@ -1,4 +1,4 @@
-"""The process around a robot: the loop, the protocol, the timing and the stopping of it.
+"""The process around a robot: loop, protocol, timing and stop.
 
 A driver is a program of a few lines::
 
@@ -36,15 +36,18 @@ _EPILOG = """examples:
 
 
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Drive a robot until a signal, or a shutdown that an operator commands; the process's exit code.
+    """Drive a robot until a signal or an operator's shutdown.
 
-    However it ends, but for SIGKILL and a method of the robot that does not return, the last thing the robot is told is
-    the safe action. A driver whose name another one that is alive has does not touch the robot at all.
+    The last action of the robot is the safe action, unless SIGKILL or a hanging method ends the process. If a live
+    driver has the same name, this one does not touch the robot.
 
     Args:
-        robot: what its author wrote.
-        name: of this robot among the sources of its policy server; ``--name`` overrides it.
+        robot: to drive.
+        name: of this robot at its policy server; ``--name`` overrides it.
         arguments: of the command line, see ``--help``.
+
+    Returns:
+        The exit code of the process.
     """
     parser = node_parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
     parser.prog = name
@@ -52,7 +55,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
 
 
 def unset(safety: SafetyConfig) -> str:
-    """One line on what a deployed driver with these settings does not do; empty if nothing is missing."""
+    """A warning about safety settings that a deployed driver lacks; empty if it lacks none."""
     missing = {
         "safety.action_deadline_ms": "that the policy server is gone is never noticed: the last action holds for ever",
         "safety.hang_ms": "a method of the robot that does not return is never noticed: the last action holds for ever",
@@ -65,7 +68,7 @@ def unset(safety: SafetyConfig) -> str:
 def _drive(node: Node, robot: Robot) -> None:
     endpoint = absolute(node.endpoint("policy"))
     where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
-    # The policy server keeps apart drivers of one name, but may be away; and whom it refuses must not touch motors.
+    # The policy server refuses a second driver of a name, but it may be away.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
         _drive_alone(node, robot)
 

@@ -1,6 +1,6 @@
-"""When a source goes on, and what it applies when no Action has come: at full speed, or by the clock.
+"""When a source steps, and what it applies without an Action: at full speed, or in real time.
 
-Neither knows a clock: the time is told.
+Neither reads a clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Fast:
-    """As soon as everything waited for is there."""
+    """Steps as soon as the Action and the learner's allowance are there."""
 
     deadline: float | None = None
 
     def may_go_on(self, now: float, *, ready: bool) -> bool:
-        """Whether to step now; ``ready`` says that the Action and the learner's leave are there."""
+        """Whether to step now; ``ready``: the Action and the learner's allowance are there."""
         del now
         return ready
 
     def stepped(self, now: float) -> int:
-        """Take note of a step at ``now`` (s); how many deadlines have passed without one."""
+        """Note a step at ``now`` (s); returns how many deadlines passed without a step."""
         del now
         return 0
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """What to apply without an Action: here only ever before the first Step, when every robot is reset."""
+        """What to apply without an Action. At full speed this happens only before the first Step."""
         return last, ActionOrigin.NONE
 
     def figures(self) -> dict[str, float]:
@@ -38,18 +38,18 @@ class Fast:
 
 
 class RealTime:
-    """At absolute deadlines, a control period apart from the first step on, whatever has come by then.
+    """Steps at absolute deadlines, one control period apart, with or without an Action.
 
-    A step that is late does not move the deadlines after it. One that is late by whole periods skips the deadlines it
-    missed, and they are counted: catching up would give the policy no time to answer.
+    A late step does not move later deadlines. A step that is late by whole periods skips the missed deadlines, and the
+    source counts them: catching up would leave the policy no time to answer.
 
     Args:
-        spec: the robot, for its control period and the limits of its actions.
-        fallback: ``hold`` the last action of each robot, or ``zero``.
+        spec: of the robot; gives the control period and the limits of actions.
+        fallback: ``hold`` (each robot keeps its last action) or ``zero``.
 
     Attributes:
-        deadline: when to step next, in seconds; None before the first step.
-        lag_max: the longest time (s) between a deadline and the step for it.
+        deadline: time of the next step, in seconds; None before the first.
+        lag_max: the longest delay (s) of a step after its deadline.
     """
 
     def __init__(self, spec: RobotSpec, fallback: str) -> None:
@@ -59,7 +59,7 @@ class RealTime:
         self._origin = ActionOrigin.HELD if fallback == "hold" else ActionOrigin.ZERO
         self._low, self._high = spec.action_low, spec.action_high
         self._begin = 0.0
-        self._periods = 0  # between the first step and the deadline
+        self._periods = 0  # from the first step to the deadline
         self._steps = 0
         self._lag_sum = 0.0
 
@@ -78,20 +78,24 @@ class RealTime:
             self._lag_sum += lag
             self._steps += 1
         self._periods += missed + 1
-        # From the beginning, not from the deadline before: rounding would add up.
+        # Counted from the first step, so that rounding errors do not add up.
         self.deadline = self._begin + self._periods * self._period
         return missed
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """The fallback, float32[N, A], within the limits; ``last`` is what was applied before, 0 after a reset."""
+        """The fallback within the limits, float32[N, A].
+
+        Args:
+            last: float32[N, A], the newest applied action; 0 after a reset.
+        """
         wanted = last if self._origin is ActionOrigin.HELD else np.zeros_like(last)
         return np.clip(wanted, self._low, self._high), self._origin
 
     def figures(self) -> dict[str, float]:
-        """How late steps began, in seconds."""
+        """The delay of steps after their deadlines, in seconds."""
         return {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
 
 
 def make_pacing(config: PacingConfig, spec: RobotSpec) -> Fast | RealTime:
-    """The pacing that a configuration asks for."""
+    """The pacing of a configuration."""
     return RealTime(spec, config.fallback) if config.mode == "realtime" else Fast()

@@ -1,4 +1,4 @@
-"""What the author of a robot's driver writes, and the same robot as the body of a source."""
+"""The class that the author of a driver writes, and the adapter from it to the core."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-class EmergencyStop(Exception):  # noqa: N818 - no error: a person or the robot wants it
-    """Raised by a robot in any of its methods: everything stops, here and at every robot of the policy server."""
+class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
+    """A robot raises it in any method to stop all robots of its policy server."""
 
 
 class Robot(ABC):
-    """A robot with N = 1. All methods but ``stop`` are called from one thread, and should return well within a control
-    period.
+    """A robot. One thread calls all methods but ``stop``; each should return well within a control period.
 
-    Whatever they raise takes the driver to FAULT and has the safe action applied, once every period.
+    An exception takes the driver to FAULT. The driver then applies the safe action once every period.
 
     Attributes:
         spec: its channels, in the order of the arrays, and its control period.
@@ -37,46 +36,46 @@ class Robot(ABC):
 
     @abstractmethod
     def observe(self) -> Float32:
-        """What the sensors say now: float32[O], in the units of the specification. Not-a-number is a failed sensor."""
+        """The sensors now: float32[O], in the units of the specification. Not-a-number means a failed sensor."""
 
     @abstractmethod
     def apply(self, action: Float32) -> None:
-        """Tell the motors: float32[A], in the units and limits of the specification. It holds until the next."""
+        """Command the motors: float32[A], in the units and limits of the specification, until the next call."""
 
     def reward(self, observation: Float32, action: Float32) -> float:
-        """For a learner: what the control period that led to ``observation``, float32[O], under ``action`` earned."""
+        """For a learner: the reward of the control period under ``action`` that led to ``observation``, float32[O]."""
         del observation, action
         return 0.0
 
     def phase(self, observation: Float32) -> Phase:
-        """MID while the episode goes on; TERMINATED when the task has ended (a fall), TRUNCATED when it is cut off."""
+        """MID within an episode; TERMINATED when the task has ended (a fall); TRUNCATED when it is cut off."""
         del observation
         return Phase.MID
 
-    def reset(self) -> None:  # noqa: B027 - many robots have nothing to prepare
-        """Prepare an episode: before the first and after each end. May take its time; the safe action is applied."""
+    def reset(self) -> None:  # noqa: B027 - many robots need no preparation
+        """Prepare an episode, before the first and after each end, under the safe action. It may take long."""
 
     def stop(self) -> None:  # noqa: B027
-        """Bring the robot to rest: another method has not returned for ``safety.hang_ms``, and the driver is to end.
+        """Bring the robot to rest, because another method has not returned for ``safety.hang_ms``.
 
-        Called while that method is still at work, **from another thread**: write it only where there is a way that
-        does not go through what hangs, such as an enable line or a second handle on the bus.
+        Another thread calls it **while that method still runs**; then the driver ends. Write it only if it can avoid
+        the hanging device, through an enable line or a second handle on the bus. A second call must do no harm.
         """
 
     def close(self) -> None:  # noqa: B027
-        """The driver ends, after a last safe action."""
+        """The driver ends; the safe action was applied last."""
 
 
 class RobotBody:
-    """A :class:`Robot` as :class:`td3_robot.driver.body.Body`; nothing that it raises passes through here.
+    """A :class:`Robot` as a :class:`td3_robot.driver.body.Body`. It turns exceptions of the robot into problems.
 
-    An observation that is missing or not finite ends the episode (TRUNCATED, with the last sound one); nothing more is
-    published until the next sound one begins another.
+    A missing or non-finite observation ends the episode: TRUNCATED, with the last valid one. The next valid one begins
+    another episode.
 
     Args:
-        robot: what its author wrote.
-        hang_s: seconds that its ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`;
-            None: as long as they like. ``reset`` and ``close`` always may.
+        robot: to drive.
+        hang_s: seconds that ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`; None:
+            no limit. ``reset`` and ``close`` have no limit.
     """
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
@@ -167,19 +166,19 @@ class RobotBody:
 
     @staticmethod
     def _log(problem: str, times: int, error: Exception) -> None:
-        """Of what comes and goes fewer and fewer lines, or they would fill the disk: the 1st, the 2nd, the 4th, …"""
+        """Log the 1st, 2nd, 4th, 8th, … time, so that a flickering problem does not fill the disk."""
         if times & (times - 1) == 0:
             again = f" (for the {times}th time)" if times > 2 else ""
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
-        """What the robot's own code answers; None, and a problem that has a name, where it fails."""
+        """Call the robot's code; None, and an entry in the problems, if it fails."""
         try:
             watched = self._hang and what not in ("reset", "close")
             answer = self._hang.over(what, call) if self._hang and watched else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
-        except Exception as error:  # another author's code, which must not end the loop that keeps the robot safe
+        except Exception as error:  # code of another author must not end the loop that keeps the robot safe
             problem = f"{what}: {type(error).__name__}: {error}"
             if what not in self._problems:
                 self._troubles[what] += 1

@@ -9,18 +9,17 @@ from td3_robot.specs import Float32
 
 
 class Actor:
-    """Deterministic policy network: observations normalised if the bundle says so, ReLU layers, tanh, action limits.
+    """Deterministic policy network: optional normalisation of observations, ReLU layers, tanh, action limits.
 
     Attributes:
-        low, high, half, middle: float32[1, A]: limits of the actions, half their distance, and what is between them.
+        low, high, half, middle: float32[1, A], limits of the actions, half their distance, and their mean.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
-        # All vectors as rows [1, size]: for one robot they then have the shape of what they are combined with, for
-        # which numpy takes half the time.
+        # Vectors are rows [1, size]: for one robot both operands then have one shape, which halves numpy's time.
         self._biases = [bundle.tensors[f"actor.{i}.bias"][None] for i in range(layers)]
         self._zeros = [np.zeros_like(bias) for bias in self._biases]
         self._mean = bundle.tensors.get(OBSERVATION_MEAN)
@@ -44,7 +43,7 @@ class Actor:
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:
-        """As a call, but rounding may have stepped over a limit by one unit in the last place."""
+        """As a call, but rounding may exceed a limit by one unit in the last place."""
         if len(observation) != self._rows:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]
@@ -64,6 +63,6 @@ class Actor:
         return action
 
     def clip(self, action: Float32) -> Float32:
-        """The same array, float32[N, A], with what lies beyond the limits moved onto them."""
+        """Clip ``action``, float32[N, A], to the limits, in place; returns the same array."""
         np.maximum(action, self.low, out=action)
         return np.minimum(action, self.high, out=action)

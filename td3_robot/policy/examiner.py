@@ -1,8 +1,8 @@
-"""A learner's weights are looked at beside the control loop, by a thread of its own: no robot waits for that.
+"""A thread that examines a learner's weights beside the control loop, so that no robot waits.
 
-To hash, check and rearrange the weights of a usual actor takes a millisecond, those of a large one tens of them. The
-core stays what it is: it is told of weights some turns later, and finds the result there when it asks for it. What a
-person loads it looks at itself: of what people ask for, nothing may overtake anything.
+To hash, check and rearrange weights takes one millisecond for a usual actor and tens for a large one. The core gets
+weights some turns later, and finds the result ready. The core itself examines what a person loads, because commands
+keep their order.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from td3_robot.messages import Command, Weights
 from td3_robot.policy.store import Examine, Examined, examine
 from td3_robot.runtime import realtime
 
-_MOST = 4  # weights that wait
+_MOST = 4  # waiting weights
 
 _Offer = tuple[Origin, Weights]
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """``result`` is a policy, or what is wrong with it; an exception where the look itself failed."""
+    """One examination. ``result`` is a policy, or the error text; an exception if the examination itself failed."""
 
     offer: _Offer
     result: Future[Examined | str]
 
 
 class Examiner:
-    """Holds weights back until they are looked at: the newest first, older ones only if the core does not take it.
+    """Holds weights back until they are examined: the newest first, older ones only if the core refuses it.
 
-    It is to be given to a core as its ``examine``, and knows the answer at once then; of what it was not asked to look
-    at before, it finds it out in the asking thread. Only the look itself happens in its own.
+    The core gets it as its ``examine``. It then has the result at once. Bytes that it has not seen before it examines
+    in the calling thread.
 
     Args:
-        counters: where weights are counted that nobody looks at, because newer ones serve, a person has loaded others
-            meanwhile, or there are too many.
+        counters: counts the weights that are never examined: newer ones serve, a person has loaded a policy meanwhile,
+            or too many wait.
         examine: does the work.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
         self._counters = counters
         self._examine = examine
-        self._waiting: list[_Offer] = []  # as they came
+        self._waiting: list[_Offer] = []  # in the order of arrival
         self._now: _Look | None = None
-        self._told: _Look | None = None  # what the core was told of in this turn
+        self._told: _Look | None = None  # what the core gets in this turn
         self._thread = ThreadPoolExecutor(1, "examiner")
-        self._thread.submit(realtime.stand_back)  # now: the loop must not wait for a thread to start, either
+        self._thread.submit(realtime.stand_back)  # now, so that the loop never waits for a starting thread
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
-        """What is known of these bytes, or found out now.
+        """The result for these bytes, known or new.
 
         Raises:
-            BundleError: they are no policy, see :func:`~td3_robot.policy.store.examine`.
+            BundleError: the bytes are no policy, see :func:`~td3_robot.policy.store.examine`.
         """
         if self._told and not self._told.result.exception():
             (_, weights), result = self._told.offer, self._told.result.result()
@@ -65,23 +65,23 @@ class Examiner:
                     return result
                 if weights.version == version:
                     raise BundleError(result)
-        # Where the look failed by a mistake, it is made again, and heard of.
+        # Also after an unexpected exception in the thread: the second attempt shows it.
         return self._examine(version, digest, payload)
 
     @property
     def busy(self) -> bool:
-        """Whether there will soon be something to be told, though nothing arrives."""
+        """Whether the core will soon get weights, even if nothing arrives."""
         return self._now is not None or bool(self._waiting)
 
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
-        """What a core is to be told in this turn, given what arrived; once a turn.
+        """The inputs for the core in this turn; called once a turn.
 
-        Everything at once, but weights that the core would look at: they when they were looked at. Not at all those
-        that came before a policy which a person loads: it was chosen over them.
+        Weights that the core wants come once they are examined. Weights that came before a policy which a person loads
+        are dropped: the person chose over them. All other inputs pass at once.
 
         Args:
             inputs: what arrived.
-            wanted: whether the core would look at weights now; what it would not is told at once.
+            wanted: whether the core would examine these weights now.
         """
         self._told = None
         told: list[Input] = []
@@ -94,7 +94,7 @@ class Examiner:
             if isinstance(message, Command) and message.verb == "load":
                 self._forget()
                 loads = True
-        # Nothing is begun in a turn that may change what the core wants.
+        # A load may change what the core wants, so nothing starts in its turn.
         if self._now and self._now.result.done():
             told.insert(0, self._now.offer)
             self._told, self._now = self._now, None
@@ -107,11 +107,11 @@ class Examiner:
         return told
 
     def close(self) -> None:
-        """Let the thread end; what waits for it is never told."""
+        """End the thread. Waiting weights are lost."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self) -> None:
-        """Whatever was to be told."""
+        """Drop all weights that wait or are being examined."""
         if self._now:
             self._now.result.cancel()
             self._waiting.append(self._now.offer)
@@ -119,7 +119,7 @@ class Examiner:
         self._keep([])
 
     def _keep(self, kept: list[_Offer]) -> None:
-        """Of those that wait, these; the others are counted."""
+        """Keep these waiting weights, and count the others."""
         if skipped := len(self._waiting) - len(kept):
             self._counters["weights_not_examined"] += skipped
             self._waiting = kept
@@ -128,4 +128,4 @@ class Examiner:
         try:
             return self._examine(weights.version, weights.sha256, weights.payload)
         except BundleError as error:
-            return str(error)  # which holds nothing; the error has a traceback, and by it the bytes
+            return str(error)  # text only: the traceback of the error would keep the bytes alive

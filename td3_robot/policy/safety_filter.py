@@ -1,7 +1,7 @@
-"""Between actor and wire: what the policy wants, made into what the robot may be told.
+"""The filter between actor and wire: it turns what the policy wants into what the robot may do.
 
-The filter has no memory: what was applied last comes with every Step, from the one who knows (DESIGN section 2). So a
-lost Action leaves nothing wrong behind, and a recorded one can be computed again.
+The filter has no memory. Every Step contains the action that was really applied, so a lost Action leaves no error
+behind, and a recorded Action can be computed again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from td3_robot.util.arrays import finite
 
 
 class SafetyFilter:
-    """Low-pass, then rate limit, then limits, which win where they contradict each other.
+    """Low-pass, then rate limit, then limits. Limits win where they contradict the rate.
 
     Args:
         envelope: of this robot and policy.
-        spec: for the names in what :meth:`problem` says.
+        spec: for the names in :meth:`problem`.
     """
 
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
         self._spec = spec
-        # As rows [1, A]: for one robot they then have the shape of what they are combined with (see Actor).
+        # Rows [1, A]: for one robot they have the shape of the actions, which saves time (see Actor).
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
         self._blend = None if envelope.blend is None else envelope.blend[None]
@@ -34,15 +34,14 @@ class SafetyFilter:
         """The action to send.
 
         Args:
-            action: float32[N, A], the policy's with its noise; changed in place.
-            applied: float32[N, A], what was applied in the control period before, or is as an episode begins: the
-                Step says it.
+            action: float32[N, A], of the policy with its noise; changed in place.
+            applied: float32[N, A], as in the Step: applied in the last control period, or as the episode begins.
 
         Returns:
             float32[N, A], ``action``.
         """
         if self._blend is not None or self._step is not None:
-            if len(applied) != len(self._bound):  # only when a source of another size asks
+            if len(applied) != len(self._bound):  # only for a source of another size
                 self._bound = np.empty_like(applied)
             if self._blend is not None:
                 action -= applied
@@ -53,7 +52,7 @@ class SafetyFilter:
                 np.maximum(action, self._bound, out=action)
                 np.add(applied, self._step, out=self._bound)
                 np.minimum(action, self._bound, out=action)
-        np.maximum(action, self._low, out=action)  # np.clip takes three times as long
+        np.maximum(action, self._low, out=action)  # np.clip takes three times longer
         return np.minimum(action, self._high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
@@ -63,7 +62,9 @@ class SafetyFilter:
             if finite(observation):
                 return None
             low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
-        elif (low <= observation).all() and (observation <= high).all():  # not-a-number is neither; infinite may be
+        elif (low <= observation).all() and (
+            observation <= high
+        ).all():  # false for not-a-number; infinite limits pass infinity
             return None
         fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
         robot, channel = map(int, np.argwhere(~fits)[0])

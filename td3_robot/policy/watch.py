@@ -1,4 +1,4 @@
-"""How the policy server watches over one source: are its observations there, sound and new?"""
+"""The policy server's watch over one source: do its observations come, are they valid, do they change?"""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 
 
 class Watch:
-    """The server's watch over one simulator process or robot; it is active, or in FAULT.
+    """The server's watch over one simulator process or robot.
 
     Attributes:
-        lifecycle: its state, named server/source.
-        newest: the newest Step, which a safe action answers when no further one comes.
+        lifecycle: its state, named ``server/source``.
+        newest: the newest Step; the safe action answers it when no further one comes.
     """
 
     def __init__(self, name: str, now: float) -> None:
@@ -21,16 +21,25 @@ class Watch:
         self.lifecycle.command("activate", now, "a source has joined")
         self.newest: Step | None = None
         self._watchdog = Watchdog(self.lifecycle, "observation")
-        self._problem: str | None = None  # of the newest
-        self._different = now  # when the observation was last another one than before
+        self._problem: str | None = None  # of the newest observation
+        self._different = now  # when the observation changed last
 
     @property
     def due(self) -> float | None:
-        """When :meth:`missing` has to be asked next."""
+        """When :meth:`missing` is needed next, in seconds."""
         return self._watchdog.due
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """A new Step; why the policy may not answer it, None if it may."""
+        """Take in a new Step.
+
+        Args:
+            step: from the source.
+            safety: of the policy that would answer it.
+            now: the time, in seconds.
+
+        Returns:
+            Why the policy may not answer it; None if it may.
+        """
         envelope = safety.envelope
         self._watchdog.deadline_s, self._watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
         before, self.newest = self.newest, step
@@ -42,25 +51,25 @@ class Watch:
             elif now - self._different > envelope.frozen_s:
                 problem = problem or f"the observation has been the same for {envelope.frozen_s * 1e3:.0f} ms"
         self._problem = problem
-        if problem is None and not again:  # a Step that is asked for once more is not new
+        if problem is None and not again:  # a repeated Step is not new
             self._watchdog.feed(now)
         elif not again:
-            self._watchdog.arm(now)  # it is there, and no good: it must not stay so unnoticed
+            self._watchdog.arm(now)  # invalid observations only: FAULT after the deadline
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def missing(self, now: float) -> bool:
-        """Whether, just now, the observations have been missing for too long."""
+        """Whether this call found that observations have been missing for too long."""
         return self._watchdog.bites(now, self._problem)
 
     def put_off(self, now: float) -> None:
-        """Observations come, and are not looked at."""
+        """An observation has come that the server does not examine."""
         self._watchdog.put_off(now)
 
     def command(self, verb: str, now: float, reason: str) -> None:
-        """Follow what an operator asks of the server or of this robot: activate, deactivate, reset or estop.
+        """Follow a Command: activate, deactivate, reset or estop.
 
         Raises:
-            LifecycleError: not from this state.
+            LifecycleError: the state forbids it.
         """
         if verb == "activate" and not self.lifecycle.active:
             self._watchdog.disarm()

@@ -1,7 +1,7 @@
-"""What a robot may be told, in physical units, and when to stop telling it: settings, and their sum for one robot.
+"""Safety settings in physical units, and the envelope that they make for one robot.
 
-Settings come from two places: the policy bundle says what the policy was made for, the configuration of the process
-says what this robot bears. They are joined so that each can only tighten the other (:func:`joined`).
+Settings come from two places: the policy bundle has those of its training, the configuration of the process has those
+of this robot. Each can only tighten the other (:func:`joined`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class SafetyConfig(Section, frozen=True):
-    """Everything is off unless it is set, and off changes nothing, bit for bit.
+    """Safety settings. Everything is off by default, and changes no bit while it is off.
 
-    A setting of the action is one value for all channels, or a map from channel name to value; a channel that is not
-    named is not restricted. Units are those of the channels.
+    A setting for actions is one value for all channels, or a map from channel name to value. A map does not restrict
+    the channels that it does not name. Units are those of the channels.
 
     Attributes:
-        limits: [low, high] of the action. A channel's own must be inside the specification's; one for all is cut to it.
+        limits: [low, high] of the action. In a map they must be inside the specification's; one value is cut to it.
         rate: the most an action may change, in units a second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
-        safe_action: ``hold`` what was applied last, ``zero`` (or the limit nearest to it), or a map from channel name
-            to value, zero where not named. Unset is ``hold``.
+        safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
+            name to value, with zero for the others. The default is ``hold``.
         refuse_out_of_range: no policy answers an observation outside the specification's range.
-        frozen_ms: nor one that has been the same, bit for bit, for longer than this.
-        observation_deadline_ms: the policy server's watchdog: without a good observation for longer, FAULT.
-        action_deadline_ms: the robot's watchdog: without an Action for longer, FAULT.
-        hang_ms: a driver one of whose robot's methods has not returned for longer stops it, if it can, and ends.
-        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: also what was missing, once it has
-            been back for ``recovery_ms`` without a pause. Never after an emergency stop. Unset is ``manual``.
+        frozen_ms: no policy answers an observation that has not changed in any bit for longer than this.
+        observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
+        action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
+        hang_ms: after this time in one method, the driver stops the robot, if it can, and ends.
+        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: the missing data end FAULT too,
+            once they have come for ``recovery_ms`` without a pause. Neither ends an emergency stop. The default is
+            ``manual``.
+        recovery_ms: see ``recovery``.
     """
 
     limits: Range | dict[str, Range] | None = None
@@ -66,7 +68,7 @@ class SafetyConfig(Section, frozen=True):
                 raise ValueError(f"safety.limits of {name} is [{low}, {high}]; low must be below high")
 
     def settings(self) -> dict[str, Any]:
-        """What is set, as plain values: the ``safety`` of a bundle's header."""
+        """The settings that are not default, as plain values: ``safety`` in a bundle's header."""
         nothing = msgspec.to_builtins(SafetyConfig())
         return {key: value for key, value in msgspec.to_builtins(self).items() if value != nothing[key]}
 
@@ -88,14 +90,14 @@ class Envelope:
     """Settings joined and resolved for one robot.
 
     Attributes:
-        low, high: float32[A], inside the specification's.
-        step: float32[A], the most an action may change from one control period to the next; None: as much as it likes.
-        blend: float32[A] in (0, 1], how far an action goes from the last one to the policy's in a period; None: all.
+        low, high: float32[A], limits inside the specification's.
+        step: float32[A], the largest change of an action in a control period; None: no limit.
+        blend: float32[A] in (0, 1], the part of the way from the last action to the policy's in a period; None: all.
         safe: float32[A], within the limits; None: hold.
-        observation_low, observation_high: float32[O]; None: any finite observation will do.
-        frozen_s, observation_deadline_s, action_deadline_s, hang_s: None is never.
-        recovery_s: None is never by itself.
-        guarded: whether anything is set at all.
+        observation_low, observation_high: float32[O]; None: any finite observation is valid.
+        frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
+        recovery_s: in seconds; None: no automatic recovery.
+        guarded: whether any setting is set.
     """
 
     low: Float32
@@ -113,7 +115,7 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """float32[N, A], a new array, where ``applied``, float32[N, A], is what was applied last."""
+        """The safe action, float32[N, A], a new array; ``applied``, float32[N, A], is the newest applied action."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
@@ -121,15 +123,21 @@ class Envelope:
 def joined(
     robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
 ) -> Envelope:
-    """The envelope in which both settings hold, and those of ``floor``: of the policy that a person deployed.
+    """The envelope in which the settings of robot, policy and floor hold.
 
-    Limits are intersected; of rates, cut-offs and deadlines the smaller holds, and of ``refuse_out_of_range`` either.
-    Automatic recovery needs the word of ``robot`` and no ``manual`` of a policy; its time is the longest. The safe
-    action is a choice and not a bound: the robot's if it makes one, else the floor's, else the policy's.
+    Limits are intersected. The smallest rate, cut-off and deadline holds, and ``refuse_out_of_range`` if any sets it.
+    Automatic recovery needs ``automatic`` of the robot and no ``manual`` of a policy; the longest time holds. The safe
+    action is a choice and not a bound: the robot's if it sets one, else the floor's, else the policy's.
+
+    Args:
+        robot: settings of the process.
+        policy: settings of the policy.
+        spec: of the robot.
+        floor: settings of the policy that a person deployed last.
 
     Raises:
-        ConfigError: a channel that the robot does not have, limits outside the specification's or without a common
-            value, or a safe action outside the limits.
+        ConfigError: a setting names a channel that the robot lacks, limits are outside the specification's or have no
+            common value, or the safe action is outside the limits.
     """
     every = (robot, floor or SafetyConfig(), policy)
     low, high = _limits(every, spec)
@@ -159,7 +167,7 @@ def joined(
 
 
 def _range(channels: Sequence[Channel], end: str) -> Float32:
-    # The largest finite number stands for no bound: infinity is no observation.
+    # The largest finite number stands for no bound, because infinity is not a valid observation.
     bounds = [max(-_LARGEST, min(_LARGEST, getattr(channel, end))) for channel in channels]
     return np.array(bounds, np.float32)
 
@@ -170,7 +178,7 @@ def _seconds(*limits: float | None) -> float | None:
 
 
 def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec) -> Mapping[int, Value]:
-    """Index of an action channel to its value."""
+    """The values by index of the action channel."""
     names = [channel.name for channel in spec.actions]
     if not isinstance(setting, Mapping):
         return dict.fromkeys(range(len(names)), setting)
@@ -204,7 +212,7 @@ def _limits(both: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Flo
 
 
 def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
-    """float64[A]: the smaller value of each channel, infinite where none; None if none is set."""
+    """float64[A]: the smallest value of each channel, infinite where there is none; None if none is set."""
     given = [setting for setting in settings if setting is not None]
     if not given:
         return None
