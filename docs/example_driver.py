@@ -1,6 +1,6 @@
-"""A driver for a robot that exists only here: a pendulum with a motor, stepped by the clock in plain Python.
+"""A driver for an imaginary robot: a pendulum with a motor, simulated in real time in plain Python.
 
-What a driver's author writes is the specification, ``observe`` and ``apply``; see docs/robot_side.md.
+A driver needs a specification, ``observe`` and ``apply``; see docs/robot_side.md.
 
     python docs/example_driver.py --config robot.yaml
 """
@@ -49,7 +49,7 @@ class Pendulum(Robot):
         return -float(observation[1]) - 0.01 * float(action[0]) ** 2  # highest when upright
 
     def _go_on(self) -> None:
-        """The physics, up to now: this is what a real robot does by itself."""
+        """Simulate the physics up to now; a real robot needs no such method."""
         now = time.monotonic()
         steps = min(1000, int((now - self._now) / 0.001))
         self._now += steps * 0.001 if steps < 1000 else now - self._now

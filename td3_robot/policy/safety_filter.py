@@ -62,9 +62,7 @@ class SafetyFilter:
             if finite(observation):
                 return None
             low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
-        elif (low <= observation).all() and (
-            observation <= high
-        ).all():  # false for not-a-number; infinite limits pass infinity
+        elif (low <= observation).all() and (observation <= high).all():  # not-a-number is within no limits
             return None
         fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
         robot, channel = map(int, np.argwhere(~fits)[0])
