@@ -1,4 +1,4 @@
-"""The monitor's core: what comes, what is missing, what was said last; told the time, without sockets."""
+"""The monitor's core: counts, gaps and latest values, with an injected clock and no sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Make = Callable[..., Any]
 
 
 class Nodes:
-    """Nodes that offer messages to a monitor, a tenth of a second apart."""
+    """Nodes that offer messages to a monitor, 0.1 s apart."""
 
     def __init__(self) -> None:
         self.monitor = Monitor(BEGIN, lambda *heard: self.heard.append(heard))
@@ -54,7 +54,7 @@ def nodes() -> Nodes:
 
 
 def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """A Hello at 100.0 s, 10 Steps from 100.1 s on, of which the sixth comes after 3 that never come."""
+    """A Hello at 100.0 s, then 10 Steps from 100.1 s on. Three Steps are lost before the sixth."""
     nodes.say("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
     for number in range(10):
         nodes.say("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
@@ -71,8 +71,8 @@ def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -
     assert "phase 2 mid, reward 1.5" in text
 
 
-def test_loop_time_is_of_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """Steps at 0, 7, 14 and 40 ms; the last answers the second: 33 ms. A gap before a Step costs its time."""
+def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
+    """Steps at 0, 7, 14 and 40 ms. The last one answers the second: 33 ms. A Step after a gap does not count."""
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.say("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}
@@ -95,21 +95,21 @@ def test_states_and_faults(nodes: Nodes) -> None:
     assert "fault at 0.400 s, once: learner failed: x" in table(report)
 
 
-def test_what_cannot_be_read_is_counted_and_steers_nothing(nodes: Nodes, make_step: Make) -> None:
+def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(nodes: Nodes, make_step: Make) -> None:
     nodes.offer("sim-0", "step", b"\x81\xa1x\x01")
     nodes.offer("policy", "action", codec.encode(Action("?", 0, 0, 0, np.zeros((1, 2), "f4"), 1, 0, 0)))
     nodes.say("\x1b[2Jevil", Status("e", "ready", "\x1b[2J", {}, {}), make_step(0))
     report = nodes.monitor.report(nodes.now)
     assert report["unreadable"] == 1
-    assert report["topics"]["policy/action"]["last"] == {}  # of a source that nobody has heard of yet
+    assert report["topics"]["policy/action"]["last"] == {}  # of an unknown source
     assert len(nodes.heard) == 2
     text = "\n".join(table(report))
     assert "1 NOT READABLE" in text
     assert "\x1b" not in text
 
 
-def test_a_node_that_is_started_again_begins_anew(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """With another number of robots too: its Hello says so."""
+def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
+    """Its Hello may announce another number of robots."""
     for incarnation, robots in ((1, 2), (2, 3)):
         hello = handshake.hello("simulator", "sim-0", client=0, robots=robots, spec=spec)
         step = make_step(0, robots, incarnation=incarnation)
@@ -123,7 +123,7 @@ def test_a_node_that_is_started_again_begins_anew(nodes: Nodes, make_step: Make,
     assert [row["action"] for row in rows(message, names)] == [{"left": 0.0, "right": 0.0}] * 3
 
 
-def test_facts(make_step: Make) -> None:
+def test_the_facts_shown_of_a_message(make_step: Make) -> None:
     assert facts(make_step(0))["phase"] == "first"
     ended = make_step(3, 3, phase=np.array([Phase.MID, Phase.TRUNCATED, Phase.MID], np.uint8))
     assert facts(ended)["phase"] == "2 mid, 1 truncated"
@@ -137,7 +137,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_each_report_takes_the_place_of_the_last(
+def test_each_report_replaces_the_previous_one_on_a_terminal(
     nodes: Nodes, make_step: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.say("sim-0", make_step(0), Status("sim-0", "ready", "x" * 100, {}, {}))
@@ -149,5 +149,5 @@ def test_on_a_terminal_each_report_takes_the_place_of_the_last(
     text = terminal.getvalue()
     assert text.startswith("\x1b[H\x1b[2JPlotJuggler: ipc://here\n")
     lines = text.removeprefix("\x1b[H\x1b[2J").splitlines()
-    assert len(lines) == 4  # one is left for the cursor
+    assert len(lines) == 4  # one line stays free for the cursor
     assert max(map(len, lines)) == 59

@@ -1,4 +1,4 @@
-"""Frames as PlotJuggler takes them, read by a plain ZeroMQ subscriber and a plain msgpack."""
+"""Frames for PlotJuggler, read with a plain ZeroMQ subscriber and plain msgpack."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NAMES = {"O": ["height", "knee.position", "knee.velocity"], "A": ["left", "right
 
 
 def shown(publisher: str, message: Any) -> dict[str, Any]:
-    """Topic to what is plotted under it."""
+    """Return the plotted values of each topic."""
     (entry,) = entries_of([(publisher, message)])
     made = list(frames(entry, message, NAMES))
-    assert {time for _, _, time in made} <= {b"1700000000.000001"}  # BEGIN, and 1 µs until it was received
+    assert {time for _, _, time in made} <= {b"1700000000.000001"}  # BEGIN, and 1 µs until the recorder received it
     assert BEGIN == 1_700_000_000 * 10**9
     return {topic.decode(): msgpack.unpackb(payload) for topic, payload, _ in made}
 
@@ -37,7 +37,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def test_a_step_of_one_robot(make_step: Make) -> None:
+def test_the_plotted_values_of_a_step_of_one_robot(make_step: Make) -> None:
     step = make_step(3, observation=np.array([[1.5, 2, 3]], "f4"), action=np.array([[0.25, -0.5]], "f4"))
     plotted = shown("sim-0", step)["sim-0/step"]
     assert plotted["observation"] == {"height": 1.5, "knee.position": 2.0, "knee.velocity": 3.0}
@@ -47,7 +47,7 @@ def test_a_step_of_one_robot(make_step: Make) -> None:
     assert "source" not in plotted  # text
 
 
-def test_robots_and_sources_are_told_apart(make_step: Make) -> None:
+def test_robots_and_sources_have_separate_topics(make_step: Make) -> None:
     step = make_step(0, 2, reward=np.array([1, 2], "f4"), world={"1": {"mass": 2.5}})
     plotted = shown("sim-0", step)
     assert {topic: values["reward"] for topic, values in plotted.items()} == {"sim-0/step/0": 1.0, "sim-0/step/1": 2.0}
@@ -57,7 +57,7 @@ def test_robots_and_sources_are_told_apart(make_step: Make) -> None:
     assert shown("learner", Throttle("sim-1", 0, 5, 2**63, 0, 0))["learner/throttle/sim-1"]["answers"] == 5
 
 
-def test_other_messages() -> None:
+def test_the_plotted_values_of_other_messages() -> None:
     status = Status("learner", "ready", "", {"env_steps": 7.0}, {"gaps": 1})
     assert shown("learner", status) == {"learner/status": {"figures": {"env_steps": 7.0}, "counters": {"gaps": 1}}}
     evaluation = Evaluation(4, 10, 20, np.array([1.5, 2.5]), np.array([5, 6], np.uint32))
@@ -68,7 +68,9 @@ def test_other_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_the_socket(kind: str, make_step: Make, tmp_path: Path) -> None:
+def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block(
+    kind: str, make_step: Make, tmp_path: Path
+) -> None:
     stream = PlotJuggler(f"ipc://{tmp_path}/pj" if kind == "ipc" else "tcp://127.0.0.1:*")
     context = zmq.Context()
     subscriber = context.socket(zmq.SUB)
@@ -83,7 +85,7 @@ def test_the_socket(kind: str, make_step: Make, tmp_path: Path) -> None:
         assert topic == b"sim-0/step"
         assert msgpack.unpackb(payload)["observation"]["height"] == 1.0
         assert float(time) == pytest.approx(BEGIN * 1e-9, abs=1e-3)
-        for _ in range(5000):  # more than a queue holds: nothing waits
+        for _ in range(5000):  # more than a queue holds
             stream.say(entry, step, NAMES)
     finally:
         subscriber.close(linger=0)
@@ -92,7 +94,7 @@ def test_the_socket(kind: str, make_step: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "pj").exists()
 
 
-def test_beyond_this_machine_only_when_told(tmp_path: Path) -> None:
+def test_other_machines_can_subscribe_only_if_allowed(tmp_path: Path) -> None:
     for endpoint, words in (
         ("tcp://0.0.0.0:9872", "can be read by everybody on other machines"),
         ("tcp://*:9872", "can be read by everybody on other machines"),

@@ -1,4 +1,4 @@
-"""Records at the boundary of a core: what its turns take in and what it does not return."""
+"""RecordedCore records the inputs of each turn and the state that the core's outputs do not carry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAFE = SafetyConfig(observation_deadline_ms=100)
 
 
 class Records:
-    """A sink that keeps what it takes."""
+    """A sink that keeps the messages it receives."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -65,7 +65,7 @@ def recorded_policy(core: PolicyCore) -> tuple[RecordedCore, Records]:
     return RecordedCore(core, records, PolicyObserver(core)), records
 
 
-def test_changes_of_state_are_recorded_when_no_operator_is_connected() -> None:
+def test_state_changes_are_recorded_when_no_operator_is_connected() -> None:
     core, records = recorded_policy(PolicyCore(seed=9))
     assert core.step([], 1.0) == []
     assert [change.state for change in records.take(LifecycleChange)] == ["inactive", "active"]
@@ -73,7 +73,7 @@ def test_changes_of_state_are_recorded_when_no_operator_is_connected() -> None:
     assert records.take(LifecycleChange) == []
 
 
-def test_a_change_of_state_that_an_operator_is_told_is_left_to_the_link(operator: Peer) -> None:
+def test_a_state_change_sent_to_an_operator_is_recorded_by_the_link(operator: Peer) -> None:
     core, records = recorded_policy(PolicyCore(seed=9))
     core.step([(operator, operator.hello)], 1.0)
     records.take()
@@ -117,7 +117,7 @@ def test_a_turn_is_recorded_before_the_core_runs() -> None:
 
 
 class Leg(Robot):
-    """A robot that reports what the test sets."""
+    """A robot whose reports the test sets."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec
@@ -137,7 +137,7 @@ Driver = tuple[RecordedCore, Records, Leg]
 
 @pytest.fixture
 def driver(spec: RobotSpec) -> Driver:
-    """A driver that was welcomed at 0.0, when it published Step 0."""
+    """A driver that received its Welcome at 0.0 s and then published Step 0."""
     robot, records = Leg(spec), Records()
     body: Any = RecordedBody(RobotBody(robot))
     guard = Guard(spec, "leg", SafetyConfig(safe_action={"left": 0.25}), autostart=True)
@@ -148,7 +148,7 @@ def driver(spec: RobotSpec) -> Driver:
     return recorded, records, robot
 
 
-def test_what_motors_are_told_is_recorded_with_the_next_step_and_the_time(driver: Driver) -> None:
+def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(driver: Driver) -> None:
     core, records, _ = driver
     records.take()
     action = Action("leg", 2, 0, 0, np.array([[1.5, -0.25]], np.float32), 7, 0, 0)
@@ -157,8 +157,8 @@ def test_what_motors_are_told_is_recorded_with_the_next_step_and_the_time(driver
     assert (told.step, told.stamp, told.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
 
 
-def test_what_a_robot_reports_is_recorded_when_it_changes(driver: Driver) -> None:
-    """Calls 1 and 2 are apply and observe at 0.0; 3 observes and fails; 4 applies the safe action."""
+def test_the_robots_reports_are_recorded_when_they_change(driver: Driver) -> None:
+    """Calls 1 and 2 are apply and observe at 0.0 s. Call 3 observes and fails. Call 4 applies the safe action."""
     core, records, robot = driver
     assert records.take(Heard) == []
     robot.error = EmergencyStop("the red button")

@@ -1,4 +1,4 @@
-"""Learning from recordings: the same transitions as live, of the same robot only."""
+"""Learning from recordings: the same transitions as a live run, and only from the same robot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = configuration.parse({"network": {"hidden": [4]}, "learner": {"learning_
 
 
 def steps(make_step: Make) -> list[Any]:
-    """Three episodes of two robots, one of which ends at Step 5; Step 8 is lost."""
+    """Two robots with three episodes in all. Robot 0 terminates at Step 5. Step 8 is lost."""
     made = []
     for number in range(12):
         phase = Phase.FIRST if number in (0, 6) else Phase.TERMINATED if number == 5 else Phase.MID
@@ -49,8 +49,8 @@ def rows(core: LearnerCore) -> Any:
     return core.training.replay.state()[0]["rows"]
 
 
-def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Make) -> None:
-    """Robot 0: 5 of its first episode, 1 + 2 of its second; robot 1: 7 + 2; the lost Step costs each two."""
+def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:
+    """Robot 0: 5 in its first episode, 1 + 2 in its second. Robot 1: 7 + 2. The lost Step costs each robot two."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     live, peer = make_core(CONFIG), Peer("learner", b"k", hello, {})
@@ -64,8 +64,10 @@ def test_the_same_transitions_as_live(make_step: Make, spec: RobotSpec, save: Ma
     assert live.env_steps == 17
 
 
-def test_parts_of_a_recording_are_one(make_step: Make, spec: RobotSpec, tmp_path: Path, rng: Any) -> None:
-    """Three-step returns, of which no end of a part is an end; another recording among the parts is none of them."""
+def test_the_parts_of_a_split_recording_count_as_one(
+    make_step: Make, spec: RobotSpec, tmp_path: Path, rng: Any
+) -> None:
+    """Three-step returns continue across the end of a part. A separate recording among the parts stays separate."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     split, whole = Publisher(tmp_path / "a.mcap", split_s=0.3), Publisher(tmp_path / "whole.mcap")
     other = Publisher(tmp_path / "other.mcap", begin=BEGIN + SECOND)
@@ -88,8 +90,8 @@ def test_parts_of_a_recording_are_one(make_step: Make, spec: RobotSpec, tmp_path
     assert len(rows(begun[0])) == 2 * ((5 + 1 + 2) + (7 + 2))
 
 
-def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spec: RobotSpec) -> None:
-    """It is greeted with weights as ever, and no gap is seen between then and now."""
+def test_a_robot_can_join_a_learner_that_started_from_recordings(make_step: Make, spec: RobotSpec) -> None:
+    """The learner has weights for it at once and counts no gap between the recording and the live Steps."""
     core = make_core(CONFIG)
     prefill(core, [(spec, steps(make_step))])
     assert core.publisher.version == 1
@@ -103,8 +105,10 @@ def test_a_robot_joins_a_learner_that_began_with_recordings(make_step: Make, spe
 
 
 @pytest.mark.parametrize(("timing", "ratio"), [("free", 1.0), ("free", None), ("lockstep", 1.0)])
-def test_offline(make_step: Make, spec: RobotSpec, save: Make, timing: str, ratio: float | None) -> None:
-    """5 updates before a simulator that has long been there may go on; then the learned policy explores at once."""
+def test_offline_updates_run_before_the_first_environment_step(
+    make_step: Make, spec: RobotSpec, save: Make, timing: str, ratio: float | None
+) -> None:
+    """After 5 updates, the learner lets the connected simulator continue. Exploration uses the learned policy."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     learner = {"recordings": [str(path)], "offline_updates": 5, "learning_starts": 8, "replay_ratio": ratio}
@@ -139,10 +143,10 @@ def test_offline(make_step: Make, spec: RobotSpec, save: Make, timing: str, rati
     assert (record["kind"], record["updates"], record["env_steps"]) == ("offline", 5, 0)
     for _ in range(5):
         core.step([], 1.0)
-    assert core.updates == 5  # the rest is owed to environment steps
+    assert core.updates == 5  # later updates need environment steps
 
 
-def test_nothing_to_learn_from_offline(make_step: Make, spec: RobotSpec, save: Make) -> None:
+def test_offline_updates_without_a_transition_are_refused(make_step: Make, spec: RobotSpec, save: Make) -> None:
     hello = handshake.hello("simulator", "sim-0", client=0, robots=1, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
     learner = {"recordings": [str(path)], "offline_updates": 5}
@@ -152,7 +156,7 @@ def test_nothing_to_learn_from_offline(make_step: Make, spec: RobotSpec, save: M
         configuration.parse({"learner": {"offline_updates": 5}})
 
 
-def test_another_robots_recording_is_refused(
+def test_a_recording_of_another_robot_is_refused(
     make_step: Make, spec: RobotSpec, save: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)

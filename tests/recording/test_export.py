@@ -1,4 +1,4 @@
-"""Tables: every robot a row, every channel a column, the numbers those of the recording."""
+"""Exported tables have a row per robot, a column per channel, and the recorded numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_parquet(recorded: Path, tmp_path: Path) -> None:
 
 
 def with_another(acted: Make, save: Make, spec: RobotSpec, make_step: Make, **fields: Any) -> Path:
-    """Two robots of sim-0, and sim-1, whose Hello was lost."""
+    """A recording of two robots of sim-0, and of sim-1, whose Hello was lost."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     others = [("sim-1", make_step(number, source="sim-1", **fields)) for number in range(3)]
     path: Path = save("b.mcap", entries_of([*others, ("sim-0", hello), *acted(3)]))
@@ -74,7 +74,7 @@ def with_another(acted: Make, save: Make, spec: RobotSpec, make_step: Make, **fi
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_a_source_without_hello_has_the_columns_of_the_others(
+def test_a_source_without_hello_gets_the_columns_of_the_other_sources(
     form: str, acted: Make, save: Make, spec: RobotSpec, make_step: Make, tmp_path: Path
 ) -> None:
     observation = np.array([[7.0, 8.0, 9.0]], np.float32)
@@ -92,7 +92,7 @@ def test_a_source_without_hello_has_the_columns_of_the_others(
     assert {"action.left", "action.right"} <= table[0].keys()
 
 
-def test_robots_of_two_kinds_make_no_common_table(
+def test_robots_with_different_channels_cannot_share_a_table(
     acted: Make, save: Make, spec: RobotSpec, make_step: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = with_another(acted, save, spec, make_step, observation=np.zeros((1, 4), np.float32))
@@ -120,12 +120,12 @@ def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Pa
     assert [json.loads(text) for text in table["inputs"].to_pylist()] == [turn.inputs for turn in turns]  # type: ignore[attr-defined]
 
 
-def test_wrong_use(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "stepp"]) == 2
     assert "'stepp' is none; topics: hello" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "step", "throttle"]) == 2
     assert "a.mcap' holds no 'throttle'; it holds action, hello, status, step, weights\n" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
-    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 1  # never over what is there
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 1  # an existing file is never overwritten
     assert "File exists" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Faults of a recording: each once, with its first time and how often."""
+"""Faults in a recording: each appears once, with its first time and its count."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def change(stamp: int, state: str = "fault", reason: str = "no action for 100 ms
     return LifecycleChange("sim-0", "active", state, reason, stamp)
 
 
-def test_info_says_when_each_fault_was_first_and_how_often(save: Make, capsys: Any) -> None:
-    """One message a second: the first fault is the message at 1 s, and there once more at 4 s."""
+def test_info_shows_the_first_time_and_the_count_of_each_fault(save: Make, capsys: Any) -> None:
+    """One message a second. The first fault occurs at 1 s and again at 4 s."""
     said = [
         ("sim-0", change(0, "inactive")),
         ("sim-0", change(1)),
-        ("policy", change(1)),  # passed on: the same change
-        ("policy", Refused("hello", "who are you")),  # part of every handshake that begins anew
+        ("policy", change(1)),  # the policy server relays the same change
+        ("policy", Refused("hello", "who are you")),  # part of every handshake that starts again
         ("sim-0", change(2)),
         ("policy", Refused("name", "taken")),
         ("sim-1", Status("sim-1", "failed", "it fell", {}, {})),
@@ -42,7 +42,7 @@ def test_info_says_when_each_fault_was_first_and_how_often(save: Make, capsys: A
     assert "fault: at 6.000 s, once: sim-1 failed: it fell" in printed
 
 
-def test_who_makes_up_faults_fills_no_memory() -> None:
+def test_the_number_of_different_faults_is_limited() -> None:
     faults = Faults()
     for number in range(300):
         (entry,) = entries_of([("sim-0", change(number, reason=f"because of {number}"))])

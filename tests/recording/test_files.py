@@ -1,4 +1,4 @@
-"""Session files: what is written is read again, by us and by others, and what is damaged is named."""
+"""Session files can be read back, by this package and by other readers, and damage is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.sessions import BEGIN, Publisher, entries_of
 Make = Callable[..., Any]
 
 
-def test_what_is_written_is_read(acted: Make, save: Make) -> None:
+def test_written_entries_are_read_back(acted: Make, save: Make) -> None:
     entries = entries_of(acted())
     session = Session([save("a.mcap", entries)])
     assert list(session.entries()) == entries
@@ -61,8 +61,8 @@ def test_schema_names_every_field(name: str) -> None:
     assert described["required"] == list(described["properties"]) == list(wire_fields(MESSAGES[name]))
 
 
-def test_a_killed_recorder_loses_what_was_not_handed_over_and_no_more(acted: Make, save: Make) -> None:
-    """60 messages a second; chunks every CHUNK_S: of 90 messages the last whole chunk ends at 60 or more."""
+def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Make) -> None:
+    """60 messages a second, chunks of CHUNK_S: of 90 messages, the last complete chunk ends at 60 or later."""
     entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
     assert len(entries) == 90
     path = save("killed.mcap", entries, close=False)
@@ -76,7 +76,7 @@ def test_a_killed_recorder_loses_what_was_not_handed_over_and_no_more(acted: Mak
 
 
 def damage_chunk(path: Path, number: int) -> int:
-    """Change a bit in the middle of a chunk; where it begins."""
+    """Change a bit in the middle of a chunk. Returns the byte at which the chunk begins."""
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary is not None
@@ -89,8 +89,8 @@ def damage_chunk(path: Path, number: int) -> int:
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_recover_says_what_is_missing(acted: Make, save: Make, number: int) -> None:
-    """A damaged chunk costs its own messages and no others: the first one holds the names of all channels."""
+def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -> None:
+    """A damaged chunk costs only its own messages, even the first one, which holds the names of all channels."""
     path = save("a.mcap", entries_of(acted(60)))
     whole = examine(path)
     offset = damage_chunk(path, number)
@@ -106,10 +106,10 @@ def test_recover_says_what_is_missing(acted: Make, save: Make, number: int) -> N
     assert sum(lost["missing"].values()) > 0
 
 
-def test_recover_without_an_index_says_that_more_may_be_missing(
+def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose messages are of channels that were named in the damaged chunk cannot be known then; others are kept."""
+    """If the damaged chunk named a channel, its messages cannot be identified. Messages of other channels are kept."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
@@ -130,8 +130,8 @@ def test_recover_without_an_index_says_that_more_may_be_missing(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
-    """Bytes changed, cut off or inserted anywhere: never another exception, never a hang."""
+def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
+    """Bytes are changed, cut off or inserted anywhere. No other exception may occur, and no hang."""
     folder = tmp_path_factory.mktemp("damage")
     writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(6))):
@@ -140,7 +140,7 @@ def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory:
     writer.close()
     octets = bytearray((folder / "a.mcap").read_bytes())
     index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record that ends the data
-    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the length is not always the same
+    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the file's length varies
     kind = data.draw(st.sampled_from(("set", "cut", "insert")))
     if kind == "cut":
         del octets[where:]
@@ -159,16 +159,17 @@ def test_any_damage_is_an_error_or_found_by_check(acted: Make, tmp_path_factory:
 
 
 def damaged(path: Path) -> bool:
-    """Whether ``info --check`` does not let a file pass."""
+    """Return whether ``info --check`` rejects a file."""
     try:
         return bool(examine(path)["damages"])
     except SessionError:
         return True
 
 
-def test_damage_of_the_index_is_found_and_costs_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
-    """Changed or cut off at any place after the data, which ends with a record of 9 + 4 bytes: what reads from the
-    beginning reads on. The footer and the magic behind it are 37 bytes.
+def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
+    """Change or cut the file anywhere after the data, which ends with a record of 9 + 4 bytes.
+
+    Reading from the beginning still finds all entries. The footer and the magic after it are 37 bytes.
     """
     entries = entries_of(acted(2))
     path = save("a.mcap", entries)
@@ -188,14 +189,16 @@ def test_damage_of_the_index_is_found_and_costs_nothing(acted: Make, save: Make,
     assert list(Session([path]).entries()) == entries
 
 
-def test_a_cut_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
+def test_a_truncated_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
     octets = save("a.mcap", entries_of(acted(4))).read_bytes()
     for size in range(8, len(octets), 997):
         (tmp_path / "cut.mcap").write_bytes(octets[:size])
         assert examine(tmp_path / "cut.mcap")["damages"], size
 
 
-def test_what_is_no_session_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_session_gives_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, foreign = tmp_path / "a.txt", tmp_path / "foreign.mcap"
     text.write_text("hello")
     with foreign.open("wb") as file:
@@ -211,7 +214,7 @@ def test_what_is_no_session_is_said_in_one_line(tmp_path: Path, capsys: pytest.C
 
 @pytest.fixture
 def old(acted: Make, save: Make) -> Path:
-    """A recording as another version would have written it: of protocol 0, whose Steps have other fields."""
+    """A recording as another version writes it: protocol 0, whose Steps have other fields."""
     entries = []
     for entry in entries_of(acted(6)):
         content = msgpack.unpackb(entry.payload)
@@ -236,7 +239,7 @@ def old(acted: Make, save: Make) -> Path:
     ],
     ids=" ".join,
 )
-def test_another_protocol_version_is_refused_by_name(
+def test_another_protocol_version_is_refused_with_its_number(
     command: list[str], old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -245,10 +248,10 @@ def test_another_protocol_version_is_refused_by_name(
     words = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
     assert words in capsys.readouterr().err
     assert old.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["old.mcap"]  # nothing half made
+    assert [path.name for path in tmp_path.iterdir()] == ["old.mcap"]  # no partial output
 
 
-def test_info_of_another_protocol_version_tells_it_and_counts_what_is_there(old: Path, capsys: Any) -> None:
+def test_info_shows_another_protocol_version_and_still_counts_messages(old: Path, capsys: Any) -> None:
     report = examine(old)
     assert report["topics"]["sim-0/step"]["count"] == 6
     problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
@@ -259,7 +262,7 @@ def test_info_of_another_protocol_version_tells_it_and_counts_what_is_there(old:
 
 
 def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
-    """The size in the chunk's head is set to 2^60."""
+    """The size in the chunk's header is set to 2^60."""
     path = save("a.mcap", entries_of(acted(4)))
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
@@ -273,8 +276,10 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
     assert "it says that it holds 1152921504606846976 bytes" in file_.damages[0].why
 
 
-def test_info_counts_rates_gaps_and_versions(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """40 Steps, of which 10 and 11 are taken out; every message comes 1/60 s after the one before."""
+def test_info_reports_counts_rates_gaps_and_versions(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 Steps without Steps 10 and 11. Messages are 1/60 s apart."""
     entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
     path = save("a.mcap", entries)
     assert main(["info", str(path), "--json", "--check"]) == 0
@@ -283,14 +288,14 @@ def test_info_counts_rates_gaps_and_versions(acted: Make, save: Make, capsys: py
     assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
     assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "acting": [1, 2]}
-    # 40 Steps and Actions in turn with Weights before the 1st and the 21st: the last Action is message 81.
+    # 40 Steps and Actions alternate. Weights come before the 1st and the 21st Step: the last Action is message 81.
     assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
     assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
     assert main(["info", str(path)]) == 0
     assert "sim-0/step" in capsys.readouterr().out
 
 
-def test_info_check_finds_a_message_that_is_none(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_check_finds_an_invalid_message(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
     bad = Entry("sim-0", 0, "step", "policy", 99, BEGIN, BEGIN, b"\x81\xa1x\x01")
     path = save("a.mcap", [*entries_of(acted(2)), bad])
     assert main(["info", str(path)]) == 0
@@ -298,7 +303,7 @@ def test_info_check_finds_a_message_that_is_none(acted: Make, save: Make, capsys
     assert "sim-0/step 99: step: has ['x']" in capsys.readouterr().out
 
 
-def test_what_a_file_says_does_not_steer_the_terminal(
+def test_text_from_a_file_cannot_control_the_terminal(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [dataclasses.replace(entry, publisher="\x1b[2Jevil") for entry in entries_of(acted(2))]
@@ -311,7 +316,7 @@ def test_what_a_file_says_does_not_steer_the_terminal(
     assert "\x1b" not in said.out + said.err
 
 
-def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
     whole = save("a.mcap", entries_of(acted(4)))
     assert main(["recover", str(whole)]) == 0
     assert "nothing to recover" in capsys.readouterr().out
@@ -323,7 +328,7 @@ def test_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[
     assert "damaged at byte" in said
     assert f"recorded by td3-robot {attached.metadata['td3-robot']}, protocol {PROTOCOL_VERSION}, task" in said
     assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
-    assert main(["recover", str(cut)]) == 2  # never over an existing file
+    assert main(["recover", str(cut)]) == 2  # an existing file is never overwritten
     assert "exists already" in capsys.readouterr().err
 
 
@@ -352,14 +357,14 @@ TEXTS = [Attachment("x", "text/plain", b"y"), Attachment("x", "text/plain", b"z"
 
 
 def without_metadata(path: Path) -> None:
-    """Damage the length of what the metadata record of a file holds."""
+    """Damage the length field inside the file's metadata record."""
     octets = bytearray(path.read_bytes())
-    at = octets.index(b"td3_robot", 50)  # its name, behind that of the file's writer
+    at = octets.index(b"td3_robot", 50)  # the record's name; the first match is in the header
     octets[at + len(b"td3_robot") + 3] = 0xFF
     path.write_bytes(octets)
 
 
-def test_recover_without_metadata_assumes_a_protocol_that_all_messages_are_of(
+def test_recover_without_metadata_assumes_the_protocol_that_fits_all_messages(
     acted: Make, save: Make, old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save("a.mcap", entries_of(acted(4)))
@@ -380,7 +385,7 @@ def test_recover_without_metadata_assumes_a_protocol_that_all_messages_are_of(
     assert not old.with_name("old.recovered.mcap").exists()
 
 
-def test_recover_keeps_attachments_of_a_file_without_messages(
+def test_recover_keeps_the_attachments_of_a_file_without_messages(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attached = Facts(facts_of_this_machine(Config()).metadata, TEXTS)
@@ -396,7 +401,7 @@ def test_recover_keeps_attachments_of_a_file_without_messages(
     assert "no message in it is intact, and no attachment" in capsys.readouterr().err
 
 
-def test_recover_closes_chunks_by_time(acted: Make, save: Make) -> None:
+def test_recover_starts_a_new_chunk_after_a_time(acted: Make, save: Make) -> None:
     """30 Steps and Actions with 2 Weights, 1/60 s apart: 62 messages are 1.03 s, so 3 chunks of CHUNK_S."""
     path = save("a.mcap", entries_of(acted(30)))
     path.write_bytes(path.read_bytes()[:-1])
@@ -411,21 +416,23 @@ def test_recover_closes_chunks_by_time(acted: Make, save: Make) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "/", "folder"])
-def test_recover_of_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_recover_of_a_folder_is_an_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     assert main(["recover", name]) == 2
     assert capsys.readouterr().err == f"td3-robot recover: {name!r} is a folder; name a file, as session.mcap\n"
 
 
-def test_parts_are_one_session_and_copies_count_once(acted: Make, save: Make) -> None:
+def test_parts_form_one_session_and_repeated_messages_count_once(acted: Make, save: Make) -> None:
     entries = entries_of(acted(10))
     parts = [save("a.mcap", entries[:12]), save("a_1.mcap", [entries[0], *entries[12:]])]
     assert list(Session(parts).entries()) == entries
 
 
-def test_parts_may_be_named_in_any_order(make_step: Make, tmp_path: Path, rng: Any) -> None:
-    """A shell names the eleventh before the third; of weights, with which each part begins, none is there twice."""
+def test_parts_may_be_given_in_any_order(make_step: Make, tmp_path: Path, rng: Any) -> None:
+    """A shell sorts the eleventh part before the third. Each part repeats the weights, which must count once."""
     whole, split = Publisher(tmp_path / "whole.mcap"), Publisher(tmp_path / "a.mcap", split_s=0.45)
     for it in (whole, split):
         for number in range(12):

@@ -1,4 +1,4 @@
-"""The Minari dataset, read by those who did not write it: the minari package."""
+"""The Minari export, read with the minari package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SESSIONS = Path(__file__).parent.parent / "replay" / "sessions"
 
 @pytest.fixture
 def export(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Exports a recording, and loads what came of it by its name; with the counts that were printed."""
+    """Returns a function that exports a recording and loads the result by name, with the printed counts."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
 
     def run(path: Path, *options: str, name: str) -> tuple[Any, dict[str, int]]:
@@ -39,7 +39,7 @@ def export(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Make
 
 
 def steps(make_step: Make, **fields: Any) -> list[Step]:
-    """Two robots, 13 Steps, of which 8 is lost. Robot 0 terminates at 5, robot 1 is cut off at 11."""
+    """Two robots and 13 Steps. Step 8 is lost. Robot 0 terminates at 5, robot 1 is truncated at 11."""
     made = []
     for number in range(13):
         phase = [Phase.MID, Phase.MID]
@@ -69,7 +69,7 @@ def steps(make_step: Make, **fields: Any) -> list[Step]:
     return [step for step in made if step.sequence != 8]
 
 
-def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_to_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recording = str(SESSIONS / "pendulum.mcap")
     assert main(["export", recording, "--out", "some/where", "--format", "minari", "--dataset", "td3/pendulum-v0"]) == 0
@@ -77,13 +77,13 @@ def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert minari.load_dataset("td3/pendulum-v0").total_episodes > 0
 
 
-def test_episodes_are_those_recorded_and_cut_where_a_step_is_lost(
+def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     make_step: Make, spec: RobotSpec, save: Make, export: Make, tmp_path: Path
 ) -> None:
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a walk.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     dataset, counts = export(path, name="a_walk-v0")
-    # Robot 0: 0 to 5, 6 to 7, 9 to 12. Robot 1: 0 to 7, 9 to 11, and 12 alone. Each has one step fewer than Steps.
+    # Robot 0: 0 to 5, 6 to 7, 9 to 12. Robot 1: 0 to 7, 9 to 11, and 12 alone. Transitions: one fewer than Steps.
     assert counts == {"episodes": 5, "whole": 1, "steps": 5 + 1 + 3 + 7 + 2, "missed": 1, "gaps": 1, "alone": 1}
     assert (dataset.total_episodes, dataset.total_steps) == (5, 18)
     about = list(dataset.storage.get_episode_metadata(range(5)))
@@ -99,7 +99,7 @@ def test_episodes_are_those_recorded_and_cut_where_a_step_is_lost(
         (1, (9, 10, 11)): (False, "truncated", False),
     }
     for episode in dataset.iterate_episodes():
-        assert episode.truncations[-1] != episode.terminations[-1]  # each ends in one of the two ways
+        assert episode.truncations[-1] != episode.terminations[-1]  # exactly one of the two
         assert not np.concatenate([episode.truncations[:-1], episode.terminations[:-1]]).any()
     assert [a["world"] for a in about if a["number"] == 1 and a["begun"]] == [{"mass": 2.5}]
     first = next(e for a, e in zip(about, dataset.iterate_episodes(), strict=True) if a["end"] == "terminated")
@@ -112,12 +112,12 @@ def test_episodes_are_those_recorded_and_cut_where_a_step_is_lost(
     metadata = dataset.storage.metadata
     assert "1 Steps missing in 1 places" in metadata["description"]
     assert [channel["name"] for channel in metadata["td3_robot"]["robot"]["actions"]] == ["left", "right"]
-    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["a_walk-v0"]  # nothing unfinished
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["a_walk-v0"]  # no unfinished dataset
 
 
 @pytest.mark.parametrize(("name", "robots"), [("walkers", 4), ("pendulum", 1), ("tampered", 3)])
-def test_a_real_recording_to_the_bit(name: str, robots: int, export: Make) -> None:
-    """Every number of every episode is that of the Step its identity names; none is missing, none there twice."""
+def test_a_real_recording_is_exported_bit_exactly(name: str, robots: int, export: Make) -> None:
+    """Every number equals that of the Step with the same identity. No Step is missing and none appears twice."""
     path = SESSIONS / f"{name}.mcap"
     dataset, counts = export(path, "--dataset", f"mine/{name}-v3", name=f"mine/{name}-v3")
     recorded = {
@@ -140,12 +140,12 @@ def test_a_real_recording_to_the_bit(name: str, robots: int, export: Make) -> No
     assert len({(source, robot) for source, _, _, robot in made}) == robots
     moved = examine(path)["robot_steps"]
     lost = moved["mid"] + moved["terminated"] + moved["truncated"] - counts["steps"]
-    # What follows a gap has no Step before it; a late Step follows none.
+    # The first Step after a gap and a late Step have no Step before them.
     assert lost == robots * (counts.get("gaps", 0) + counts.get("late", 0))
     assert dataset.recover_environment().observation_space.shape == dataset.observation_space.shape
 
 
-def test_wrong_use(
+def test_wrong_options_are_refused(
     make_step: Make,
     spec: RobotSpec,
     save: Make,
@@ -157,7 +157,7 @@ def test_wrong_use(
     hello = handshake.hello("driver", "leg", client=0, robots=1, spec=spec)
     said = [hello, make_step(0, source="leg"), make_step(1, source="leg")]
     path = save("leg.mcap", entries_of([("leg", item) for item in said]))
-    assert export(path, name="leg-v0")[0].env_spec is None  # nobody can make this robot anew
+    assert export(path, name="leg-v0")[0].env_spec is None  # this robot cannot be recreated as an environment
     into = ["--out", str(tmp_path / "datasets"), "--format", "minari"]
     empty = save("empty.mcap", entries_of([("leg", item) for item in said[:2]]))
     for arguments, code, words in (

@@ -1,4 +1,4 @@
-"""Playing: the recorded clock, and live nodes that cannot tell the player from what it plays."""
+"""Playing a recording follows the recorded times, and live nodes see no difference from real peers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
-    """Two robots of sim-0, 30 Steps at 60 messages a second, with their Hello."""
+    """A recording of two robots of sim-0: their Hello, then 30 Steps at 60 messages a second."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(30)]))
     return path
 
 
-def test_schedule(acted: Make) -> None:
-    """Entries 0.1 s apart; from 0.25 s on, for 0.5 s: those at 0.3 to 0.7 s, twice as fast."""
+def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
+    """Entries are 0.1 s apart. Starting at 0.25 s for 0.5 s at double rate selects those from 0.3 s to 0.7 s."""
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
     every = [round(t, 6) for t, _ in Schedule(begin).of(iter(entries))]
@@ -48,13 +48,13 @@ def test_schedule(acted: Make) -> None:
     part = list(Schedule(begin, rate=2, start=0.25, duration=0.5).of(iter(entries)))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
-    assert [t for t, _ in Schedule(begin + SECOND).of(iter(entries[:2]))] == [0.0, 0.0]  # of a clock that was set back
+    assert [t for t, _ in Schedule(begin + SECOND).of(iter(entries[:2]))] == [0.0, 0.0]  # a clock that was set back
 
 
-def test_start_counts_from_the_recordings_beginning_whatever_is_played(
+def test_start_is_measured_from_the_beginning_of_the_recording(
     acted: Make, save: Make, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Entries 0.1 s apart: a Hello at 0 s, Weights at 0.1 s, and others at 1.2 s, after ten messages of ten."""
+    """Entries 0.1 s apart: Hello at 0 s, Weights at 0.1 s, and Weights again at 1.2 s, after ten other messages."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path = save("b.mcap", entries_of([("sim-0", hello), *acted(10)], SECOND // 10))
     played: list[tuple[float, int]] = []
@@ -71,11 +71,11 @@ def test_start_counts_from_the_recordings_beginning_whatever_is_played(
     assert played == [(0.1, 0), (1.2, 1), (0.2, 1), (0.0, 0), (1.1, 1)]
 
 
-def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: Make) -> None:
-    """Steps and Actions in turn, 10 ms apart, and received in handfuls each 100 ms.
+def test_batched_messages_are_played_at_their_publication_times(acted: Make, save: Make) -> None:
+    """Steps and Actions alternate, 10 ms apart, and arrive in batches every 100 ms.
 
-    The last Step of a handful, published at 80, is received at 100, so 20 ms is the quickest; the last Action, at 90,
-    is received at 105: 15 ms. The policy server's clock is an hour ahead.
+    The last Step of a batch is published at 80 and received at 100: the shortest delay is 20 ms. The last Action is
+    published at 90 and received at 105: 15 ms. The policy server's clock is an hour ahead.
     """
     ms, said = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     handfuls, expected = [], []
@@ -90,8 +90,8 @@ def test_gathered_messages_are_played_as_they_were_published(acted: Make, save: 
     assert [(entry.received, entry.topic, entry.sequence) for entry in played] == expected
 
 
-def test_a_monitor_is_introduced_to_a_robot_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
-    """However long its Hello, which comes first whatever is played, was on its way to the recorder."""
+def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
+    """The player sends the Hello first. A Hello that reached the recorder late must not be sent again."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     first, *others = entries_of([("sim-0", hello), *acted(5)])
     session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
@@ -112,8 +112,8 @@ def test_a_monitor_is_introduced_to_a_robot_once(acted: Make, save: Make, spec: 
     assert told.count(("hello", 0)) == 1
 
 
-def test_a_clock_that_is_set_reorders_nothing_one_node_said(acted: Make, save: Make) -> None:
-    """Back by an hour after ten Steps: from there on a Step is played 0.5 s before it was received at the earliest."""
+def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, save: Make) -> None:
+    """The clock goes back by an hour after ten Steps. Later Steps play at most 0.5 s before they were received."""
     steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
     jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
     played = list(Session([save("jump.mcap", jumped)]).timed())
@@ -132,7 +132,7 @@ def test_pause_stops_the_clock() -> None:
     assert pause.now() == pause.now()
 
 
-def test_what_can_be_played() -> None:
+def test_the_topics_that_can_be_played() -> None:
     assert playable() == {
         "step": [("policy", False), ("learner", False)],
         "action": [("policy", True)],
@@ -143,7 +143,7 @@ def test_what_can_be_played() -> None:
 
 
 def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> list[Any]:
-    """Receive on both ends until a condition holds of what the other end got; fails at a deadline."""
+    """Receive on both ends until a condition holds for what the other end received. Fails after a deadline."""
     got: list[Any] = []
     deadline = time.monotonic() + 20
     while not until(got):
@@ -153,8 +153,8 @@ def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> lis
     return got
 
 
-def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) -> None:
-    """The same weights and noise: the recorded Actions, byte for byte but for the robot's new name."""
+def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path) -> None:
+    """With the same weights and noise, the server repeats the recorded actions bit for bit."""
     session = Session([recorded])
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
@@ -181,7 +181,7 @@ def test_a_live_policy_server_answers_as_it_did(recorded: Path, tmp_path: Path) 
     server.close()
 
 
-def test_a_later_loop_is_a_later_incarnation_under_another_name(recorded: Path, tmp_path: Path) -> None:
+def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
@@ -201,7 +201,7 @@ def test_a_later_loop_is_a_later_incarnation_under_another_name(recorded: Path, 
 
 
 def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Path) -> None:
-    """Here the player is the learner."""
+    """Here the player acts as the learner."""
     session = Session([recorded])
     endpoint = f"ipc://{tmp_path}/learner"
     player = Player(session, ["weights"], {"learner": endpoint}, {})
@@ -217,8 +217,8 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("recorded")
-def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
-    """Ten times as fast as recorded; the first 0.5 s left out: Steps from then on come, in their order."""
+def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
+    """Plays ten times as fast and skips the first 0.5 s. Later Steps arrive in order."""
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
@@ -229,7 +229,7 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         assert time.monotonic() < deadline, player.output()
         got += server.receive(0.05)
     assert player.finish() == 0, player.output()
-    # Message n comes just before n/60 s; the Hello is message 0, Weights 1 and 32, so 30 is Step 14 and 33 is Step 15.
+    # Message n comes just before n/60 s. The Hello is message 0, Weights are 1 and 32: 30 is Step 14, 33 is Step 15.
     sequences = [m.sequence for _, m in got if isinstance(m, Step)]
     assert sequences == list(range(15, 30))
     assert all(isinstance(origin, Peer) for origin, _ in got)
@@ -260,7 +260,7 @@ def test_the_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         (("--policy", "tcp://203.0.113.1:5555"), "beyond loopback"),
     ],
 )
-def test_wrong_use_is_one_line(
+def test_wrong_options_give_a_one_line_error(
     recorded: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["play", str(recorded), *arguments]) == 2
@@ -269,10 +269,10 @@ def test_wrong_use_is_one_line(
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
-def test_a_server_that_goes_is_missed(
+def test_a_server_that_disappears_is_an_error(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is played to it then is no success, even if its queue takes it."""
+    """Playing to it then fails, even if the queue accepts the messages."""
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
@@ -292,9 +292,9 @@ def test_a_server_that_goes_is_missed(
     assert said.count("\n") == 1
 
 
-def test_two_publishers_may_change_names(recorded: Path) -> None:
-    """What is refused is one name for two, not a name that was another's."""
+def test_two_publishers_may_swap_names(recorded: Path) -> None:
+    """Only two publishers with the same name are refused."""
     remap = ["policy=sim-0", "sim-0=policy"]
     session = Session([recorded])
     assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}
-    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}  # who says nothing has no name
+    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}  # not played

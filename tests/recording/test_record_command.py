@@ -1,4 +1,4 @@
-"""``td3-robot record``: what it says of its options and of a full disk."""
+"""``td3-robot record``: messages about its options and about a full disk."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ FULL = "No space left on device"
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """``record(*options)``: the command, in this process, of a recorder that nobody connects to and that stops at once;
-    its exit code."""
+    """Returns ``record(*options)``, which runs the command in this process and returns its exit code.
+
+    Nobody connects to the recorder, and it stops at once.
+    """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # they are pytest's
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     monkeypatch.setattr(Node, "spin", lambda *_, **__: None)
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: 'ipc://{tmp_path}/recorder'}}\n")
     before = signal.getsignal(signal.SIGUSR1)
@@ -38,7 +40,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("other", ["mb", "s"])
-def test_a_ring_is_not_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ring_cannot_be_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record("--ring-s", "30", f"--split-{other}", "5") == 2
     said = capsys.readouterr().err
     assert f"record.ring_s is 30 and record.split_{other} 5: a ring cannot be split" in said
@@ -46,12 +48,12 @@ def test_a_ring_is_not_split(other: str, record: Any, tmp_path: Path, capsys: py
     assert not (tmp_path / "leg.mcap").exists()
 
 
-def test_where_it_records_to(record: Any, caplog: Any) -> None:
+def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, caplog: Any) -> None:
     caplog.set_level("INFO")
     assert record() == 0
     assert "recording into leg.mcap" in caplog.messages
     caplog.clear()
-    assert record("--ring-s", "30", "--name", "again") == 2  # leg.mcap is there
+    assert record("--ring-s", "30", "--name", "again") == 2  # leg.mcap exists
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
@@ -62,7 +64,7 @@ def test_where_it_records_to(record: Any, caplog: Any) -> None:
 
 
 class FullDisk(writer._File):
-    """It takes the beginning of a file."""
+    """A file on a disk that fills up after the first write."""
 
     def write(self, data: Any, /) -> int:
         if self.tell():
@@ -70,10 +72,10 @@ class FullDisk(writer._File):
         return super().write(data)
 
 
-def test_a_full_disk_is_said_once_with_what_to_do(
+def test_a_full_disk_is_reported_once_with_a_remedy(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither the chunk that is due after a second can be written, nor the index at the end."""
+    """The chunk that is due after a second and the index at the end both fail."""
     monkeypatch.setattr(writer, "_File", FullDisk)
 
     def spin(node: Node, core: Recorder, **_: Any) -> None:
@@ -91,7 +93,7 @@ def test_a_full_disk_is_said_once_with_what_to_do(
     )
 
 
-def test_what_ends_a_recorder_first_is_what_is_said(
+def test_the_first_error_is_the_one_reported(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def spin(*_: Any, **__: Any) -> None:
@@ -103,7 +105,7 @@ def test_what_ends_a_recorder_first_is_what_is_said(
     assert capsys.readouterr().err == "recorder: the supervisor refuses us\n"
 
 
-def test_a_file_is_named_where_it_cannot_be_written() -> None:
+def test_a_write_error_names_the_file() -> None:
     with pytest.raises(OSError, match=FULL) as caught, writer._File("/dev/full", "w") as file:
         file.write(b"x")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")

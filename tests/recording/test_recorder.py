@@ -1,4 +1,4 @@
-"""The recorder: what it takes, when it begins a new file, what it keeps of the last seconds."""
+"""The recorder: what it stores, when it starts a new file, and which last seconds its ring keeps."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def weights(version: int) -> Weights:
     return Weights(version, 0, 0, "", b"")
 
 
-def test_splitting_by_time_begins_each_file_with_the_newest_weights(make: Make, make_step: Make) -> None:
-    """A message each 0.1 s and files of 1 s: the eleventh is the first of the second file."""
+def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
+    """A message each 0.1 s and files of 1 s: the eleventh message is the first of the second file."""
     it = make(split_s=0.95)
     it.say(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
@@ -38,8 +38,8 @@ def test_splitting_by_time_begins_each_file_with_the_newest_weights(make: Make, 
     assert first + second == list(range(12))
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
-    # A part begins where it was begun, though the weights it repeats are older: the Step that closes the first file is
-    # said at 0.9 or 1.0 s, and the last of all at 1.4 s.
+    # A part's time range ignores the older weights that it repeats. The Step that closes the first file is
+    # published at 0.9 or 1.0 s, and the last Step at 1.4 s.
     first_file, second_file = (Session([path]) for path in it.recorder.files)
     assert first_file.begin == BEGIN
     assert first_file.end <= second_file.begin
@@ -54,14 +54,14 @@ def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
     it.recorder.close(it.now)
     assert len(it.recorder.files) >= 2
     assert [number for file in it.sequences() for number in file] == list(range(60))
-    # A file is closed with the chunk that fills it: half a second of it too much at most, five messages of ~1 kB.
+    # A file may exceed the limit by its last chunk: at most half a second, five messages of about 1 kB.
     assert all(path.stat().st_size < 40_000 for path in it.recorder.files)
 
 
-def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) -> None:
-    """Of 40 Steps in 4 s, the last of 1 s (taken after 3.0 s), and the weights from before them.
+def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make) -> None:
+    """Of 40 Steps in 4 s, the ring keeps the last 1 s (received after 3.0 s) and the weights from before.
 
-    And those of half a second more, which is how long what was said before may be on its way.
+    The file also holds the next 0.5 s, because earlier messages may still be on their way.
     """
     it = make(ring_s=1.0)
     it.say(weights(1), *(make_step(n) for n in range(40)))
@@ -75,7 +75,7 @@ def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) ->
     assert 44 <= steps[-1] <= 45
     assert 29 <= steps[0] <= 30
     assert it.sequences("weights") == [[0]]
-    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # and not since the weights
+    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # the weights do not count
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 1
 
@@ -84,7 +84,9 @@ def test_ring_writes_the_last_seconds_when_asked(make: Make, make_step: Make) ->
     ("reason", "files"),
     [("stopped", 0), ("connected anew", 0), ("silent for 2.0 s", 1), ("replaced by a later incarnation", 1)],
 )
-def test_ring_writes_when_a_node_is_gone_without_a_word(make: Make, make_step: Make, reason: str, files: int) -> None:
+def test_the_ring_writes_when_a_node_disappears_without_a_bye(
+    make: Make, make_step: Make, reason: str, files: int
+) -> None:
     it = make(ring_s=1.0)
     it.say(*(make_step(n) for n in range(20)))
     it.recorder.step([(it.peer, Bye(reason))], it.now)
@@ -92,7 +94,9 @@ def test_ring_writes_when_a_node_is_gone_without_a_word(make: Make, make_step: M
     assert len(it.recorder.files) == files
 
 
-def test_a_ring_that_nothing_happened_to_says_so(make: Make, make_step: Make, caplog: Any, tmp_path: Path) -> None:
+def test_a_ring_without_an_event_logs_that_nothing_was_written(
+    make: Make, make_step: Make, caplog: Any, tmp_path: Path
+) -> None:
     caplog.set_level("INFO")
     it = make(ring_s=1.0)
     it.say(make_step(0))
@@ -102,7 +106,7 @@ def test_a_ring_that_nothing_happened_to_says_so(make: Make, make_step: Make, ca
     assert not path.exists()
 
 
-def test_a_trigger_without_a_ring_says_that_it_does_nothing(make: Make, caplog: Any) -> None:
+def test_a_trigger_without_a_ring_logs_that_it_does_nothing(make: Make, caplog: Any) -> None:
     caplog.set_level("INFO")
     it = make()
     it.recorder.trigger("SIGUSR1")
@@ -110,26 +114,26 @@ def test_a_trigger_without_a_ring_says_that_it_does_nothing(make: Make, caplog: 
     assert caplog.messages == ["SIGUSR1 does nothing without --ring-s: the recorder writes everything at once"]
 
 
-def test_ring_writes_on_a_fault_once_and_again_for_the_next(make: Make, make_step: Make) -> None:
+def test_the_ring_writes_once_for_a_fault_and_again_for_the_next(make: Make, make_step: Make) -> None:
     it = make(ring_s=1.0)
     failed = Status("sim-0", "failed", "it fell", {}, {})
     it.say(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 26)))
-    assert len(it.recorder.files) == 1  # the second was on its way
+    assert len(it.recorder.files) == 1  # the second fault arrives before the first is written
     it.say(failed, *(make_step(n) for n in range(26, 30)))
-    assert len(it.recorder.files) == 1  # the third comes within the second of the first
+    assert len(it.recorder.files) == 1  # the third fault comes less than 1 s after the first
     it.say(*(make_step(n) for n in range(30, 50)))
-    assert len(it.recorder.files) == 2  # and is written when that is over
+    assert len(it.recorder.files) == 2  # and is written after that second
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 2
     assert [examine(file)["metadata"]["written_because"] for file in it.recorder.files] == ["sim-0 failed: it fell"] * 2
     first, second = it.sequences()
-    assert first[-1] >= second[0]  # of what both hold, one counts
+    assert first[-1] >= second[0]  # the files overlap, and each message counts once
     steps = [message.sequence for _, message in Session(it.recorder.files).messages(("step",))]
     assert steps == list(range(first[0], second[-1] + 1))
     assert sum(Session(it.recorder.files).counts.values()) == len(list(Session(it.recorder.files).entries()))
 
 
-def test_ring_that_waits_is_written_at_the_end(make: Make, make_step: Make) -> None:
+def test_a_pending_ring_is_written_at_the_end(make: Make, make_step: Make) -> None:
     it = make(ring_s=10.0)
     failed = Status("sim-0", "failed", "", {}, {})
     it.say(make_step(0), failed, *(make_step(n) for n in range(1, 7)), failed, make_step(7))
@@ -139,7 +143,7 @@ def test_ring_that_waits_is_written_at_the_end(make: Make, make_step: Make) -> N
     assert second == list(range(8))
 
 
-def test_ring_has_a_limit_of_memory(make: Make, make_step: Make) -> None:
+def test_the_ring_has_a_memory_limit(make: Make, make_step: Make) -> None:
     it = make(ring_s=100.0, ring_mb=0.01)
     it.say(*(make_step(n) for n in range(100)))
     assert it.recorder.counters["ring_too_small"] > 0
@@ -150,7 +154,7 @@ def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) 
     it = make()
     it.say(make_step(0), make_step(1))
     it.sequence["step"] = 0
-    it.say(make_step(1))  # again 1
+    it.say(make_step(1))  # 1 again
     it.sequence["step"] = 4
     it.say(make_step(5))  # 5 after 1
     it.recorder.close(it.now)
@@ -158,7 +162,7 @@ def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) 
     assert (it.recorder.counters["repeated"], it.recorder.counters["missed"]) == (1, 3)
 
 
-def test_no_file_is_written_over(tmp_path: Path, make: Make) -> None:
+def test_no_file_is_overwritten(tmp_path: Path, make: Make) -> None:
     (tmp_path / "a.mcap").write_text("precious")
     (tmp_path / "a_1.mcap").write_text("too")
     assert free_name(tmp_path / "a.mcap").name == "a_2.mcap"
@@ -174,12 +178,12 @@ def test_no_file_is_written_over(tmp_path: Path, make: Make) -> None:
         (["a/notes", "b/other", "b/notes"], "--attach 'b/notes': 'a/notes' is called 'notes'"),
     ],
 )
-def test_attachments_need_names_of_their_own(names: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attachments_need_unique_names(names: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     attach = [word for name in names for word in ("--attach", name)]
     assert main(["record", "a.mcap", "--run", "none", *attach]) == 2
     assert capsys.readouterr().err == f"td3-robot record: {words}; give it another name\n"
 
 
-def test_a_file_is_attached_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_cannot_be_attached_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "a.mcap", "--run", "none", "--attach", "b/notes", "--attach", "b/notes"]) == 2
     assert capsys.readouterr().err == "td3-robot record: --attach 'b/notes' is given twice\n"

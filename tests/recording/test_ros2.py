@@ -66,7 +66,7 @@ def test_joint_states(converted: Path) -> None:
     assert second.header.stamp.nanosec == 0
 
 
-def test_the_bytes_of_a_message_by_hand(converted: Path) -> None:
+def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
     """CDR, little-endian: 4 bytes of encapsulation, int32 sec, uint32 nanosec, then strings with length and zero."""
     with converted.open("rb") as file:
         [data] = [
@@ -81,7 +81,7 @@ def test_the_bytes_of_a_message_by_hand(converted: Path) -> None:
     assert data[40:44] == b"hip\0"
 
 
-def test_a_machine_without_rosbags_is_told_what_to_install(
+def test_a_missing_rosbags_package_is_reported_with_the_install_command(
     save: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rosbags.typesys", None)
@@ -100,8 +100,8 @@ def test_diagnostics(converted: Path) -> None:
     assert {item.key: item.value for item in status.values} == {"lag_s": "0.5", "steps": "3"}
 
 
-def test_the_schemas_are_the_ones_of_ros(converted: Path) -> None:
-    """Parsed from the file, they give the message definitions that rosbags knows."""
+def test_the_schemas_match_the_ros_definitions(converted: Path) -> None:
+    """The message definitions in the file equal those in rosbags."""
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
     with converted.open("rb") as file:
         summary = make_reader(file).get_summary()

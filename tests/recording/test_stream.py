@@ -1,4 +1,4 @@
-"""What is said of one topic of one publisher: by its publisher's clock, which may be set, and is exact else."""
+"""Statistics of one topic of one publisher, measured with the publisher's clock, which may be set."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MS = SECOND // 1000
 
 
 @pytest.mark.parametrize("jump", [0, 3600 * SECOND, -3600 * SECOND])
-def test_rate_and_silence_of_what_came_in_handfuls(jump: int) -> None:
-    """100 messages at 50 Hz, but for a second of silence after half of them, come each 100 ms, the first 150 ms late.
+def test_rate_and_longest_gap_of_messages_that_arrive_in_batches(jump: int) -> None:
+    """100 messages at 50 Hz, with a pause of 1 s after half of them, arrive every 100 ms, the first ones 150 ms late.
 
-    From the 60th on the publisher's clock is another. 99 intervals of 20 ms and the second are 2.98 s: 33.22 Hz. Where
-    the clock was set one interval is known to half a second only.
+    The publisher's clock jumps at message 60. 99 intervals of 20 ms and the pause are 2.98 s: 33.22 Hz. The interval
+    with the jump is known only to within half a second.
     """
     stream = None
     for number in range(100):

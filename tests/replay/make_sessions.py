@@ -1,11 +1,12 @@
-"""Makes the recorded sessions that `test_sessions.py` replays:
+"""Make the recorded sessions that `test_sessions.py` replays:
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two are trainings with real processes, one of which loses its policy server on the way; four are runs in one process,
-whose clock and links are in our hands, so that a message can be lost, another be late, and a deadline be missed. Make
-them anew when the protocol changes; when only behaviour changes on purpose, `td3-robot replay FILE --update` shows and
-keeps that.
+Two sessions are trainings with real processes; in one of them the policy server is killed. Four run in one process
+with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
+
+Make them again when the protocol changes. If only behaviour changes on purpose, `td3-robot replay FILE --update`
+shows the change and stores it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
 
 
 def walkers(target: Path) -> None:
-    """Lock-step, two simulators of two robots each, evaluations; every episode ends with a fall."""
+    """Lock-step with two simulators of two robots each, and with evaluations. Every episode ends with a fall."""
     overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
     run = Training(target.parent, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep")
     run.finish()
@@ -54,7 +55,7 @@ def walkers(target: Path) -> None:
 
 
 def pendulum(target: Path) -> None:
-    """One robot whose episodes are truncated after 200 steps; the policy server is killed and comes back."""
+    """One robot, whose episodes are truncated after 200 steps. The policy server is killed and restarted."""
     run = Training(target.parent, 1040, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.25")
     run.wait_for_steps(300)
     os.kill(run.pid_of("policy"), signal.SIGKILL)
@@ -73,9 +74,9 @@ def tampered(target: Path) -> None:
 
 
 def faulted(target: Path) -> None:
-    """A robot in real time: its policy server, then itself, pauses until watchdogs bite; an operator does the rest.
+    """A robot in real time. Its policy server and then the robot pause until a watchdog fires. An operator commands.
 
-    One period is 1/30 s: with deadlines of 100 ms, a pause of 8 periods is a fault, which 100 ms without one end.
+    One period is 1/30 s. Deadlines are 100 ms, so a pause of 8 periods is a fault. It ends 100 ms after the pause.
     """
     overrides = ("pacing.mode=realtime", "learner.learning_starts=40", "learner.replay_ratio=0.2", "total_steps=180")
     safety = (
@@ -107,7 +108,7 @@ Act = Callable[[], object]
 
 
 def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[tuple[str, int, int]], end: int) -> None:
-    """Do what is to be done at its time (ms); whoever is paused from when to when stands still."""
+    """Run each action at its time (ms). A paused node takes no turns between its two times."""
     waiting = sorted(acts, key=lambda act: act[0])
     while stage.ms < end:
         while waiting and waiting[0][0] <= stage.ms:
@@ -117,7 +118,7 @@ def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[t
 
 
 def speaker(stage: Deployed) -> Callable[..., Act]:
-    """``say(VERB, TARGET, POLICY)``: what has the operator, or the driver named, say that."""
+    """Returns ``say(VERB, TARGET, POLICY)``, an action in which the operator or the named driver sends a command."""
     numbers = itertools.count(1)
 
     def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
@@ -130,7 +131,7 @@ def speaker(stage: Deployed) -> Callable[..., Act]:
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server: whatever can go wrong with either does, with every safety setting in force."""
+    """A robot and its policy server with every safety setting, and every fault that either can have."""
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",
@@ -142,7 +143,7 @@ def deployed(target: Path) -> None:
         "safety.action_deadline_ms=100",
         "safety.recovery_ms=40",
     )
-    script = {  # for one control period of 20 ms or more, so that one observation at least falls into it
+    script = {  # at least one control period of 20 ms, so that each covers an observation
         "nan": (600, 660),
         "frozen": (1200, 1500),
         "out of range": (2000, 2020),
@@ -177,7 +178,7 @@ def deployed(target: Path) -> None:
 
 
 def restarted(target: Path) -> None:
-    """A robot, its policy server and a learner come late, leave and come back; who is no operator gives commands."""
+    """A robot, its policy server and a learner start late, leave and return. A driver also sends commands."""
     safety = (
         "safety.limits=[-0.9, 0.9]",
         "safety.safe_action={torque: -0.125}",
@@ -200,14 +201,14 @@ def restarted(target: Path) -> None:
     def serve(policy: Bundle | None = None) -> Act:
         return lambda: stage.serve(policy, safety_state=(kept or [SafetyState()])[-1] if policy else None, learner=True)
 
-    first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))  # which holds for learners' policies too
+    first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))  # applies to the learner's policies too
     second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))
     other_leg = replace(LEG, actions=(replace(LEG.actions[0], high=2.0),))
     foreign = replace(leg_policy(3, 3), spec=other_leg).encode()
     acts: list[tuple[int, Act]] = [
         (0, stage.drive),
         (600, serve(first)),
-        # Weights: good ones, with another hash, of another robot, not newer; while frozen, after a roll-back.
+        # Weights: valid ones, with a wrong hash, of another robot, not newer; while frozen, after a roll-back.
         (900, learn(2)),
         (1000, learn(3, sha256="0" * 64)),
         (1050, learn(3, payload=foreign, sha256=sha256(foreign))),
@@ -223,10 +224,10 @@ def restarted(target: Path) -> None:
         (1600, say("unfreeze")),
         (1650, learn(8)),
         (1700, say("rollback", version=7)),
-        # The newest Step comes over and over again.
+        # The newest Step is repeated.
         (1800, lambda: repeat(stage.server, until=lambda: stage.ms >= 1960)),
         (2100, say("activate", "leg")),
-        # The driver leaves and comes back under a stop, and under a fault.
+        # The driver leaves and returns during a stop, and during a fault.
         (2200, say("estop", "leg")),
         (2250, lambda: stage.end("leg")),
         (2300, say("activate", "leg")),
@@ -237,7 +238,7 @@ def restarted(target: Path) -> None:
         (2850, lambda: stage.end("leg")),
         (2900, stage.drive),
         (3000, say("activate", "leg")),
-        # A driver may stop all, and nothing else.
+        # A driver may stop all robots, and nothing else.
         (3050, lambda: stage.join("arm")),
         (3100, say("deactivate", by="arm")),
         (3120, say("estop", "leg", by="arm")),
@@ -246,14 +247,14 @@ def restarted(target: Path) -> None:
         (3250, lambda: stage.end("arm")),
         (3300, say("reset")),
         (3350, say("activate")),
-        # The server is killed while inactive, with a policy that was taken back; the robot stops itself meanwhile.
+        # The server is killed while inactive, after a policy was rolled back. The robot stops itself meanwhile.
         (3550, say("rollback")),
         (3600, say("deactivate")),
         (3650, kill),
         (3850, serve(learnt_policy(8))),
         (4000, say("reset")),
         (4050, say("activate")),
-        # It is killed under stops of its own and of one robot, one that is not there too.
+        # The server is killed under a stop of all, a stop of one robot, and a stop of an absent robot.
         (4250, say("estop", "leg")),
         (4270, say("estop", "nobody")),
         (4300, say("estop")),
@@ -267,7 +268,7 @@ def restarted(target: Path) -> None:
         (4850, say("deactivate")),
         (4900, say("shutdown")),
         (4950, kill),
-        # One without a policy of its own: when the first comes, the newest Step is too old to be answered.
+        # A server without a deployed policy. When the first weights come, the newest Step is too old for an answer.
         (5000, stage.drive),
         (5000, serve()),
         (5340, learn(9)),
@@ -302,7 +303,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # As it was recorded first, so that nothing is put right by the update, which only adds transitions.
+            # Check the recording as made, before --update: the update must only add transitions.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

@@ -1,4 +1,4 @@
-"""Runs in one process whose clock and links are in our hands, recorded as real ones are; and real ones."""
+"""Recorded runs for the replay tests: in one process with a simulated clock and links, or as real processes."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class Training:
             raise RuntimeError(output)
 
 
-OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # as every node says
+OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # as every node announces
 
 
 class _AtOnce(Tap):
-    """Gathers nothing: what a node says is recorded when it says it, even if that is its last word."""
+    """A tap that sends each message to the recorder at once, so that the last message is recorded too."""
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         super().offer(link, message, payload)
@@ -90,7 +90,7 @@ class _AtOnce(Tap):
 
 
 class Tape:
-    """Records the buses of one process, with a clock of our own (``now``, in ns)."""
+    """Records the buses of one process with a simulated clock (``now``, in ns)."""
 
     def __init__(self, target: Path, config: Config) -> None:
         self.now = 1_000_000_000
@@ -98,7 +98,7 @@ class Tape:
         self._begin = time.time_ns()
 
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
-        """What this start of a node of this name is recorded by."""
+        """Return the tap that records this start of the named node."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
         session.sent(0.0)
         return _AtOnce(
@@ -119,7 +119,7 @@ class Tape:
 
 
 class TapSink:
-    """Hands what a core's boundary records to a tap."""
+    """Passes the records of a core's boundary to a tap."""
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
@@ -132,7 +132,7 @@ class TapSink:
 
 
 class Stage:
-    """A recorded run in one process, whose clock (5 ms a turn) and links are in our hands."""
+    """A recorded run in one process with a simulated clock (5 ms a turn) and simulated links."""
 
     def __init__(self, target: Path, config: Config) -> None:
         self.tape = Tape(target, config)
@@ -159,28 +159,28 @@ class Stage:
         return self.tape.now * 1e-9
 
     def bus(self, core: object) -> MemoryBus:
-        """That of one of the cores."""
+        """Return the bus of a core."""
         return next(bus for other, bus in self._run.nodes if other is core)
 
     def another_bus(self) -> MemoryBus:
-        """A bus that can connect to those of the cores."""
+        """Return a new bus that can connect to the cores' buses."""
         return MemoryBus(self._run.network, self._run.clock)
 
     def turns(self) -> Iterator[int]:
-        """A turn of the clock after the other until the learner is done: the Steps that the robot has published."""
+        """Advance the clock by one turn at a time until the learner is done. Yields the number of published Steps."""
         while not self.learner.done:
             self.tape.now += 5_000_000
             yield self.robot.counters["steps"]
 
     def play(self, paused: Collection[object]) -> None:
-        """Let all cores but these have their turn."""
+        """Run one turn of all cores except the paused ones."""
         for (core, bus), recorded in zip(self._run.nodes, self._cores, strict=True):
             if core not in paused:
                 for to, message in recorded.step(bus.receive(0.0), self.now):
                     bus.send(to, message)
 
     def close(self) -> None:
-        """The learner's last words, and the end of the recording."""
+        """Record the learner's last Status and close the recording."""
         last = Status("learner", "finished", "", self.learner.reports.figures(0.0), self.learner.counts())
         self._taps["learner"].offer("supervisor", last, codec.encode(last))
         self._run.close()
@@ -196,18 +196,18 @@ LEG = RobotSpec(
 
 
 def leg_policy(seed: int, version: int, scale: float = 1.5) -> Bundle:
-    """Random weights, large enough that what they want meets every limit; of 1e30, so large that it is no number."""
+    """Random weights whose actions reach every limit. A scale of 1e30 overflows to NaN."""
     rng = np.random.default_rng(seed)
     tensors = {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in layer_shapes(LEG, (6,)).items()}
     return Bundle(LEG, (6,), tensors, provenance={"version": version})
 
 
 class ScriptedLeg(Robot):
-    """A leg that swings by itself; what goes wrong with it, and when, is told by its script.
+    """A leg that swings by itself. Its script tells which faults occur, and when.
 
     Args:
-        script: what goes wrong, with the times (ms) from when to when.
-        clock: the time in ms.
+        script: for each fault, its begin and end (ms).
+        clock: returns the time in ms.
     """
 
     spec = LEG
@@ -245,11 +245,12 @@ class ScriptedLeg(Robot):
 
 
 class Deployed:
-    """A deployed policy server, its learner, drivers and an operator in one process, recorded; a turn is 5 ms.
+    """A deployed policy server, its learner, drivers and an operator in one recorded process. A turn is 5 ms.
 
     Args:
-        config, of_driver: of the policy server and the recorder; of drivers.
-        script: of the leg.
+        config: for the policy server and the recorder.
+        of_driver: for the drivers.
+        script: the faults of the leg.
     """
 
     def __init__(self, target: Path, config: Config, of_driver: Config, script: Mapping[str, tuple[int, int]]) -> None:
@@ -274,12 +275,12 @@ class Deployed:
 
     @property
     def policy(self) -> PolicyCore:
-        """The server's core."""
+        """The policy server's core."""
         assert self._policy
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server, with its learner or without: what waits in its queue is there at once."""
+        """Start the policy server, with or without its learner. It receives the messages in its queue at once."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
@@ -310,7 +311,7 @@ class Deployed:
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
-        """A driver that is none of ours comes, of another leg: it says what it is made to."""
+        """Connect a driver without a core, under another name. The test sends its messages."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
@@ -321,13 +322,13 @@ class Deployed:
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:
-        """A node ends: in order, or killed, without a word."""
+        """End a node: orderly with a Bye, or killed without one."""
         _, bus = self._nodes.pop(name)
         if bye:
             bus.send("policy", Bye("stopped"))
 
     def learn(self, learnt: Weights) -> None:
-        """The learner sends weights to the policy server."""
+        """Send weights from the learner to the policy server."""
         assert self._pupil
         self._learner.send(self._pupil, learnt)
 
@@ -342,7 +343,7 @@ class Deployed:
         bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}))
 
     def turn(self, paused: Collection[str] = ()) -> None:
-        """Let 5 ms pass, and all but these have their turn."""
+        """Advance the clock by 5 ms and run one turn of all nodes except the paused ones."""
         self.tape.now += 5_000_000
         now = self.tape.now * 1e-9
         self._operator.receive(0.0)
@@ -355,17 +356,17 @@ class Deployed:
                     bus.send(to, message)
 
     def say(self, message: Message, name: str = "") -> None:
-        """The operator, or a driver of this name, says something to the policy server."""
+        """Send a message to the policy server from the operator or from the named driver."""
         bus = self._nodes[name][1] if name else self._operator
         bus.send("policy", message)
 
     def close(self) -> None:
-        """The end of the recording."""
+        """Close the recording."""
         self.tape.writer.close()
 
 
 def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
-    """For a while a server gets the Step that comes next again and again, in place of every further one."""
+    """Deliver the next Step to the server again and again, in place of all later Steps, until a condition holds."""
     deliver = server.deliver
     held: list[Frames] = []
 
@@ -379,7 +380,7 @@ def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
 
 
 def tamper(*servers: MemoryBus, lost: int, late: int) -> None:
-    """On the way to these servers let one Step vanish, and hold another back until the one after it has come."""
+    """On the links to these servers, drop one Step and deliver another one after its successor."""
     for server in servers:
         _tamper(server, server.deliver, lost, late)
 

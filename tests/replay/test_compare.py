@@ -1,4 +1,4 @@
-"""The comparer finds what it is there to find: each kind of change is planted, and must be seen."""
+"""The comparison finds every kind of change that these tests plant."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def both(expected: list[Message], got: list[Message], topic: str = "action") -> 
     return compare(topic, expected, got, exact=True), compare(topic, expected, got, exact=False)
 
 
-def test_equal_is_equal() -> None:
+def test_equal_messages_compare_as_equal() -> None:
     for result in both(actions(), actions()):
         assert result.same
         assert result.compared == 10
         assert result.worst() is None
 
 
-def test_a_changed_value_is_found_with_its_place() -> None:
+def test_a_changed_value_is_found_and_located() -> None:
     value = actions()[4].action[1, 0].item()  # type: ignore[attr-defined]
     for result in both(actions(), with_action(actions(), 4, value + 0.5)):
         assert result.counts == {"action": 1}
@@ -55,7 +55,7 @@ def test_a_changed_value_is_found_with_its_place() -> None:
         assert result.errors["action"][4] == pytest.approx(0.5)
 
 
-def test_a_change_below_the_tolerance_counts_only_to_the_bit() -> None:
+def test_a_change_below_the_tolerance_counts_only_in_exact_mode() -> None:
     """The tolerance of Action.action is 1e-5 of 1 + |value|."""
     assert wire_fields(Action)["action"].tolerance == 1e-5
     for error, same in ((0.5e-5, True), (4e-5, False)):
@@ -64,7 +64,7 @@ def test_a_change_below_the_tolerance_counts_only_to_the_bit() -> None:
         assert near.same is same
 
 
-def test_the_smallest_change_and_the_sign_of_zero_count_to_the_bit() -> None:
+def test_the_smallest_change_and_the_sign_of_zero_count_in_exact_mode() -> None:
     for one, other in ((np.float32(0.5), np.nextafter(np.float32(0.5), np.float32(1))), (0.0, -0.0)):
         exact, near = both(with_action(actions(), 4, float(one)), with_action(actions(), 4, float(other)))
         assert exact.counts == {"action": 1}
@@ -72,7 +72,7 @@ def test_the_smallest_change_and_the_sign_of_zero_count_to_the_bit() -> None:
         assert exact.worst() == "action"
 
 
-def test_not_a_number_is_found() -> None:
+def test_nan_is_found() -> None:
     for result in both(actions(), with_action(actions(), 4, float("nan"))):
         assert result.counts == {"action": 1}
         assert result.first[0].got == "nan"
@@ -84,7 +84,7 @@ def test_not_a_number_is_found() -> None:
 
 
 def test_infinity_is_found() -> None:
-    """An expected one too: no tolerance is large enough to make something else of it."""
+    """An expected infinity also differs from every other value: no tolerance is large enough."""
     infinite, other = with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("-inf"))
     for expected, got in ((actions(), infinite), (infinite, actions()), (infinite, other), (other, infinite)):
         for result in both(expected, got):
@@ -101,7 +101,7 @@ def test_a_missing_message_is_found() -> None:
         assert result.compared == 9
 
 
-def test_a_message_too_many_is_found() -> None:
+def test_an_extra_message_is_found() -> None:
     for got, message in ((actions(11), "sim-0 0 10"), ([*actions(), actions()[3]], "sim-0 0 3 no. 2")):
         for result in both(actions(), got):
             assert result.counts == {"not expected": 1}
@@ -120,12 +120,12 @@ def test_a_reordered_pair_is_found() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("weights_version", 2), ("noise_kind", 2), ("noise_seed", 8), ("stamp", 1)]
 )
-def test_identities_are_exact_within_tolerance_too(field: str, value: int) -> None:
+def test_identities_are_compared_exactly_despite_a_tolerance(field: str, value: int) -> None:
     for result in both(actions(), changed(actions(), 4, **{field: value})):
         assert result.counts == {field: 1}
 
 
-def test_flags_texts_maps_and_bytes_are_exact(make_step: Make) -> None:
+def test_flags_texts_maps_and_bytes_are_compared_exactly(make_step: Make) -> None:
     steps: list[Message] = [make_step(number) for number in range(3)]
     phase = np.array([2], np.uint8)
     for field, value in (("phase", phase), ("world", {"0": {"mass": 1.0}}), ("origin", 3)):
@@ -137,8 +137,8 @@ def test_flags_texts_maps_and_bytes_are_exact(make_step: Make) -> None:
             assert result.counts == {field: 1}
 
 
-def test_of_a_map_the_place_is_named() -> None:
-    """Down to where both have the same keys; which keys there are is a difference of the map."""
+def test_a_difference_inside_a_map_is_located() -> None:
+    """The location names the deepest level at which both maps have the same keys. A missing key is reported there."""
     held = {"stopped": [], "held": {"leg": "a stop", "arm": "nan"}}
     for other, field, got in (
         ({"stopped": [], "held": {"leg": "a stop", "arm": "inf"}}, "latches[held][arm]", "'inf'"),
@@ -156,13 +156,13 @@ def test_another_shape_is_found(make_step: Make) -> None:
         assert result.first[0].field == "phase, its shape"
 
 
-def test_nothing_against_something() -> None:
+def test_an_empty_list_differs_from_messages() -> None:
     assert compare("action", [], actions(), exact=True).counts == {"not expected": 10}
     assert compare("action", actions(), [], exact=True).counts == {"missing": 10}
 
 
 def test_plot_shows_where_the_error_is() -> None:
-    """600 messages in 60 columns; the one error is message 300: column 30, as high as the picture."""
+    """600 messages in 60 columns. The one error is at message 300, so column 30 has full height."""
     errors = [0.0] * 600
     errors[300] = 2.0
     lines = plot(errors)

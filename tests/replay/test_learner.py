@@ -1,4 +1,4 @@
-"""Replay of a learner that a session shipped with the tests does not cover."""
+"""Replay of a learner whose configuration no shipped session has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.replay.stages import Stage
 
 
 def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
-    """The learner that only stores runs free, where ``replay_storage: file`` and ``n_step`` 3 exclude each other."""
+    """The learner that only stores runs free-running, and there ``replay_storage: file`` and ``n_step`` 3 conflict."""
     overrides = ("learner.replay_storage=file", "learner.n_step=3", "learner.learning_starts=20", "timing=lockstep")
     target = tmp_path / "session.mcap"
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=60"]))

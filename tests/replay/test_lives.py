@@ -1,4 +1,4 @@
-"""What a recording lacks or has wrong is said by replay, and nothing beyond it is compared."""
+"""Replay reports what a recording lacks or has wrong, and compares nothing beyond it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ DEPLOYED = Path(__file__).parent / "sessions" / "deployed.mcap"
 ALL = Session([DEPLOYED]).counts["policy", 0, "lifecycle"]
 ALL_ACTIONS = Session([DEPLOYED]).counts["policy", 0, "action"]
 Change = Callable[[Entry], Entry | None]
-pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value):RuntimeWarning"
+)  # the session loads a policy of 1e30
 
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Session]:
-    """``changed(CHANGE, METADATA)``: the deployed session with each entry changed, or left out."""
+    """Returns ``changed(CHANGE, METADATA)``: the deployed session with each entry changed or left out."""
 
     def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
         session = Session([DEPLOYED])
@@ -56,30 +58,30 @@ def policy(session: Session) -> tuple[replay.CoreReport, int]:
     return report, sum(c.compared for c, _ in report.comparisons if c.topic == "lifecycle")
 
 
-def test_a_turn_that_is_missing_ends_what_is_compared(changed: Callable[..., Session]) -> None:
+def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "turn", 600)))
     assert report.same
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
-    # Of what came then, 100 Actions are left out: 81 safe ones, 19 of the policy that was loaded by a Command.
+    # The Actions after the gap are not compared: 81 safe ones and 19 of a policy that a Command loaded.
     assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
 
 
 @pytest.mark.parametrize(("publisher", "core", "number"), [("leg", "driver", 600), ("policy", "policy", 601)])
-def test_what_was_said_in_a_turn_that_is_missing_is_no_difference(
+def test_the_outputs_of_a_missing_turn_are_no_difference(
     changed: Callable[..., Session], publisher: str, core: str, number: int
 ) -> None:
-    """The one turn alone is missing: the Step, or Action, of it is there, and seems to be of the turn before."""
+    """Only the turn is missing. Its Step or Action is recorded and seems to belong to the turn before."""
     (report,) = replay.check(changed(without(publisher, "turn", number)), [core])
     assert report.same
     assert report.turns == number
 
 
-def test_an_answer_in_the_last_turn_before_a_gap_that_is_missing_is_no_difference(
+def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
     changed: Callable[..., Session],
 ) -> None:
-    """A recorder without room misses what is said in the last turn that it took, and all that follows for a while."""
+    """A recorder with a full queue misses the outputs of its last turn, and everything after for a while."""
     lost: list[Entry] = []
     begun = 0
     for entry in Session([DEPLOYED]).entries(("step", "turn")):
@@ -94,15 +96,15 @@ def test_an_answer_in_the_last_turn_before_a_gap_that_is_missing_is_no_differenc
     assert report.turns == 601
 
 
-def test_a_step_that_is_missing_is_taken_from_the_turn_that_repeats_it(changed: Callable[..., Session]) -> None:
-    """Its driver may have been killed before it had it recorded."""
+def test_a_missing_step_is_restored_from_the_turn_that_repeats_it(changed: Callable[..., Session]) -> None:
+    """A driver may be killed before its Step is recorded."""
     report, states = policy(changed(without("leg", "step", 100)))
     assert report.same
     assert states == ALL
     assert not report.notes
 
 
-def test_an_input_that_is_missing_ends_it_too(changed: Callable[..., Session]) -> None:
+def test_a_missing_input_ends_the_comparison(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "command", 0)))
     assert report.same
     assert 0 < report.turns < 1259
@@ -110,14 +112,14 @@ def test_an_input_that_is_missing_ends_it_too(changed: Callable[..., Session]) -
     assert any("command" in note and "is not recorded" in note for note in report.notes), report.notes
 
 
-def test_an_answer_that_was_not_recorded_is_no_difference(changed: Callable[..., Session]) -> None:
+def test_an_unrecorded_answer_is_no_difference(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "action", 17, 18)))
     assert report.same
     assert states == ALL
     assert not report.notes
 
 
-def test_without_its_first_turn_or_its_policy_a_servers_states_are_not_compared(
+def test_a_servers_states_are_not_compared_without_its_first_turn_or_policy(
     changed: Callable[..., Session],
 ) -> None:
     report, states = policy(changed(without("policy", "turn", 0)))
@@ -140,7 +142,7 @@ def _told(inputs: list[object], now: float = 3.0) -> dict[str, object]:
         (_told([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
     ],
 )
-def test_a_turn_that_no_node_was_ever_told_is_one_line(
+def test_an_impossible_turn_gives_a_one_line_error(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str], turn: dict[str, object], words: str
 ) -> None:
     def spoil(entry: Entry) -> Entry:
@@ -154,10 +156,10 @@ def test_a_turn_that_no_node_was_ever_told_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_core_that_raises_an_error_is_not_passed_over(
+def test_an_error_in_the_core_fails_the_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Even one that is raised on purpose, in a turn in which nothing was said: its node would end."""
+    """This holds even for an intended error in a turn without outputs, because the node would end there."""
 
     def raising(core: PolicyCore, inputs: Sequence[Input], now: float) -> list[Output]:
         outputs = step(core, inputs, now)
@@ -181,7 +183,7 @@ def test_a_core_that_raises_an_error_is_not_passed_over(
         ({"config": "tusk: Leg"}, "configuration of policy: "),
     ],
 )
-def test_a_start_that_makes_no_sense_is_one_line(
+def test_an_invalid_start_gives_a_one_line_error(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str], fields: dict[str, object], words: str
 ) -> None:
     def spoil(entry: Entry) -> Entry:
@@ -198,10 +200,10 @@ def test_a_start_that_makes_no_sense_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_what_an_older_node_did_not_offer_is_not_checked_unless_there_is_a_reference(
+def test_messages_that_an_older_node_did_not_offer_are_compared_only_with_a_reference(
     changed: Callable[..., Session],
 ) -> None:
-    """A recording from before `told` and `latches`: its Starts do not say that these are offered."""
+    """In a recording from before `told` and `latches`, the Starts do not offer them."""
 
     def older(it: Entry) -> Entry | None:
         if it.topic != "start":
@@ -222,15 +224,15 @@ def test_what_an_older_node_did_not_offer_is_not_checked_unless_there_is_a_refer
     reports = replay.check(Session(session.paths), ["policy", "driver"])
     assert {c.topic: c.compared for r in reports for c, _ in r.comparisons}["told"] == 331
     assert all(report.same and not report.notes for report in reports)
-    # Of a node that might have said it, and did not, it is a difference.
+    # For a node that offers a message, its absence is a difference.
     reports = replay.check(changed(silent), ["policy", "driver"])
     assert [c.counts["not expected"] for r in reports for c, _ in r.comparisons if not c.same] == [20, 331]
 
 
-def test_a_reference_is_compared_by_the_machine_it_was_made_on_and_the_rest_by_the_recordings(
+def test_a_reference_uses_the_machine_that_made_it_and_other_messages_the_recordings_machine(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recorded elsewhere, with an Action that is another number there in its last bit; the driver never applied it."""
+    """The recording is from another machine. An Action that the driver never applied differs in its last bit."""
     host = json.loads(Session([DEPLOYED]).metadata["host"])
     applied = {step.action.tobytes() for _, step in Session([DEPLOYED]).messages([Step.NAME]) if isinstance(step, Step)}
     elsewhere = {"host": json.dumps({**host, "processor": "Abacus 3000"})}
@@ -258,7 +260,7 @@ def test_a_reference_is_compared_by_the_machine_it_was_made_on_and_the_rest_by_t
     exact = [line.partition(": ")[2] for line in lines if line.endswith("the same to the bit")]
     assert exact == [f"policy: {ALL_ACTIONS} action messages the same to the bit"]
     assert sum("driver: " in line and "within tolerance (processor was Abacus 3000" in line for line in lines) > 3
-    # Before there was that attachment, the recording's machine decided.
+    # Without that attachment, the recording's machine decides.
     older = session.paths[0].with_name("older.mcap")
     kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
     write(older, Facts(now.metadata, kept), now.entries())

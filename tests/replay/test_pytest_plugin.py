@@ -1,4 +1,4 @@
-"""The plugin in a project of a user: the one in ``docs/example``, run by pytest as a user would."""
+"""The pytest plugin in a user's project: pytest runs ``docs/example``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> No
     assert "is damaged at byte" in result.stdout
 
 
-def test_a_folder_that_no_test_comes_from_is_an_error(project: Path) -> None:
+def test_a_folder_without_any_collected_recording_is_an_error(project: Path) -> None:
     sessions = project / "tests" / "sessions"
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
@@ -79,8 +79,8 @@ def test_pytest_finds_the_plugin_of_the_installed_package() -> None:
     assert found.value == pytest_plugin.__name__
 
 
-def test_a_difference_is_shown_as_the_command_shows_it(project: Path) -> None:
-    """Here the code is what changes: a policy server whose noise is half as large."""
+def test_a_difference_is_shown_as_the_replay_command_shows_it(project: Path) -> None:
+    """Here the code changes: the policy server's noise is half as large."""
     shutil.copy(RECORDING, project / "tests" / "sessions")
     (project / "tests" / "conftest.py").write_text(
         "from td3_robot.policy.noise import Noise\n"

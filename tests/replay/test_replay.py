@@ -1,4 +1,4 @@
-"""Replay: what is as recorded passes, what is not is reported so that a person can read it."""
+"""Replay passes for unchanged behaviour and reports differences in a readable form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Said = list[tuple[str, Message]]
 
 
 def spoilt(said: Said, number: int, value: float) -> Said:
-    """The same with one number in one Action changed."""
+    """Return the messages with one number in one Action changed."""
     seen, result = 0, []
     for publisher, message in said:
         if isinstance(message, Action):
@@ -46,7 +46,7 @@ def policy(path: Path, *options: str) -> int:
     return main(["replay", str(path), "--core", "policy", *options])
 
 
-def test_the_policy_says_the_same_to_the_bit_over_a_change_of_weights(
+def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save("a.mcap", entries_of(acted(30)))
@@ -56,8 +56,8 @@ def test_the_policy_says_the_same_to_the_bit_over_a_change_of_weights(
     )
 
 
-def test_steps_that_come_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
-    """Links are recorded side by side: here each Action stands before its Step."""
+def test_steps_recorded_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
+    """Links are recorded independently. Here each Action comes before its Step."""
     entries = entries_of(acted(30))
     for at in range(len(entries) - 1):
         if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
@@ -65,7 +65,9 @@ def test_steps_that_come_after_their_action_do_not_matter(acted: Make, save: Mak
     assert policy(save("a.mcap", entries)) == 0
 
 
-def test_a_difference_is_exit_1_and_a_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_gives_exit_code_1_and_a_report(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     assert policy(path) == 1
     text = capsys.readouterr().out
@@ -75,7 +77,7 @@ def test_a_difference_is_exit_1_and_a_report(acted: Make, save: Make, capsys: py
     assert "█" in text
 
 
-def test_the_report_for_programs(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = save("a.mcap", entries_of(acted(30))), save("b.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     assert main(["replay", str(good), str(bad), "--core", "policy", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -86,14 +88,14 @@ def test_the_report_for_programs(acted: Make, save: Make, capsys: pytest.Capture
     assert topic["first"][0]["message"] == "sim-0 0 12"
 
 
-def test_a_lost_action_is_not_asked_for_and_a_second_one_is_answered(acted: Make, save: Make) -> None:
-    """A server keeps only the latest Step; what it never answered is no difference."""
+def test_an_unanswered_step_is_no_difference(acted: Make, save: Make) -> None:
+    """A server keeps only the latest Step, so it may leave a Step without an answer."""
     said = acted(30)
     last_action = max(at for at, (_, message) in enumerate(said) if isinstance(message, Action))
     assert policy(save("a.mcap", entries_of(said[:last_action]))) == 0
 
 
-def test_update_shows_the_difference_then_makes_it_expected(
+def test_update_shows_the_difference_and_then_expects_it(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = acted(30)
@@ -104,7 +106,7 @@ def test_update_shows_the_difference_then_makes_it_expected(
     assert "rewritten, expected now: reference/all/action" in text
     assert policy(path) == 0
     assert "30 action messages the same to the bit" in capsys.readouterr().out
-    # What was recorded is what other cores were told, and stays.
+    # The recording holds what other cores received, so it stays unchanged.
     recorded = [entry.payload for entry in entries_of(spoilt(said, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
     before = path.read_bytes()
@@ -113,8 +115,8 @@ def test_update_shows_the_difference_then_makes_it_expected(
     assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
 
 
-def test_update_of_a_link_is_of_the_file_it_leads_to(acted: Make, save: Make, tmp_path: Path) -> None:
-    """Which keeps its permissions."""
+def test_update_of_a_symbolic_link_changes_its_target(acted: Make, save: Make, tmp_path: Path) -> None:
+    """The target keeps its permissions."""
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     path.chmod(0o640)
     link = tmp_path / "other" / "link.mcap"
@@ -126,8 +128,8 @@ def test_update_of_a_link_is_of_the_file_it_leads_to(acted: Make, save: Make, tm
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:
-    """Two attachments of one name, as older recorders took them: the first is what is read, neither is dropped."""
+def test_update_keeps_everything_else_in_the_file(acted: Make, save: Make) -> None:
+    """Older recorders stored two attachments under one name. The first is read, and both are kept."""
     facts = facts_of_this_machine(Config(), [Attachment("x", "text/plain", data) for data in (b"A", b"B")])
     facts = Facts({**facts.metadata, "host": "{}"}, facts.attachments)
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)), facts)
@@ -141,7 +143,7 @@ def test_update_keeps_what_else_is_in_the_file(acted: Make, save: Make) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"host": 1}', b'{"host": "\xff"}'])
-def test_a_reference_whose_machine_is_damaged_is_refused(data: bytes, acted: Make, save: Make, capsys: Any) -> None:
+def test_a_reference_with_damaged_machine_data_is_refused(data: bytes, acted: Make, save: Make, capsys: Any) -> None:
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     assert policy(path, "--update") == 0
     session = Session([path])
@@ -151,7 +153,7 @@ def test_a_reference_whose_machine_is_damaged_is_refused(data: bytes, acted: Mak
     assert "b.mcap: made/reference/all/action is damaged (" in capsys.readouterr().err
 
 
-def test_within_tolerance_on_another_kind_of_machine(
+def test_another_kind_of_machine_is_compared_within_tolerance(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = acted(30)
@@ -167,7 +169,7 @@ def test_within_tolerance_on_another_kind_of_machine(
     assert policy(save("b.mcap", entries_of(spoilt(said, 0, float(value) + 0.01)), facts)) == 1
 
 
-def test_the_kind_of_machine() -> None:
+def test_the_difference_between_machines() -> None:
     metadata = dict(facts_of_this_machine(Config()).metadata)
     assert machines.difference(metadata, ("numpy",)) is None
     host = json.loads(metadata["host"])
@@ -177,7 +179,7 @@ def test_the_kind_of_machine() -> None:
         assert machines.difference({"host": text}, ()) is not None
 
 
-def test_a_vacuous_session_does_not_pass(
+def test_a_session_with_nothing_to_compare_fails(
     acted: Make, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_steps = [(publisher, message) for publisher, message in acted(30) if publisher == "sim-0"]
@@ -188,8 +190,8 @@ def test_a_vacuous_session_does_not_pass(
     assert "NOTHING could be checked" in text
 
 
-def test_what_cannot_be_checked_is_said(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first weights are not recorded: 15 Actions are of theirs."""
+def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first weights are not recorded, and 15 Actions need them."""
     said = [item for number, item in enumerate(acted(30)) if number != 0]
     assert policy(save("a.mcap", entries_of(said))) == 0
     assert "not checked: 15 Actions whose weights is not recorded" in capsys.readouterr().out
@@ -208,7 +210,7 @@ def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pyte
     assert "holds no config.yaml" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_stops_no_other(
+def test_an_unreadable_file_is_reported_and_the_others_are_replayed(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = save("good.mcap", entries_of(acted(30))), save("bad.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
@@ -238,12 +240,12 @@ def test_a_file_that_cannot_be_read_is_reported_and_stops_no_other(
     assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
 
 
-def test_a_core_that_is_not_installed_is_a_note_or_an_error(
+def test_a_core_that_is_not_installed_gives_a_note_or_an_error(
     acted: Make, save: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "learned.py").write_text("import torch\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "torch", None)  # as on a machine without torch
     monkeypatch.setattr(replay, "CORES", {"policy": replay.CORES["policy"], "learner": "learned"})
     path = save("a.mcap", entries_of(acted(2)))
     assert main(["replay", str(path)]) == 0
@@ -252,7 +254,7 @@ def test_a_core_that_is_not_installed_is_a_note_or_an_error(
     assert "--core learner needs torch, which is not installed; pip install" in capsys.readouterr().err
 
 
-def test_recorded_time_is_what_the_core_is_told(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_receives_the_recorded_time(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from td3_robot.policy.core import PolicyCore
 
     told: list[float] = []
@@ -266,5 +268,5 @@ def test_recorded_time_is_what_the_core_is_told(acted: Make, save: Make, monkeyp
     monkeypatch.setattr(PolicyCore, "step", noted)
     assert policy(path) == 0
     assert told == sorted(told)
-    # 30 Steps and Actions in turn, 1/60 s each, and Weights before the 1st and the 16th.
+    # 30 Steps and Actions alternate, 1/60 s apart, with Weights before the 1st and the 16th Step.
     assert told[-1] - told[0] == pytest.approx(59 / 60, abs=0.02)

@@ -1,4 +1,4 @@
-"""What keeps a robot safe is switched off here, one after the other: replay says so each time, with the Step."""
+"""Each test switches one safety feature off, and replay must report it with the Step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"
 Patch = pytest.MonkeyPatch
-pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value):RuntimeWarning"
+)  # the session loads a policy of 1e30
 
 
 def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
-    """Of each topic that differs: its first difference."""
+    """Return the first difference of each topic that differs."""
     session = Session([SESSIONS / f"{name}.mcap"])
     (report,) = replay.check(session, [core])
     print(replay.text(session, [report]))
@@ -50,14 +52,14 @@ def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
 
 @pytest.mark.parametrize("core", ["policy", "driver"])
 @pytest.mark.parametrize("name", ["deployed", "restarted"])
-def test_as_it_is_nothing_differs(name: str, core: str) -> None:
+def test_unchanged_code_shows_no_difference(name: str, core: str) -> None:
     (report,) = replay.check(Session([SESSIONS / f"{name}.mcap"]), [core])
     assert report.same
     assert not report.notes
     assert report.turns > 900
 
 
-# -- settings: what a configuration that lost one of them would do ---------------------------------------------------
+# -- settings: a configuration that lacks or changes one ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_as_it_is_nothing_differs(name: str, core: str) -> None:
         ("driver", "recovery", "automatic", "lifecycle"),
     ],
 )
-def test_a_setting_that_is_lost_or_changed(monkeypatch: Patch, core: str, name: str, value: Any, topic: str) -> None:
+def test_replay_finds_a_missing_or_changed_setting(
+    monkeypatch: Patch, core: str, name: str, value: Any, topic: str
+) -> None:
     config = Life.config
 
     def changed(self: Life) -> Config:
@@ -96,14 +100,14 @@ def test_a_setting_that_is_lost_or_changed(monkeypatch: Patch, core: str, name: 
     assert found[topic][2]
 
 
-# -- code: what a mistake in it would do -----------------------------------------------------------------------------
+# -- code: a mistake in one function ----------------------------------------------------------------------------------
 
 
-def watchdogs_never_bite(patch: Patch) -> None:
+def watchdogs_never_fire(patch: Patch) -> None:
     patch.setattr(Watchdog, "bites", lambda *_: False)
 
 
-def watch_never_misses(patch: Patch) -> None:
+def watch_never_finds_observations_missing(patch: Patch) -> None:
     patch.setattr(Watch, "missing", lambda *_: False)
 
 
@@ -117,7 +121,7 @@ def watchdogs_are_fed_by_bad_observations(patch: Patch) -> None:
     patch.setattr(Watch, "take", fed)
 
 
-def fault_does_not_hold_the_policy_back(patch: Patch) -> None:
+def fault_does_not_block_the_policy(patch: Patch) -> None:
     take = Watch.take
 
     def careless(self: Watch, step: Any, safety: Any, now: float) -> str | None:
@@ -141,21 +145,21 @@ def stops_do_nothing(patch: Patch) -> None:
     patch.setattr(Lifecycle, "stop", lambda *_: None)
 
 
-def stops_are_no_latch(patch: Patch) -> None:
+def stops_do_not_latch(patch: Patch) -> None:
     patch.setattr(Lifecycle, "stopped", property(lambda _: False, lambda *_: None), raising=False)
 
 
-def stops_by_name_are_no_latch(patch: Patch) -> None:
+def stops_by_name_do_not_latch(patch: Patch) -> None:
     patch.setattr(Safety, "follow_name", lambda *_: "")
     patch.setattr(Safety, "follow_all", lambda *_: "")
 
 
-def stops_by_name_reach_nobody(patch: Patch) -> None:
+def stops_by_name_are_not_sent(patch: Patch) -> None:
     to_one = Desk._to_one
     patch.setattr(Desk, "_to_one", lambda *it: [out for out in to_one(*it) if not hasattr(out[1], "verb")])
 
 
-def stops_for_all_reach_no_robot(patch: Patch) -> None:
+def stops_for_all_are_not_sent(patch: Patch) -> None:
     command = Desk.command
     patch.setattr(Desk, "command", lambda *it: [out for out in command(*it) if not hasattr(out[1], "verb")])
 
@@ -169,7 +173,7 @@ def an_inactive_server_acts(patch: Patch) -> None:
     patch.setattr(Lifecycle, "active", property(lambda self: self.state is not State.FAULT))
 
 
-def numbers_that_are_none_are_sent(patch: Patch) -> None:
+def nan_actions_are_sent(patch: Patch) -> None:
     patch.setattr(answers, "finite", lambda _: True)
 
 
@@ -190,7 +194,7 @@ def guard_does_not_clip(patch: Patch) -> None:
     patch.setattr(Guard, "accept", trusting)
 
 
-def guard_lets_through_whatever_its_state(patch: Patch) -> None:
+def guard_ignores_its_state(patch: Patch) -> None:
     patch.setattr(Guard, "safe", property(lambda _: False))
 
 
@@ -209,28 +213,28 @@ def late_actions_are_applied(patch: Patch) -> None:
     patch.setattr(SourceCore, "_answer", eager)
 
 
-def robots_stops_are_kept_to_themselves(patch: Patch) -> None:
+def robots_own_stops_are_not_sent(patch: Patch) -> None:
     step = SourceCore.step
     patch.setattr(SourceCore, "step", lambda *it: [out for out in step(*it) if not hasattr(out[1], "verb")])
 
 
-def robots_troubles_are_ignored(patch: Patch) -> None:
+def robot_errors_are_ignored(patch: Patch) -> None:
     patch.setattr(Lifecycle, "fault", lambda *_: None)
 
 
-def robots_are_told_nothing(patch: Patch) -> None:
+def robots_receive_no_actions(patch: Patch) -> None:
     patch.setattr(Actuator, "apply", lambda *_: None)
 
 
-def robots_are_made_safe_with_the_next_step(patch: Patch) -> None:
+def robots_are_made_safe_only_at_the_next_step(patch: Patch) -> None:
     patch.setattr(Actuator, "follow_guard", lambda _: None)
 
 
-def safe_action_between_steps_is_another(patch: Patch) -> None:
+def safe_action_between_steps_is_wrong(patch: Patch) -> None:
     patch.setattr(Actuator, "make_safe", lambda self: self.apply(self._body.commanded))
 
 
-def robots_are_reset_under_the_last_action(patch: Patch) -> None:
+def robots_are_reset_without_the_safe_action(patch: Patch) -> None:
     patch.setattr(Actuator, "made_safe", property(lambda _: True, lambda *_: None), raising=False)
 
 
@@ -242,7 +246,7 @@ def robots_wait_for_the_server(patch: Patch) -> None:
     patch.setattr(contact, "HOLD_OFF", 1.0)
 
 
-def robots_stops_are_not_repeated(patch: Patch) -> None:
+def robots_own_stops_are_not_repeated(patch: Patch) -> None:
     patch.setattr(Actuator, "own_stop", property(lambda _: None, lambda *_: None), raising=False)
 
 
@@ -250,16 +254,16 @@ def waiting_steps_are_not_repeated(patch: Patch) -> None:
     patch.setattr(SourceCore, "_steps_for", lambda *_: [])
 
 
-def who_comes_hears_of_no_stop(patch: Patch) -> None:
+def joining_robots_are_not_told_of_stops(patch: Patch) -> None:
     join = Desk.join
     patch.setattr(Desk, "join", lambda *it, **named: [join(*it, **named), []][1])
 
 
-def leaving_is_a_way_out_of_fault(patch: Patch) -> None:
+def leaving_clears_a_fault(patch: Patch) -> None:
     patch.setattr(Safety, "leave", lambda self, name: self.watches.pop(name, None))
 
 
-def leaving_is_a_way_out_of_a_stop(patch: Patch) -> None:
+def leaving_clears_a_stop(patch: Patch) -> None:
     patch.setattr(
         Desk, "leave", lambda self, peer: [self.robots.pop(peer.name, 0), self._safety.stopped.discard(peer.name)]
     )
@@ -304,7 +308,7 @@ def old_steps_are_answered(patch: Patch) -> None:
     patch.setattr(Answers, "answer", lambda self, peer, step, _, now: answer(self, peer, step, now, now))
 
 
-def hashes_are_not_looked_at(patch: Patch) -> None:
+def hashes_are_not_checked(patch: Patch) -> None:
     patch.setattr(Bundle, "verified", lambda payload, _, source: Bundle.decode(payload, source))
 
 
@@ -330,15 +334,15 @@ def a_roll_back_does_not_freeze(patch: Patch) -> None:
     patch.setattr(PolicyStore, "roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)][0])
 
 
-def a_roll_back_goes_to_a_learners_policy(patch: Patch) -> None:
+def a_roll_back_selects_a_learners_policy(patch: Patch) -> None:
     patch.setattr(PolicyStore, "loaded", property(lambda _: [], lambda *_: None), raising=False)
 
 
-def a_policy_that_was_taken_back_is_not_kept(patch: Patch) -> None:
+def a_withdrawn_policy_is_not_remembered(patch: Patch) -> None:
     patch.setattr(PolicyStore, "withdrawn", property(lambda _: (), lambda *_: None), raising=False)
 
 
-def a_policy_that_was_taken_back_serves_again(patch: Patch) -> None:
+def a_withdrawn_policy_serves_again(patch: Patch) -> None:
     resume = PolicyCore.resume
 
     def forgetful(self: PolicyCore, state: SafetyState, now: float) -> list[str]:
@@ -360,7 +364,7 @@ def a_restart_forgets_stops_by_name(patch: Patch) -> None:
 
 
 def without(state: SafetyState, cause: Cause) -> SafetyState:
-    """The state, as if the server itself was not held for this cause."""
+    """The state without this cause for holding the server."""
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
@@ -377,7 +381,7 @@ def a_restart_forgets_that_it_was_inactive(patch: Patch) -> None:
     keeps_no(patch, Cause.INACTIVE)
 
 
-def a_shutdown_ends_what_was_in_force(patch: Patch) -> None:
+def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
     kept = Safety.state
 
     def forgetful(self: Safety, **it: Any) -> SafetyState:
@@ -391,76 +395,80 @@ def a_shutdown_ends_what_was_in_force(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("core", "mistake"),
     [
-        ("policy", watchdogs_never_bite),
-        ("policy", watch_never_misses),
+        ("policy", watchdogs_never_fire),
+        ("policy", watch_never_finds_observations_missing),
         ("policy", watchdogs_are_fed_by_bad_observations),
-        ("policy", fault_does_not_hold_the_policy_back),
+        ("policy", fault_does_not_block_the_policy),
         ("policy", fault_ends_by_itself),
         ("policy", stops_do_nothing),
-        ("policy", stops_are_no_latch),
-        ("policy", stops_by_name_are_no_latch),
-        ("policy", stops_by_name_reach_nobody),
-        ("policy", stops_for_all_reach_no_robot),
+        ("policy", stops_do_not_latch),
+        ("policy", stops_by_name_do_not_latch),
+        ("policy", stops_by_name_are_not_sent),
+        ("policy", stops_for_all_are_not_sent),
         ("policy", commands_are_not_refused),
         ("policy", an_inactive_server_acts),
-        ("policy", numbers_that_are_none_are_sent),
+        ("policy", nan_actions_are_sent),
         ("policy", observations_out_of_range_are_answered),
         ("policy", actions_are_not_filtered),
-        ("driver", watchdogs_never_bite),
+        ("driver", watchdogs_never_fire),
         ("driver", fault_ends_by_itself),
         ("driver", stops_do_nothing),
-        ("driver", stops_are_no_latch),
+        ("driver", stops_do_not_latch),
         ("driver", an_inactive_server_acts),
         ("driver", guard_does_not_clip),
-        ("driver", guard_lets_through_whatever_its_state),
+        ("driver", guard_ignores_its_state),
         ("driver", guard_does_not_wait_for_the_first_action),
         ("driver", late_actions_are_applied),
-        ("driver", robots_stops_are_kept_to_themselves),
-        ("driver", robots_troubles_are_ignored),
-        ("driver", robots_are_told_nothing),
-        ("driver", robots_are_made_safe_with_the_next_step),
-        ("driver", safe_action_between_steps_is_another),
-        ("driver", robots_are_reset_under_the_last_action),
+        ("driver", robots_own_stops_are_not_sent),
+        ("driver", robot_errors_are_ignored),
+        ("driver", robots_receive_no_actions),
+        ("driver", robots_are_made_safe_only_at_the_next_step),
+        ("driver", safe_action_between_steps_is_wrong),
+        ("driver", robots_are_reset_without_the_safe_action),
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
 )
-def test_a_mistake(monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]) -> None:
+def test_replay_finds_a_mistake_in_the_safety_code(
+    monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]
+) -> None:
     is_found(monkeypatch, "deployed", core, mistake)
 
 
 @pytest.mark.parametrize(
     ("core", "mistake"),
     [
-        ("policy", who_comes_hears_of_no_stop),
-        ("policy", leaving_is_a_way_out_of_fault),
-        ("policy", leaving_is_a_way_out_of_a_stop),
+        ("policy", joining_robots_are_not_told_of_stops),
+        ("policy", leaving_clears_a_fault),
+        ("policy", leaving_clears_a_stop),
         ("policy", robots_may_command),
         ("policy", robots_may_stop_each_other),
         ("policy", robots_may_not_stop_all),
         ("policy", repeated_steps_are_new),
         ("policy", old_steps_are_answered),
-        ("policy", hashes_are_not_looked_at),
+        ("policy", hashes_are_not_checked),
         ("policy", weights_of_another_robot_are_served),
         ("policy", weights_may_go_back),
         ("policy", settings_of_the_deployed_policy_are_dropped),
         ("policy", a_freeze_does_nothing),
         ("policy", a_roll_back_does_not_freeze),
-        ("policy", a_roll_back_goes_to_a_learners_policy),
-        ("policy", a_policy_that_was_taken_back_is_not_kept),
-        ("policy", a_policy_that_was_taken_back_serves_again),
+        ("policy", a_roll_back_selects_a_learners_policy),
+        ("policy", a_withdrawn_policy_is_not_remembered),
+        ("policy", a_withdrawn_policy_serves_again),
         ("policy", a_restart_forgets),
         ("policy", a_restart_forgets_stops_by_name),
         ("policy", a_restart_forgets_the_stop_of_all),
         ("policy", a_restart_forgets_that_it_was_inactive),
-        ("policy", a_shutdown_ends_what_was_in_force),
+        ("policy", a_shutdown_clears_stops_and_faults),
         ("driver", robots_are_moved_at_once),
         ("driver", robots_wait_for_the_server),
-        ("driver", robots_stops_are_not_repeated),
+        ("driver", robots_own_stops_are_not_repeated),
         ("driver", waiting_steps_are_not_repeated),
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
 )
-def test_a_mistake_when_somebody_comes_or_goes(monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]) -> None:
+def test_replay_finds_a_mistake_around_joining_and_leaving(
+    monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]
+) -> None:
     is_found(monkeypatch, "restarted", core, mistake)
 
 
@@ -473,13 +481,13 @@ def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None
         assert field
 
 
-def test_a_change_on_purpose_is_kept_by_update_and_costs_no_other_core(
+def test_update_accepts_an_intended_change_and_affects_no_other_core(
     monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was recorded stays what the others were told: only who changed is expected to say something else."""
+    """The recording keeps what the other cores received. Only the changed core gets new expected outputs."""
     path = tmp_path / "deployed.mcap"
     path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
-    stops_by_name_are_no_latch(monkeypatch)
+    stops_by_name_do_not_latch(monkeypatch)
     actions_are_not_filtered(monkeypatch)
     assert main(["replay", str(path)]) == 1
     assert main(["replay", str(path), "--update"]) == 0
@@ -490,4 +498,4 @@ def test_a_change_on_purpose_is_kept_by_update_and_costs_no_other_core(
     assert main(["replay", str(path), "--update"]) == 0
     assert path.read_bytes() == now
     monkeypatch.undo()
-    assert main(["replay", str(path)]) == 1  # as it was is not what is expected any more
+    assert main(["replay", str(path)]) == 1  # the old behaviour now differs from the expected one

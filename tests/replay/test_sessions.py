@@ -1,4 +1,4 @@
-"""The recorded sessions: today's cores do what they did. And the set still holds what it is there to hold."""
+"""Today's cores repeat the recorded sessions, and the sessions together still cover every case in NEEDED."""
 
 from __future__ import annotations
 
@@ -46,17 +46,19 @@ from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.tap import RECORDED
 
-pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")  # a policy of 1e30 is loaded
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value):RuntimeWarning"
+)  # the session loads a policy of 1e30
 FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
 TRAINING = {"policy", "simulator", "learner"}
-DEPLOYED = {"policy", "driver", "learner"}  # no learner's core, but its Steps make transitions
+DEPLOYED = {"policy", "driver", "learner"}  # no learner runs, but its transitions follow from the Steps
 CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
 CORES |= dict.fromkeys(("deployed", "restarted"), DEPLOYED)
 AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
-AROUND["deployed"] |= {"weights"}  # those that a person chose
-AROUND["restarted"] |= {"weights", "command"}  # and who has no core sends
+AROUND["deployed"] |= {"weights"}  # a person chose these policies
+AROUND["restarted"] |= {"weights", "command"}  # a driver without a core sends commands
 
 
 @cache
@@ -65,7 +67,7 @@ def checked(path: Path) -> list[replay.CoreReport]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_session(path: Path) -> None:
+def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
     reports = checked(path)
     print(replay.text(Session([path]), reports))
     for report in reports:
@@ -76,8 +78,8 @@ def test_session(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_no_part_alone_is_called_different(path: Path, tmp_path: Path) -> None:
-    """Recorded once more, split into thirds: of a part that lacks the beginning, what is compared is the same."""
+def test_a_part_of_a_session_alone_shows_no_difference(path: Path, tmp_path: Path) -> None:
+    """Each session is recorded again in three parts. The part that lacks the beginning shows no difference either."""
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
@@ -98,17 +100,19 @@ def test_no_part_alone_is_called_different(path: Path, tmp_path: Path) -> None:
     assert compared > 20
 
 
-def test_nothing_is_left_out_in_silence() -> None:
-    """All that cores say is compared; what is not are handshakes, and what the nodes around them say. And, said in the
-    report's notes, what was learned on another kind of machine."""
+def test_replay_names_everything_it_does_not_compare() -> None:
+    """Only handshakes and messages of nodes without a core are not compared.
+
+    On another kind of machine, learned results are not compared either. The report's notes name them.
+    """
     learned = {"weights", "throttle"} if elsewhere() else set()
     for path in FILES:
         assert set(replay.not_compared(Session([path]), checked(path))) <= AROUND[path.stem] | learned, path.stem
 
 
 @pytest.mark.parametrize("name", ["pendulum", "walkers"])
-def test_what_was_compiled_is_not_called_different_where_nothing_is(name: str, tmp_path: Path) -> None:
-    """The session as if its weights had said that its updates were compiled; its configuration says they are not."""
+def test_compiled_updates_are_not_compared_with_uncompiled_ones(name: str, tmp_path: Path) -> None:
+    """The recorded weights say that updates were compiled. The configuration disables compilation."""
     only_where_recorded()
     session = Session([next(path for path in FILES if path.stem == name)])
 
@@ -134,7 +138,7 @@ def test_what_was_compiled_is_not_called_different_where_nothing_is(name: str, t
 
 @dataclass
 class Held:
-    """What one session holds."""
+    """What one session contains."""
 
     robots: set[int] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)
@@ -149,7 +153,9 @@ class Held:
     stops: int = 0
     rolled_back: int = 0
     unseen: int = 0
-    commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # verb, of one robot, as an operator said it
+    commands: set[tuple[str, bool, bool]] = field(
+        default_factory=set
+    )  # verb, whether it names a robot, whether the operator sent it
     roles: set[str] = field(default_factory=set)
     drivers: int = 0
     resumed: int = 0
@@ -230,11 +236,11 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
 
 
 @pytest.mark.parametrize("what", NEEDED)
-def test_the_set_holds(what: str) -> None:
+def test_the_sessions_cover(what: str) -> None:
     assert any(NEEDED[what](held(path)) for path in FILES), f"no session holds {what}; see make_sessions.py"
 
 
-def test_the_set_holds_every_topic() -> None:
+def test_the_sessions_cover_every_topic() -> None:
     together = set().union(*(held(path).topics for path in FILES))
     assert {kind.NAME for kind in RECORDED} - together == set()
 
@@ -248,24 +254,24 @@ def test_every_kind_of_comparison_is_made() -> None:
     assert wanted | {"told", "latches"} <= compared()
 
 
-def test_what_is_learned_is_compared() -> None:
+def test_learned_results_are_compared() -> None:
     only_where_recorded()
     assert {"weights", "throttle", "loss statistics"} <= compared()
 
 
 def only_where_recorded() -> None:
-    """Skip a test of what is the same on the kind of machine only that the sessions were made on."""
+    """Skip the test on another kind of machine than the one that made the sessions."""
     if why := elsewhere():
         pytest.skip(why)
 
 
 def elsewhere() -> str | None:
-    """What the reports say of the sessions having been made on another kind of machine; None on the same."""
+    """The report's note that another kind of machine made the sessions, or None on the same kind."""
     notes = (note for path in FILES for report in checked(path) for note in report.notes)
     return next((note for note in notes if "same kind of machine" in note), None)
 
 
-def test_the_set_stays_small() -> None:
+def test_the_sessions_stay_small() -> None:
     assert sum(path.stat().st_size for path in FILES) < 2_000_000
 
 
@@ -279,7 +285,7 @@ def differing(name: str, core: str) -> dict[str, int]:
 
 
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundredth, in one step of 1046: more than the tolerance of another machine, 1e-4 (1 + 16.3)."""
+    """One reward of 1046 changes by 0.01, more than the tolerance between machines, 1e-4 (1 + 16.3) = 1.7e-3."""
     sound, made = VectorEnvironment._sound, itertools.count()
 
     def changed(self: VectorEnvironment, robot: int, outcome: Outcome) -> Outcome:
@@ -291,7 +297,7 @@ def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaussian noise a thousandth too large; the uniform actions of the beginning are as they were."""
+    """Gaussian noise is 0.1 % too large. The uniform warm-up actions stay the same."""
     block = Gaussian.block
     monkeypatch.setattr(Gaussian, "block", lambda self, generator: block(self, generator) * np.float32(1.001))
     (count,) = differing("pendulum", "policy").values()
@@ -299,7 +305,7 @@ def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An assembler that takes Step 61 for the one after 59: three robots, three transitions that never were."""
+    """An assembler that takes Step 61 for the successor of 59: three robots, three false transitions."""
     add = Assembler.add
 
     def changed(self: Assembler, step: Step) -> Any:
@@ -314,7 +320,7 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In lock-step every weight follows from the Steps: another learning rate is another policy."""
+    """In lock-step the Steps determine every weight, so another learning rate gives another policy."""
     only_where_recorded()
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
