@@ -24,11 +24,10 @@ from td3_robot.core_types import Input, Output
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.engine import threads
-from td3_robot.learner.evaluations import next_multiple
+from td3_robot.learner.evaluations import evaluation_record, next_multiple
 from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.metrics_writer import MetricsWriter
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
@@ -221,7 +220,7 @@ class A2CCore:
         bundle, asked = self.bundle(), self.config.evaluation
         environment, seed = self.evaluation_environment, self.config.seed + SEED_OFFSET
         played = [item for item in episodes(environment, Actor(bundle), asked.episodes, seed, asked.max_steps) if item]
-        record = metrics.evaluation(
+        record = evaluation_record(
             env_steps=self.env_steps,
             updates=self.a2c.updates,
             wall_s=self.meter.wall(now),

@@ -15,6 +15,7 @@ from typing import Any
 from td3_robot.cli.train_setup import Prepared, new_run, resumed_run
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
+from td3_robot.learner.evaluations import evaluation_record
 from td3_robot.runtime import launch, metrics
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Progress
@@ -148,7 +149,7 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
         raise NodeError(f"the final evaluation failed: {words[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
     provenance = result["provenance"]
-    record = metrics.evaluation(
+    record = evaluation_record(
         env_steps=provenance["env_steps"],
         updates=provenance["updates"],
         wall_s=wall,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.messages import Evaluation, Weights
-from td3_robot.runtime import metrics
 
 _WAITING = 4  # payloads kept for an evaluator that is behind
 
@@ -48,7 +48,7 @@ class Evaluations:
     def take(self, message: Evaluation, wall_s: float) -> dict[str, Any]:
         """Take the result of an evaluation, and return its record."""
         weights = self.pending.pop(message.version, None)
-        record = metrics.evaluation(
+        record = evaluation_record(
             env_steps=message.env_steps,
             updates=message.updates,
             wall_s=wall_s,
@@ -89,3 +89,35 @@ class Evaluations:
 def next_multiple(value: int, step: int) -> int:
     """The smallest multiple of ``step`` above ``value``."""
     return (value // step + 1) * step
+
+
+def evaluation_record(
+    *,
+    env_steps: int,
+    updates: int,
+    wall_s: float,
+    weights_version: int,
+    returns: Sequence[float],
+    lengths: Sequence[int],
+    final: bool = False,
+) -> dict[str, Any]:
+    """Make the record of one evaluation.
+
+    Args:
+        env_steps, updates, weights_version: of the policy, when the learner made it.
+        wall_s: seconds of training at the evaluation.
+        returns, lengths: undiscounted return and steps of each episode. The record has the population's deviation.
+        final: it is the policy that the training ended with.
+    """
+    return {
+        "kind": "evaluation",
+        "final": final,
+        "env_steps": env_steps,
+        "updates": updates,
+        "wall_s": wall_s,
+        "weights_version": weights_version,
+        "eval_return_mean": statistics.fmean(returns),
+        "eval_return_std": statistics.pstdev(returns),
+        "eval_returns": list(returns),
+        "eval_length_mean": statistics.fmean(lengths),
+    }

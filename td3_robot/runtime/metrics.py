@@ -1,10 +1,8 @@
-"""Records of ``metrics.jsonl``: reading them, and the evaluation record, which several processes write."""
+"""Reads the records of ``metrics.jsonl``."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +23,3 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
                 records.pop()
             records.append(record)
     return records
-
-
-def evaluation(
-    *,
-    env_steps: int,
-    updates: int,
-    wall_s: float,
-    weights_version: int,
-    returns: Sequence[float],
-    lengths: Sequence[int],
-    final: bool = False,
-) -> dict[str, Any]:
-    """Make the record of one evaluation.
-
-    Args:
-        env_steps, updates, weights_version: of the policy, when the learner made it.
-        wall_s: seconds of training at the evaluation.
-        returns, lengths: undiscounted return and steps of each episode. The record has the population's deviation.
-        final: it is the policy that the training ended with.
-    """
-    return {
-        "kind": "evaluation",
-        "final": final,
-        "env_steps": env_steps,
-        "updates": updates,
-        "wall_s": wall_s,
-        "weights_version": weights_version,
-        "eval_return_mean": statistics.fmean(returns),
-        "eval_return_std": statistics.pstdev(returns),
-        "eval_returns": list(returns),
-        "eval_length_mean": statistics.fmean(lengths),
-    }
