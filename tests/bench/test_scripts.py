@@ -53,3 +53,18 @@ def test_the_products_of_an_update_by_hand() -> None:
     critic, actor = module("learner_peers.py").products((4, 3))
     assert sum(m * k * n for m, k, n in critic) == 256 * 910
     assert sum(m * k * n for m, k, n in actor) == 256 * 432
+
+
+def test_train_peers() -> None:
+    """With networks that cost nothing."""
+    tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
+    rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
+    ours, theirs = rows["fp32"], rows["sb3"]
+    assert theirs["over_faster_sb3"] == 1
+    assert ours["over_faster_sb3"] == pytest.approx(ours["steps_per_s"] / theirs["steps_per_s"])
+
+
+def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
+    """Theirs 10 and 20 on one thread, 30 and 5 on two: the faster is 30, then 20. So 60/30 and 60/20 give 2.5."""
+    speeds = {("sb3", 1): [10, 20], ("sb3", 2): [30, 5], ("fp32", 1): [60, 60]}
+    assert module("train_peers.py").compare(speeds, [60, 60]) == {"over_faster_sb3": 2.5}

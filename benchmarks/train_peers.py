@@ -1,0 +1,73 @@
+"""Environment steps per second of a whole training beside Stable-Baselines3's TD3.
+
+    python benchmarks/train_peers.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
+
+Both train Walker2D with one robot, one update a step, the same networks, batch and learning rate. Theirs is one process
+with the published robot. Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from td3_robot_sims.quiet import c_output_on_stderr
+
+from td3_robot.bench import harness, train
+from td3_robot.bench.train import WARM_UP, Contestants, Speeds
+
+_PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "stable-baselines3", "pybullet_envs_gymnasium")
+
+
+def main() -> int:
+    description = "Compare the speed of a training with Stable-Baselines3's TD3. Takes minutes."
+    options = train.options("python benchmarks/train_peers.py", description).parse(None)
+    report = train.measure(options, peers, compare)
+    report["machine"] = harness.describe(*_PACKAGES)
+    return harness.show(report, options.json, train.lines)
+
+
+def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
+    return {("sb3", count): partial(stable_baselines3, threads=count, **sizes) for count in threads}
+
+
+def compare(speeds: Speeds, own: Sequence[float]) -> dict[str, float]:
+    """In each round, compare with the faster of theirs, whatever its threads."""
+    best = [max(made) for made in zip(*(made for (kind, _), made in speeds.items() if kind == "sb3"), strict=True)]
+    return {"over_faster_sb3": harness.ratio(own, best)}
+
+
+def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
+    """Train with Stable-Baselines3 in a process with its own threads; return the environment steps per second."""
+    with harness.Worker("sb3", _their_training, threads, list(hidden), batch, steps) as worker:
+        seconds: float = worker.receive()
+    return steps / seconds
+
+
+def _their_training(pipe: Connection, threads: int, hidden: list[int], batch: int, steps: int) -> None:
+    warnings.simplefilter("ignore")  # their packages warn about each other
+    with c_output_on_stderr():
+        import gymnasium
+        import pybullet_envs_gymnasium  # noqa: F401  registers its robots
+        import torch
+        from stable_baselines3 import TD3
+
+        torch.set_num_threads(threads)
+        model = TD3(
+            "MlpPolicy", gymnasium.make("Walker2DBulletEnv-v0"), learning_rate=1e-3, learning_starts=WARM_UP,
+            batch_size=batch, train_freq=1, gradient_steps=1, buffer_size=1_000_000,
+            policy_kwargs={"net_arch": hidden}, device="cpu", seed=0,
+        )  # fmt: skip
+        model.learn(WARM_UP)
+        begin = time.perf_counter()
+        model.learn(steps, reset_num_timesteps=False)
+        pipe.send(time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

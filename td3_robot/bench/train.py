@@ -1,0 +1,160 @@
+"""``td3-robot bench train``: environment steps per second of a whole training on this machine.
+
+Walker2D, one robot, one update a step. Each turn is a ``td3-robot train`` with its simulator, policy server and learner
+as processes. The first 1,000 steps take uniform actions and do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from td3_robot.bench import example, harness
+from td3_robot.bench.harness import Report
+from td3_robot.bundle import Bundle
+from td3_robot.errors import NodeError, UsageError
+from td3_robot.learner import compute
+from td3_robot.runtime import metrics
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import machine
+
+WARM_UP = 1000  # environment steps
+_RECORD = 1000  # environment steps between two records of a run's metrics
+
+Contestants = dict[tuple[str, int], Callable[[], float]]
+"""By kind and threads: makes one training, and returns its environment steps per second."""
+Speeds = Mapping[tuple[str, int], Sequence[float]]
+"""By kind and threads: environment steps per second of each round."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    description = "Measure environment steps per second of a training with all its processes. Takes minutes."
+    given = options("td3-robot bench train", description).parse(arguments)
+    return harness.show(measure(given), given.json, lines)
+
+
+def options(command: str, description: str) -> harness.Options:
+    """Return the options of this benchmark."""
+    examples = ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5")
+    parser = harness.Options(command, description, examples)
+    parser.number("--steps", 3000, "N", "environment steps in one turn")
+    parser.number("--rounds", 3, "N", "turns of each contestant")
+    parser.number("--threads", [1, 2], "N", "numbers of threads")
+    parser.number("--hidden", list(example.HIDDEN), "N", "widths of the networks")
+    parser.number("--batch", example.BATCH, "N", "batch size")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled update (one thread)")
+    return parser
+
+
+def measure(
+    options: argparse.Namespace,
+    others: Callable[..., Contestants] = lambda **_: {},
+    compare: Callable[[Speeds, Sequence[float]], dict[str, Any]] = lambda *_: {},
+) -> Report:
+    """Measure every kind of training with each number of threads.
+
+    Args:
+        options: of :func:`options`.
+        others: returns further contestants, given ``threads``, ``hidden``, ``batch`` and ``steps``.
+        compare: returns further figures of a contestant, given the speeds of all and its own.
+    """
+    if options.steps % _RECORD:
+        raise UsageError(f"--steps is {options.steps}; it must be a multiple of {_RECORD}")
+    sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
+    mine, missing = _contestants(options.threads, compiled=not options.no_compile, **sizes)
+    contestants = others(threads=options.threads, **sizes) | mine
+    turns = {key: partial(_announced, key, train) for key, train in contestants.items()}
+    speeds = harness.take_turns(turns, options.rounds)
+    return {
+        "benchmark": "train",
+        "machine": harness.describe("td3-robot", "torch", "numpy", "pybullet"),
+        "task": "Walker2D",
+        "replay_ratio": 1,
+        "rounds": options.rounds,
+        "not_measured": missing,
+        **sizes,
+        "results": [
+            {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made), **compare(speeds, made)}
+            for (kind, threads), made in speeds.items()
+        ],
+    }
+
+
+def _contestants(threads: Sequence[int], *, compiled: bool, **sizes: Any) -> tuple[Contestants, dict[str, str]]:
+    """Return the trainings that this machine can make, and the reason for each that it cannot."""
+    missing = {"bf16": f"this {problem}"} if (problem := compute.bf16_problem()) else {}
+    kinds = [kind for kind in ("fp32", "bf16") if kind not in missing]
+    found: Contestants = {
+        (kind, count): partial(ours, kind, threads=count, **sizes) for kind, count in itertools.product(kinds, threads)
+    }
+    if compiled and 1 in threads:  # a second thread does not make it faster
+        if lack := machine.compiler_lack():
+            missing["compiled fp32"] = lack
+        else:
+            found["compiled fp32", 1] = partial(ours, "fp32", threads=1, compiled=True, **sizes)
+    return found, missing
+
+
+def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
+    """Train, and print the speed on standard error."""
+    speed = train()
+    print(f"{key[0]}, {key[1]} thread(s): {speed:.1f} steps/s", file=sys.stderr)
+    return speed
+
+
+def ours(
+    precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int, compiled: bool = False
+) -> float:
+    """Train with td3-robot; return the environment steps per second by the learner's own metrics.
+
+    The first record after the warm-up also covers its end, so the run makes one record more, and this one is left out.
+
+    Raises:
+        NodeError: the training failed, or its update was not compiled.
+    """
+    overrides = {
+        "learner.learning_starts": WARM_UP,
+        "learner.learning_rate": 0.001,
+        "learner.batch_size": batch,
+        "learner.replay_ratio": 1,
+        "learner.precision": precision,
+        "learner.threads": threads,
+        "learner.compile": str(compiled).lower(),
+        "learner.layer_norm": False,
+        "network.hidden": list(hidden),
+        "simulators": 1,
+        "robots": 1,
+        "evaluation.every": 0,
+        "checkpoint.every": 0,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunFolder(Path(folder) / "run")
+        command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(run.path)]
+        command += ["--steps", str(WARM_UP + _RECORD + steps)]
+        command += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            words = done.stderr.strip().splitlines() or ["no message"]
+            raise NodeError(f"the training in {precision} failed: {words[-1]}")
+        if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
+            log = (run.logs / "learner.log").read_text("utf-8").splitlines()
+            why = next((line for line in log if "not compiled" in line), "its log does not say why")
+            raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
+        records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
+    first, last = records[0], records[-1]
+    return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
+
+
+def lines(report: Report) -> Iterator[str]:
+    width = max((len(row["kind"]) for row in report["results"]), default=0)
+    for row in report["results"]:
+        text = f"{row['kind']:{width}}  {row['threads']} thread(s) {row['steps_per_s']:8.1f} steps/s"
+        text += f" [{row['lowest']:.1f}, {row['highest']:.1f}]"
+        yield text + (f"  {over:5.2f} × the faster sb3" if (over := row.get("over_faster_sb3")) else "")

@@ -1,0 +1,65 @@
+"""What ``td3-robot bench train`` reports; not how fast this machine happens to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from td3_robot.bench import train
+from td3_robot.cli import main as cli
+from td3_robot.errors import EXIT_USAGE, NodeError
+from td3_robot.learner import compute
+
+TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
+
+
+def test_a_real_training(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """With networks that cost nothing. Standard output is the JSON and nothing else."""
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
+    assert cli.main(["bench", "train", "--json", "--steps", "1000", "--rounds", "1", *TINY]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert (report["benchmark"], report["task"], report["replay_ratio"]) == ("train", "Walker2D", 1)
+    assert report["machine"]["packages"].keys() >= {"td3-robot", "pybullet"}
+    assert report["not_measured"] == {"bf16": "this processor has none"}
+    (row,) = report["results"]
+    assert (row["kind"], row["threads"]) == ("fp32", 1)
+    assert 0 < row["lowest"] == row["steps_per_s"] == row["highest"]
+
+
+def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = {1: [60, 60], 2: [90, 20]}
+    order: list[int] = []
+
+    def turn(*_: Any, threads: int, **__: Any) -> float:
+        order.append(threads)
+        return speeds[threads][order.count(threads) - 1]
+
+    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
+    monkeypatch.setattr(train, "ours", turn)
+    assert cli.main(["bench", "train", "--rounds", "2", "--no-compile"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "not measured: bf16: this processor has none",
+        "fp32  1 thread(s)     60.0 steps/s [60.0, 60.0]",
+        "fp32  2 thread(s)     55.0 steps/s [20.0, 90.0]",
+    ]
+    assert order == [1, 2, 2, 1]
+
+
+def test_a_training_that_fails_says_why() -> None:
+    with pytest.raises(NodeError, match=r"the training in fp31 failed: .*learner\.precision is 'fp31'"):
+        train.ours("fp31", threads=1, hidden=[8], batch=4, steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--steps", "1500"], "--steps is 1500; it must be a multiple of 1000"),
+        (["--threads", "1", "0"], "--threads is 0; it must be at least 1"),
+        (["--hidden", "0"], "--hidden is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "train", *arguments]) == EXIT_USAGE
+    assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
