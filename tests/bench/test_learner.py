@@ -1,4 +1,4 @@
-"""What ``td3-robot bench learner`` reports; not how fast this machine happens to be."""
+"""The report of ``td3-robot bench learner``. Its speed is not tested, because it depends on the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
-def test_the_report_names_the_machine_and_every_kind_of_update(
+def test_report_names_the_machine_and_every_kind_of_update(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
@@ -40,7 +40,7 @@ def test_the_report_names_the_machine_and_every_kind_of_update(
         assert row["cpu_ms_per_update"] > 0
 
 
-def test_the_text_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "take_turns", lambda kinds, *_: {kind: [bench.Turn(2.0, 1.0)] for kind in kinds})
     assert cli.main(["bench", "learner", *SHORT]) == 0
@@ -51,7 +51,7 @@ def test_the_text_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch, capsy
     ]
 
 
-def test_a_turn_whose_time_is_over_before_it_begins_is_one_block() -> None:
+def test_turn_of_zero_seconds_is_one_block() -> None:
     made: list[int] = []
     ours, theirs = multiprocessing.Pipe()
     ours.send(0.0)
@@ -61,13 +61,13 @@ def test_a_turn_whose_time_is_over_before_it_begins_is_one_block() -> None:
     assert made[-1] == bench._BLOCK
 
 
-def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
-    """4/2, 9/3 and 5/5; a machine that gets slower during a turn slows both."""
+def test_ratio_is_the_median_of_the_ratios_of_all_turns() -> None:
+    """The ratios are 4/2, 9/3 and 5/5. A machine that slows down during a turn affects both sides."""
     assert harness.ratio([4, 9, 5], [2, 3, 5]) == 2
 
 
-def test_a_contestant_that_dies_ends_the_wait(capfd: pytest.CaptureFixture[str]) -> None:
-    """There is no device of that name: the process ends with a traceback, and the benchmark with one line."""
+def test_crash_of_a_contestant_ends_the_benchmark(capfd: pytest.CaptureFixture[str]) -> None:
+    """The device does not exist. The contestant's process prints a traceback, the benchmark one line."""
     fp32 = partial(bench.ours, "fp32", (8,), 1, "nowhere", layer_norm=False)
     with pytest.raises(NodeError, match="the process of 'fp32' died; its output says why"):
         bench.take_turns({"fp32": fp32}, 0.01, 1, {})
@@ -82,6 +82,8 @@ def test_a_contestant_that_dies_ends_the_wait(capfd: pytest.CaptureFixture[str])
         (["--seconds", "nan"], "--seconds is nan; it must be at least 0.01"),
     ],
 )
-def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_one_line_of_error(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "learner", *arguments]) == EXIT_USAGE
     assert capsys.readouterr().err == f"td3-robot bench: {text}\n"

@@ -1,4 +1,4 @@
-"""The benchmarks of policy server and links: they run, agree with themselves, and hold what no clock decides."""
+"""The benchmarks of policy server and links run and give consistent results. Tests assert no timings."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from td3_robot.transport.link import ServerLink
 
 
 def report(*words: str) -> Any:
-    """In a process of its own: what a benchmark asks of the operating system holds for the whole of it."""
+    """Run a benchmark in a child process, because its real-time options affect the whole process."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "bench", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_policy() -> None:
-    """Memory is what a test can hold it to: no growth over 20,000 actions, and a process below 60 MB."""
+def test_policy_benchmark() -> None:
+    """Memory does not grow over 20,000 actions, and the process stays below 60 MB."""
     told = report("policy", "--actions", "200", "--memory", "20000", "--starts", "1")
     assert set(told["server_us"]) == {"1", "8", "64"}
     for parts in told["server_us"].values():
         assert set(parts) == {"decode", "core", "encode", "all", "infer", "noise"}
         assert all(0 < row["p50"] <= row["p99"] <= row["p999"] <= row["max"] for row in parts.values())
-        assert parts["all"]["p50"] >= parts["core"]["p50"]  # timed in one loop
+        assert parts["all"]["p50"] >= parts["core"]["p50"]  # one loop times both
     assert told["memory"]["growth_bytes"] < 1_000_000
     assert 10e6 < told["start"]["resident_bytes"] < 60e6
 
 
-def test_link() -> None:
+def test_link_benchmark() -> None:
     told = report("link", "--trips", "200", "--seconds", "0.3", "--freeze-gc", "--spin", "500")
     assert told["realtime"] == {"applied": ["garbage collector frozen"], "refused": [], "spin_us": 500}
     for row in told["round_trip_us"].values():
         assert row["policy"]["p50"] > 0
         assert row["p50_over_echo"] > 0
     turned = told["loop"]
-    assert turned["turns"] == 300  # 1 kHz for 0.3 s, whether in time or not
+    assert turned["turns"] == 300  # 1 kHz for 0.3 s, late turns included
     assert sum(turned["late_histogram_us"].values()) <= 300
     assert 0 <= turned["missed_deadlines"] <= 300
 
 
-def test_attacks_are_survived() -> None:
-    """Under each of them every Step of a robot gets its Action; else the benchmark fails."""
+def test_policy_server_answers_every_step_under_attack() -> None:
+    """The benchmark fails if a Step gets no Action."""
     told = report("link", "--attack", "--trips", "200")
     assert set(told["attacks"]) == set(attack.KINDS)
     assert all(row["attacked"]["p50"] > 0 for row in told["attacks"].values())
 
 
-def test_a_robot_that_was_given_up_asks_again(tmp_path: Path) -> None:
-    """As while another process is started: its Step is refused, and comes after a new Hello."""
+def test_robot_sends_its_step_again_after_the_server_dropped_it(tmp_path: Path) -> None:
+    """The server forgets a silent robot. It refuses the Step, and gets it again after a new Hello."""
     endpoint = f"ipc://{tmp_path}/policy"
     session = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1)
     with closing(Bus()) as server, closing(Robot(endpoint, 1)) as robot:
@@ -78,7 +78,7 @@ def test_a_robot_that_was_given_up_asks_again(tmp_path: Path) -> None:
     assert got[1][1].sequence == sequence
 
 
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (["policy", "--actions", "0"], "--actions is 0; it must be at least 1"),
         (["link", "--seconds", "nan"], "--seconds is nan; it must be at least 0.1"),

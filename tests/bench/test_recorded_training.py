@@ -1,4 +1,4 @@
-"""What recording costs a training: the arithmetic by hand, and one short training."""
+"""The benchmark of a recorded training: its arithmetic, and one short run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def stretch(recorded: bool, steps: float, wall: float, training: float, recorder
     return Stretch(recorded, Point(100, 10, 20, 1), Point(100 + steps, 10 + wall, 20 + training, 1 + recorder))
 
 
-def test_report() -> None:
-    """Block 1: 1000 steps in 10 s plain, 900 in 10 s recorded: 0.9. Block 2: 1000 and 1000 in 10 s: 1.
+def test_report_of_two_blocks() -> None:
+    """Throughput in block 1: 1000 steps in 10 s plain, 900 in 10 s recorded, ratio 0.9. Block 2: 1000 each, ratio 1.
 
-    Processor time a step, block 1: 12 s / 1000 plain and (9 + 0.9) s / 900 = 11 ms recorded: 11/12. Block 2: 10 s /
-    1000 plain and (10 + 1) s / 1000 recorded: 1.1.
+    Processor time per step in block 1: 12 s / 1000 plain, (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12.
+    Block 2: 10 s / 1000 plain, (10 + 1) s / 1000 recorded, ratio 1.1.
     """
     figures = report(
         [
@@ -48,9 +48,13 @@ def test_report() -> None:
     assert (figures["blocks"], figures["recorded_mb"]) == (2, 7.0)
 
 
-def test_median_with_interval() -> None:
-    """The sign test: of 6 values both ends hold 1 - 2/64 = 97 %; of 8, one further in would hold 1 - 18/256 = 93 %;
-    of 9, 1 - 2 (1 + 9)/512 = 96 %."""
+def test_median_with_interval_of_at_least_95_percent() -> None:
+    """Confidence by the sign test.
+
+    - 6 values: lowest to highest gives 1 - 2/64 = 97 %.
+    - 8 values: second lowest to second highest gives only 1 - 18/256 = 93 %, so the ends are taken.
+    - 9 values: second lowest to second highest gives 1 - 2 (1 + 9)/512 = 96 %.
+    """
     assert median_with_interval([3, 1, 2])["low"] is None
     six = median_with_interval([6, 1, 5, 2, 4, 3])
     assert (six["median"], six["low"], six["high"]) == (3.5, 1, 6)
@@ -69,7 +73,7 @@ def test_processor_seconds_are_those_of_the_process() -> None:
     assert processor_seconds(busy.pid) is None
 
 
-def test_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_benchmark_and_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1", "learner.compile=false")
     arguments = ["bench", "record", "--training", "walker2d", "--blocks", "1", "--stretch", "1", "--warm-up", "200"]
     assert main([*arguments, "--json", *(word for item in small for word in ("--set", item))]) == 0

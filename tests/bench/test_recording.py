@@ -1,4 +1,4 @@
-"""What ``bench record`` and ``bench replay`` report; not how fast this machine happens to be."""
+"""The reports of ``bench record`` and ``bench replay``. Their speed depends on the machine and is not tested."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from td3_robot.cli.main import main
 
 
 @pytest.mark.parametrize("name", ["record", "replay"])
-def test_the_report(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", name, "--json", "--steps", "40", "--rounds", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        # Hello, Weights, Start, Turn, the server's state and what it would keep; then 40 Steps, Turns and Actions
+        # Hello, Weights, Start, Turn, the server's state and InForce; then 40 Steps, Turns and Actions
         assert report["messages"] == 6 + 3 * 40
-        # Of a Step: 22 + 6 + 1 float32 and 13 bytes of phase, episode and episode_step, and names; of an Action 6.
+        # A Step has 22 + 6 + 1 float32, 13 bytes of phase, episode and episode_step, and names; an Action 6 float32.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
     assert "cores" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The scripts of ``benchmarks/`` run, and their figures agree with each other."""
+"""The scripts of ``benchmarks/`` run and report consistent results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
 def report(script: str, *arguments: str) -> Any:
-    """Run a script in its own process; return what it prints as JSON."""
+    """Run a script in a child process and return its JSON output."""
     command = [sys.executable, str(SCRIPTS / script), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -42,13 +42,16 @@ def test_learner_peers() -> None:
     assert rows["sb3"]["share_of_peak"] is None
 
 
-def test_the_products_of_an_update_by_hand() -> None:
-    """Networks 22-4-3-6 and 28-4-3-1, so that every product shows.
+def test_products_of_an_update() -> None:
+    """Networks 22-4-3-6 and 28-4-3-1, whose layers all differ in size.
 
     Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
-    Critic update: target actor 118; targets, critics, weights' gradients 3 · 2 · 127; back to both inputs but the
-    first layer's 2 · (3·1 + 4·3) = 30: 910. Actor update: actor 118, critic 127; back to its action
-    3·1 + 4·3 + 4·6 = 39; actor's weights 118, back 4·3 + 3·6 = 30: 432.
+
+    Critic update: target actor 118; two targets, two critics and their weight gradients 3 · 2 · 127 = 762; input
+    gradients of both critics without the first layer 2 · (3·1 + 4·3) = 30; sum 910.
+
+    Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
+    of the actor 118; its input gradients 4·3 + 3·6 = 30; sum 432.
     """
     critic, actor = module("learner_peers.py").products((4, 3))
     assert sum(m * k * n for m, k, n in critic) == 256 * 910

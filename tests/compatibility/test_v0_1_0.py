@@ -1,7 +1,7 @@
-"""Files that version 0.1.0 wrote: this version opens, resumes and replays them.
+"""This version opens, resumes and replays the files that version 0.1.0 wrote.
 
-``v0_1_0/README.md`` says how the files were made. Each test works on a copy in a temporary folder. The tests use the
-command line, so that they hold whatever becomes of the modules behind it.
+``v0_1_0/README.md`` describes how the files were made. Each test works on a copy in a temporary folder. The tests use
+the command line, so they do not depend on modules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECORDINGS = {
     "deployed": "deployed/deployed.mcap",
 }
 PATIENT = ("--set", "safety.observation_deadline_ms=60000")
-"""For a test about no deadline: on a busy machine a driver may be late by more than the second of robot.yaml."""
+"""A long deadline, for tests of something else. On a busy machine a driver can miss the one second of robot.yaml."""
 Start = Callable[..., Command]
 
 
@@ -47,7 +47,7 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
     copy = tmp_path / "v0_1_0"
     shutil.copytree(FROZEN, copy)
     for secret in copy.glob("keys/*/identity.secret"):
-        secret.chmod(0o600)  # git keeps no such mode
+        secret.chmod(0o600)  # git does not keep this mode
     yield copy
     assert digests() == before
 
@@ -69,7 +69,7 @@ def finish(started: Command) -> str:
 
 @cache
 def replayed(name: str) -> dict[str, Any]:
-    """What ``replay --json`` finds in a recording; it must find no difference."""
+    """Replay a recording without any difference, and return the report of ``replay --json`` by core."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--json", str(FROZEN / RECORDINGS[name])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,7 +78,7 @@ def replayed(name: str) -> dict[str, Any]:
 
 
 def other_machine() -> bool:
-    """Whether this machine is of another kind than the one that made the files: learning then differs in last bits."""
+    """Whether the files come from another kind of machine. Then learning differs in the last bits."""
     return any("same kind of machine" in note for note in replayed("lockstep")["learner"]["not_checked"])
 
 
@@ -97,7 +97,7 @@ def same_policy(path: Path, expected: Path) -> bool:
         ("a2c", 191, 20, 193, ("--set", "a2c.episodes=40")),
     ],
 )
-def test_a_run_is_resumed(
+def test_run_is_resumed(
     name: str, steps: int, updates: int, end: int, words: tuple[str, ...], frozen: Path, command: Start
 ) -> None:
     """A run continues from its checkpoint. Lock-step and A2C reach the policy of version 0.1.0, bit for bit."""
@@ -116,8 +116,8 @@ def test_a_run_is_resumed(
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recording_is_read(name: str, frozen: Path, command: Start) -> None:
-    """No message is damaged or unknown, and all of them become rows of tables."""
+def test_recording_is_read(name: str, frozen: Path, command: Start) -> None:
+    """No message is damaged or unknown, and the exported tables have all rows."""
     path = str(frozen / RECORDINGS[name])
     finish(command("info", path, "--check"))
     rows = json.loads(finish(command("export", path, "--out", "tables", "--json")))
@@ -127,15 +127,15 @@ def test_a_recording_is_read(name: str, frozen: Path, command: Start) -> None:
 @pytest.mark.parametrize(
     ("name", "core"), [(name, core) for name, cores in EXPECTED["compared"].items() for core in cores]
 )
-def test_a_recording_is_replayed(name: str, core: str) -> None:
-    """The core does again what the recording says: every message that version 0.1.0 compared is the same."""
+def test_recording_is_replayed(name: str, core: str) -> None:
+    """Replay compares as many messages of each topic as version 0.1.0 did, and all are equal."""
     if core == "learner" and other_machine():
-        pytest.skip("what a learner learns is the same on the same kind of machine only")
+        pytest.skip("a learner is reproducible only on the same kind of machine")
     compared = {item["topic"]: item["compared"] for item in replayed(name)[core]["topics"]}
     assert compared == EXPECTED["compared"][name][core]
 
 
-def test_a_training_begins_with_a_recording(frozen: Path, command: Start) -> None:
+def test_training_starts_from_a_recording(frozen: Path, command: Start) -> None:
     sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=20", "learner.compile=false")
     options = [word for item in (*sets, "evaluation.every=0") for word in ("--set", item)]
     path = str(frozen / RECORDINGS["lockstep"])
@@ -145,7 +145,7 @@ def test_a_training_begins_with_a_recording(frozen: Path, command: Start) -> Non
     assert any(json.loads(line)["kind"] == "offline" for line in lines)
 
 
-def test_policies_act_as_at_the_freeze(frozen: Path) -> None:
+def test_policies_give_the_actions_of_version_0_1_0(frozen: Path) -> None:
     for name, values in EXPECTED["actions"].items():
         actor = Actor(Bundle.load(frozen / name))
         actions = actor(np.array(values["observations"], np.float32))
@@ -161,7 +161,7 @@ def test_bundles_are_verified_and_evaluated(frozen: Path, command: Start) -> Non
 
 @pytest.fixture
 def robot(frozen: Path, tmp_path: Path) -> Iterator[Robot]:
-    """The deployed robot: its policy, its configuration, and no state yet."""
+    """The deployed robot with its policy and its configuration, without a state file."""
     folder = tmp_path / "robot"
     folder.mkdir()
     it = Robot(folder)
@@ -186,12 +186,12 @@ def state(robot: Robot, *words: str) -> dict[str, Any]:
 
 
 def watch(robot: Robot) -> dict[str, str]:
-    """What the server says of the robot, once the robot has joined."""
+    """Wait until the robot has joined, and return its entry in the server's state."""
     found: dict[str, str] = robot.wait("the robot", lambda: state(robot)["sources"].get("leg"))
     return found
 
 
-def test_a_policy_is_served(robot: Robot) -> None:
+def test_policy_is_served(robot: Robot) -> None:
     robot.serve(*PATIENT)
     found = state(robot)
     assert (found["state"], found["version"], found["frozen"], found["robot"]) == ("active", 3, False, "Pendulum")
@@ -204,8 +204,8 @@ def actions(robot: Robot) -> set[str]:
     return {line for line in robot.record() if line.startswith("apply")}
 
 
-def test_a_stop_and_a_freeze_outlive_the_version(robot: Robot, frozen: Path) -> None:
-    """The emergency stop ends by reset and activate only. The freeze and the withdrawn policy stay in force."""
+def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
+    """Only reset and then activate end the emergency stop. The freeze and the withdrawn policy stay in force."""
     path = keep(robot, frozen, "stopped.safetensors.state")
     before = json.loads(path.read_bytes())
     server = robot.serve()
@@ -223,7 +223,7 @@ def test_a_stop_and_a_freeze_outlive_the_version(robot: Robot, frozen: Path) -> 
     assert state(robot)["frozen"]
 
 
-def test_a_stop_of_one_robot_outlives_the_version(robot: Robot, frozen: Path) -> None:
+def test_stop_of_one_robot_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
     """The robot stays stopped and the server inactive, until an operator ends both."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
     robot.serve(*PATIENT)
@@ -238,8 +238,8 @@ def test_a_stop_of_one_robot_outlives_the_version(robot: Robot, frozen: Path) ->
     assert (found["state"], found["stopped"], found["sources"]["leg"]["watch"]) == ("active", [], "active")
 
 
-def test_a_fault_outlives_the_version(robot: Robot, frozen: Path) -> None:
-    """The server sends the safe action alone, until an operator activates the robot."""
+def test_fault_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
+    """The server sends only the safe action until an operator activates the robot."""
     keep(robot, frozen, "fault.safetensors.state")
     robot.serve(*PATIENT)
     robot.drive()
@@ -251,8 +251,8 @@ def test_a_fault_outlives_the_version(robot: Robot, frozen: Path) -> None:
     robot.wait("an action of the policy", lambda: actions(robot) - {SAFE})
 
 
-def test_keys_let_an_operator_in(robot: Robot, frozen: Path, command: Start) -> None:
-    """CURVE on loopback, with the keys and the lists of version 0.1.0. Who has no key gets no answer."""
+def test_operator_connects_with_keys_of_version_0_1_0(robot: Robot, frozen: Path, command: Start) -> None:
+    """CURVE runs on loopback with the key folders of version 0.1.0. An operator without a key gets no answer."""
     listed = json.loads(finish(command("keys", "list", "--keys", str(frozen / "keys" / "robot-7"), "--json")))
     assert {**listed, "folder": ""} == EXPECTED["keys"]
     keys = f"endpoints.keys={frozen / 'keys' / 'robot-7'}"
@@ -264,5 +264,5 @@ def test_keys_let_an_operator_in(robot: Robot, frozen: Path, command: Start) -> 
     assert command(*operator, "1").finish() == 1
 
 
-def test_the_fixtures_stay_small() -> None:
+def test_frozen_files_stay_small() -> None:
     assert sum(path.stat().st_size for path in FROZEN.rglob("*") if path.is_file()) < 1_500_000

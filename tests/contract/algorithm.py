@@ -1,4 +1,4 @@
-"""What every learning algorithm promises: subclass the suite, and give it the algorithm.
+"""Contract tests for learning algorithms. To test an algorithm, subclass the suite and name it:
 
 class TestMine(AlgorithmContract):
     algorithm = Mine
@@ -33,11 +33,11 @@ class AlgorithmContract:
 
     algorithm: type[Algorithm]
     config = LearnerConfig(learning_rate=1e-3, batch_size=32)
-    """Changes the actor within four updates."""
+    """A configuration with which four updates change the actor."""
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Networks this small gain nothing from threads, and wait for them on a busy machine."""
+        """Use one thread: small networks gain nothing from more, and wait for them on a busy machine."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -47,7 +47,7 @@ class AlgorithmContract:
         return self.algorithm(O, A, HIDDEN, replace(self.config, **changes), seed)
 
     def batch(self, seed: int) -> Any:
-        """One batch: random transitions, a quarter of which terminate."""
+        """Return one batch of random transitions. A quarter of them terminate."""
         random = np.random.default_rng(seed)
         buffer = ReplayBuffer(64, O, A, seed)
         observation, following = (random.standard_normal((64, O)).astype(np.float32) for _ in range(2))
@@ -70,7 +70,7 @@ class AlgorithmContract:
             assert made.updates == number + 1
         assert any(not np.array_equal(before[name], tensor) for name, tensor in made.actor_tensors().items())
 
-    def test_one_seed_gives_the_same_bits_and_another_does_not(self) -> None:
+    def test_equal_seeds_give_equal_bits_and_different_seeds_do_not(self) -> None:
         torch.manual_seed(1)
         before = torch.get_rng_state()
         first = self.learned()
@@ -83,10 +83,10 @@ class AlgorithmContract:
         )
 
     @pytest.mark.parametrize("before", [0, 1, 3])
-    def test_a_restored_algorithm_continues_bit_for_bit(self, before: int) -> None:
+    def test_restored_algorithm_continues_bit_for_bit(self, before: int) -> None:
         through, stopped, resumed = self.learned(before), self.learned(before), self.learned(2, seed=9)
         arrays, scalars = stopped.state()
-        stopped.learn(self.batch(99))  # must not reach what was saved
+        stopped.learn(self.batch(99))  # must not change the saved state
         resumed.restore(arrays, json.loads(json.dumps(scalars)))
         assert bits(resumed) == bits(through)
         for number in range(4):
@@ -95,7 +95,7 @@ class AlgorithmContract:
         assert bits(resumed) == bits(through)
         assert resumed.metrics() == through.metrics()
 
-    def test_a_damaged_state_is_refused_and_changes_nothing(self) -> None:
+    def test_damaged_state_is_refused_and_changes_nothing(self) -> None:
         made = self.learned()
         before = bits(made)
         arrays, scalars = self.learned(seed=2).state()
@@ -109,7 +109,7 @@ class AlgorithmContract:
                 made.restore(arrays, {key: value for key, value in scalars.items() if key != name})
         assert bits(made) == before
 
-    def test_its_policy_fits_a_bundle(self, tmp_path: Path) -> None:
+    def test_policy_fits_a_bundle(self, tmp_path: Path) -> None:
         observations = tuple(Channel(f"o{index}", "m", -5, 5) for index in range(O))
         spec = RobotSpec("Toy", observations, tuple(Channel(f"a{index}", "N", -1, 1) for index in range(A)), 0.02)
         made = self.learned()
@@ -132,7 +132,7 @@ class AlgorithmContract:
         assert all(np.array_equal(before[name], tensor) for name, tensor in tensors.items())
         assert any(tensor.any() for tensor in made.actor_tensors().values())
 
-    def test_it_can_start_from_a_policy(self) -> None:
+    def test_algorithm_can_start_from_a_policy(self) -> None:
         given, made = self.learned().actor_tensors(), self.make(seed=3)
         made.begin_with(given)
         assert all(np.array_equal(given[name], tensor) for name, tensor in made.actor_tensors().items())
@@ -150,7 +150,7 @@ class AlgorithmContract:
         assert made.metrics() == found
         assert all(made.metrics().get(name, 0.0) == (found[name] if name in made.gauges else 0) for name in found)
 
-    def test_the_learning_rate_takes_effect(self) -> None:
+    def test_learning_rate_takes_effect(self) -> None:
         slow, fast = self.make(), self.make()
         start = slow.actor_tensors()
         slow.set_learning_rate(1e-6)
@@ -177,6 +177,6 @@ class AlgorithmContract:
 
 
 def bits(made: Algorithm) -> dict[str, Any]:
-    """The state, comparable with ==."""
+    """Return the state in a form that == can compare."""
     arrays, scalars = made.state()
     return {name: array.tobytes() for name, array in arrays.items()} | {"scalars": json.dumps(scalars, sort_keys=True)}

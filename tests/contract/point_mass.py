@@ -1,4 +1,4 @@
-"""A simulator backend as an installed package would add it: a point mass on a line, in plain numpy."""
+"""An example of a simulator backend in an installed package: a point mass on a line, in plain numpy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = RobotSpec(
 
 
 class PointMass(Environment):
-    """Keep 1 kg near the origin; an episode ends beyond 4 m, or after 100 steps."""
+    """Keep a mass of 1 kg near the origin. An episode ends beyond 4 m or after 100 steps."""
 
     def __init__(self, seed: int | None, randomization: RandomizationConfig | None) -> None:
         super().__init__(SPEC, 100, seed, randomization)
@@ -39,7 +39,7 @@ class PointMass(Environment):
 
 
 class PointMassBackend(Backend):
-    """One task."""
+    """A backend with one task, ``Point``."""
 
     def names(self) -> Sequence[str]:
         return ("Point",)

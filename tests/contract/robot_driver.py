@@ -1,4 +1,4 @@
-"""What every robot driver promises: subclass the suite, and give it the robot.
+"""Contract tests for robot drivers. To test a driver, subclass the suite and return its robot:
 
 class TestLeg(RobotContract):
     @pytest.fixture
@@ -29,20 +29,20 @@ _PATIENCE = 60.0  # s
 
 
 class RobotContract:
-    """Each test takes a new robot."""
+    """Each test uses a new robot."""
 
     @pytest.fixture
     def robot(self) -> Robot:
         raise NotImplementedError("return a robot")
 
-    def test_the_specification_travels(self, robot: Robot) -> None:
+    def test_specification_survives_a_round_trip(self, robot: Robot) -> None:
         spec = robot.spec
         assert RobotSpec.from_description(spec.describe()) == spec
         assert spec.control_period > 0
         assert np.isfinite([spec.action_low, spec.action_high]).all()
         assert (spec.action_low < spec.action_high).all()
 
-    def test_observations_are_finite_and_the_callers(self, robot: Robot) -> None:
+    def test_observations_are_finite_and_copies_for_the_caller(self, robot: Robot) -> None:
         """A later observation does not change an earlier one."""
         robot.reset()
         first = robot.observe()
@@ -62,7 +62,7 @@ class RobotContract:
             robot.apply(given)
             assert np.array_equal(given, action), "apply() changes its argument"
 
-    def test_rewards_and_phases_are_judged_after_each_period(self, robot: Robot) -> None:
+    def test_reward_and_phase_are_valid_after_a_period(self, robot: Robot) -> None:
         robot.reset()
         action = safe_action(robot)
         robot.apply(action)
@@ -70,8 +70,8 @@ class RobotContract:
         assert Phase(robot.phase(observation)) in (Phase.MID, Phase.TERMINATED, Phase.TRUNCATED)
         assert np.isfinite(float(robot.reward(observation, action)))
 
-    def test_it_makes_episodes(self, robot: Robot) -> None:
-        """The driver's own loop: a reset and FIRST, then one transition each period, without a problem."""
+    def test_robot_makes_episodes(self, robot: Robot) -> None:
+        """The driver's loop resets the robot and gives FIRST, then one transition per period, without a problem."""
         body = RobotBody(robot)
         body.command(safe_action(robot)[None])
         assert body.step(body.commanded) == 0
@@ -84,13 +84,13 @@ class RobotContract:
         body.close()
         assert body.problem == ""
 
-    def test_a_reset_may_come_at_any_time_and_again(self, robot: Robot) -> None:
+    def test_reset_may_be_repeated(self, robot: Robot) -> None:
         for _ in range(2):
             robot.reset()
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
 
-    def test_it_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
-        """From another thread, as after a hang; nothing raises."""
+    def test_robot_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
+        """Another thread calls stop(), as after a hang, and nothing raises."""
         robot.reset()
         errors: list[BaseException] = []
 
@@ -108,8 +108,8 @@ class RobotContract:
         assert not errors
         robot.close()
 
-    def test_a_hang_stops_it_and_ends_the_process(self, robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its observe() hangs. The driver calls stop(), if the robot has one, and ends with exit code 70."""
+    def test_hang_stops_the_robot_and_ends_the_process(self, robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+        """observe() hangs. The driver calls stop(), if the robot has one, and ends with exit code 70."""
         codes: queue.Queue[int] = queue.Queue()
         ended = threading.Event()
         stops: list[Callable[[], None] | None] = []
@@ -135,7 +135,7 @@ class RobotContract:
 
 
 def safe_action(robot: Robot) -> Float32:
-    """float32[A]: what a driver applies in FAULT with ``safe_action: zero``."""
+    """Return the action float32[A] that a driver applies in FAULT with ``safe_action: zero``."""
     guard = Guard(robot.spec, "robot", SafetyConfig(safe_action="zero"))
     safe: Float32 = guard.safe_action(np.zeros((1, robot.spec.action_size), np.float32))[0]
     return safe

@@ -1,7 +1,6 @@
-"""A toy algorithm as an installed package could bring it: an actor that learns the sign of each observation.
+"""An example of an algorithm in an installed package: an actor that learns the sign of the mean observation.
 
-It does not learn from rewards, but with momentum, noise and a parameter outside of a module: its state has a bit of
-everything.
+It ignores rewards. It has momentum, noise and a parameter outside a module, so its state covers every kind of value.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from td3_robot.learner.algorithms.networks import Actor
 
 
 class SignLearner(Algorithm):
-    """π(s) approaches the sign of the mean observation, times a scale that is learned, too."""
+    """π(s) approaches the sign of the mean observation times a learned scale."""
 
     def build(self) -> None:
         """Create the actor, the scale and their optimiser."""
@@ -26,7 +25,7 @@ class SignLearner(Algorithm):
         self.optimiser = torch.optim.SGD(parameters, lr=self.config.learning_rate, momentum=0.9)
 
     def update(self, batch: Any) -> Metrics:
-        """Make one step of regression."""
+        """Make one regression step."""
         wanted = self.scale * batch.observation.mean(1, keepdim=True).sign()
         noise = 0.1 * self.randn_like(batch.action)
         loss = (self.actor(batch.observation) + noise - wanted).square().mean()

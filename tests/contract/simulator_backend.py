@@ -1,4 +1,4 @@
-"""What every simulator backend promises: subclass the suite, and give it the names of tasks.
+"""Contract tests for simulator backends. To test a backend, subclass the suite and name tasks:
 
 @pytest.mark.parametrize("task", ["toy:Point"])
 class TestToy(SimulatorBackendContract): ...
@@ -26,14 +26,14 @@ STEPS = 60
 
 
 def actions(spec: RobotSpec, seed: int) -> Iterator[Float32]:
-    """Random actions over the whole range, without end."""
+    """Yield random actions over the whole range, forever."""
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(spec.action_low, spec.action_high).astype(np.float32)
 
 
 def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
-    """What ``steps`` random actions lead to, one episode after another, as plain numbers."""
+    """Apply ``steps`` random actions, over several episodes if needed, and return all outcomes as plain numbers."""
     lines: list[Any] = []
     for _, action in zip(range(steps), actions(environment.spec, seed), strict=False):
         outcome = environment.step(action)
@@ -48,7 +48,7 @@ class SimulatorBackendContract:
 
     @pytest.fixture
     def make(self, task: str) -> Iterator[Make]:
-        """Makes environments of the task, and closes them after the test."""
+        """Makes environments of the task and closes them after the test."""
         made: list[Environment] = []
 
         def make(seed: int | None = 1, randomization: RandomizationConfig | None = None) -> Environment:
@@ -59,7 +59,7 @@ class SimulatorBackendContract:
         for environment in made:
             environment.close()
 
-    def test_specification_is_the_environments(self, task: str, make: Make) -> None:
+    def test_environment_has_the_specification_of_its_task(self, task: str, make: Make) -> None:
         spec = tasks.spec(task)
         assert make().spec == spec
         assert RobotSpec.from_description(spec.describe()) == spec
@@ -83,7 +83,7 @@ class SimulatorBackendContract:
             assert {type(value) for value in outcome[2:]} == {bool}
             observation = outcome.observation if environment_runs(outcome) else environment.reset()
 
-    def test_equal_seeds_give_equal_bits_and_others_do_not(self, make: Make) -> None:
+    def test_equal_seeds_give_equal_bits_and_different_seeds_do_not(self, make: Make) -> None:
         starts = [make(seed).reset().tolist() for seed in (1, 1, 2)]
         assert starts[0] == starts[1] != starts[2]
         one, same = make(3), make(3)
@@ -91,7 +91,7 @@ class SimulatorBackendContract:
         assert trace(one, STEPS, 4) == trace(same, STEPS, 4)
         assert make(None).reset().tolist() != make(None).reset().tolist()
 
-    def test_a_seed_given_to_reset_restarts_the_random_stream(self, make: Make) -> None:
+    def test_seed_given_to_reset_restarts_the_random_stream(self, make: Make) -> None:
         environment = make(1)
         first = environment.reset(7).tolist()
         episode = trace(environment, STEPS, 4)
@@ -99,7 +99,7 @@ class SimulatorBackendContract:
         assert environment.reset(7).tolist() == first
         assert trace(environment, STEPS, 4) == episode
 
-    def test_actions_are_checked_and_left_alone(self, make: Make) -> None:
+    def test_actions_are_checked_and_not_changed(self, make: Make) -> None:
         environment = make()
         environment.reset()
         size = environment.spec.action_size
@@ -114,7 +114,7 @@ class SimulatorBackendContract:
         environment.step(action)
         assert action.tolist() == environment.spec.action_high.tolist()
 
-    def test_an_observation_belongs_to_the_caller(self, make: Make) -> None:
+    def test_observation_is_a_copy_for_the_caller(self, make: Make) -> None:
         environment = make()
         environment.reset()[:] = 1e9
         saved = environment.save_state()["observation"].copy()
@@ -140,7 +140,7 @@ class SimulatorBackendContract:
         with pytest.raises(RuntimeError, match="reset"):
             environment.step(action)
 
-    def test_the_time_limit_truncates(self, make: Make) -> None:
+    def test_time_limit_truncates_the_episode(self, make: Make) -> None:
         environment = make()
         environment.time_limit = 3
         for _ in range(3):
@@ -160,7 +160,7 @@ class SimulatorBackendContract:
         environment.reset()
         assert environment.reward_terms() == {}
 
-    def test_a_saved_episode_continues_bit_for_bit(self, make: Make) -> None:
+    def test_saved_episode_continues_bit_for_bit(self, make: Make) -> None:
         original, other = make(5), make(6)
         for steps in (0, 1, 37):
             original.reset()
@@ -171,13 +171,13 @@ class SimulatorBackendContract:
             other.restore_state(state)
             assert trace(other, STEPS, 3) == expected
 
-    def test_a_state_from_before_the_first_reset_holds_the_random_stream(self, make: Make) -> None:
+    def test_state_before_the_first_reset_holds_the_random_stream(self, make: Make) -> None:
         original, other = make(5), make(6)
         other.reset()
         other.restore_state(original.save_state())
         assert original.reset().tolist() == other.reset().tolist()
 
-    def test_a_state_that_does_not_fit_is_refused(self, make: Make) -> None:
+    def test_state_that_does_not_fit_is_refused(self, make: Make) -> None:
         environment = make()
         environment.reset()
         trace(environment, 3, 1)
@@ -191,7 +191,7 @@ class SimulatorBackendContract:
                 environment.restore_state({**good, part: value})
         environment.restore_state(good)
 
-    def test_a_vector_of_robots_equals_single_ones(self, task: str, make: Make) -> None:
+    def test_vector_of_robots_equals_single_robots(self, task: str, make: Make) -> None:
         seeds: list[int] = []
 
         def made(seed: int) -> Environment:
@@ -225,7 +225,7 @@ class SimulatorBackendContract:
         assert plain.world == {}
         assert trace(one, STEPS, 4) == trace(same, STEPS, 4)
 
-    def test_a_randomization_that_the_backend_lacks_is_refused(self, task: str) -> None:
+    def test_unsupported_randomization_is_refused(self, task: str) -> None:
         config = RandomizationConfig(mass=(0.5, 2.0))
         allowed = tasks.find(task)[0].randomization
         if allowed is None or "mass" in allowed:
@@ -235,7 +235,7 @@ class SimulatorBackendContract:
             with pytest.raises(ConfigError, match=r"randomization.mass is \[0.5, 2.0\].*allowed there: \w+"):
                 call()
 
-    def test_a_picture_has_the_size_asked_for_or_is_refused(self, make: Make) -> None:
+    def test_picture_has_the_requested_size_or_is_refused(self, make: Make) -> None:
         environment = make()
         environment.reset()
         before = environment.save_state()["observation"].tolist()
@@ -244,7 +244,7 @@ class SimulatorBackendContract:
             assert (picture.shape, picture.dtype) == ((60, 80, 3), np.uint8)
         assert environment.save_state()["observation"].tolist() == before
 
-    def test_an_unknown_task_is_one_line(self, task: str) -> None:
+    def test_unknown_task_gives_one_line_of_error(self, task: str) -> None:
         kind = tasks.find(task)[0].kind
         for call in (tasks.spec, tasks.make):
             with pytest.raises(ConfigError, match="NoSuchTask") as refused:
@@ -259,5 +259,5 @@ class SimulatorBackendContract:
 
 
 def environment_runs(outcome: Any) -> bool:
-    """Whether the episode goes on after this outcome."""
+    """Whether the episode continues after this outcome."""
     return not (outcome.terminated or outcome.truncated)

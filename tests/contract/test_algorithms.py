@@ -1,4 +1,4 @@
-"""Every algorithm, as written and in its engine, keeps the contract; so do a subclass and a toy of a package."""
+"""Contract tests for every algorithm, with and without its engine, for a subclass and for an example package."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ OPTIONS = LearnerConfig(
 
 
 class SumOfCritics(TD3):
-    """TD3 with another update, as a user would write it: the mean of both critics, and weight decay in the actor."""
+    """An example of a user's variant of TD3: it uses the mean of both critics and weight decay in the actor."""
 
     def update(self, batch: Batch) -> Metrics:
-        """One update of critics and actor together, without delay."""
+        """Update critics and actor together, without delay."""
         s, a, r, s2, discount = batch
         with torch.no_grad():
             y = r + discount * torch.stack(self.critics_target(s2, self.actor_target(s2))).mean(0)

@@ -1,4 +1,4 @@
-"""The example driver and robots with all methods keep the contract; the table finds an installed package's robot."""
+"""Contract tests for the example driver and a robot with all methods; drivers of installed packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestExampleDriver(RobotContract):
 
 
 class Cart(Robot):
-    """Has every method, and episodes of three periods."""
+    """A robot with every method and episodes of three periods."""
 
     spec = RobotSpec(
         "Cart",
@@ -77,7 +77,7 @@ class TestCart(RobotContract):
         return Cart()
 
 
-def test_an_installed_package_adds_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_package_adds_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """``python -m td3_robot.driver cart --config robot.yaml`` drives its robot under that name."""
     point = metadata.EntryPoint("cart", f"{__name__}:Cart", "td3_robot.drivers")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == DRIVERS.group else [])
@@ -91,7 +91,7 @@ def test_an_installed_package_adds_a_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("arguments", [[], ["leg"]])
-def test_an_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert by_name.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

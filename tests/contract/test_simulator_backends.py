@@ -1,4 +1,4 @@
-"""The shipped simulator backends, and one of an imaginary package, keep the contract."""
+"""The shipped simulator backends, and examples of installed packages, pass the contract tests."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TWO_LEGS = RobotModel(
 
 
 class OwnRobots(BulletBackend):
-    """A robot from a URDF, as a package would add it."""
+    """An example of a package that adds a robot from a URDF file."""
 
     models = {"TwoLegs": TWO_LEGS}  # noqa: RUF012
 
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """Backends as rows that an installed package would add."""
+    """Add two backends to the table, as an installed package does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
         patch.setitem(tasks.BACKENDS.rows, "own", "tests.contract.test_simulator_backends:OwnRobots")
@@ -52,7 +52,7 @@ def installed() -> Iterator[None]:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("task", ["own:TwoLegs"])
 class TestOwnRobot(SimulatorBackendContract):
-    def test_it_stands_on_the_floor(self, task: str) -> None:
+    def test_robot_stands_on_the_floor(self, task: str) -> None:
         """The legs reach 0.35 m below the centre of the body."""
         environment = tasks.make(task, 1)
         observation = environment.reset()

@@ -1,4 +1,4 @@
-"""Both transports of this package pass the contract."""
+"""Both transports of td3_robot pass the contract tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.transport import Harness, Stranger, TransportContract
 
 
 class ZeroMQHarness(Harness):
-    """Unix sockets in a folder of the test."""
+    """ZeroMQ over Unix sockets in the test's folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every transport must do. To run a transport through it, write a harness and subclass the suite:
+"""Contract tests for transports. To test a transport, write a harness and subclass the suite:
 
 class TestMine(TransportContract):
     @pytest.fixture
@@ -30,7 +30,7 @@ _DEADLINE = 60.0  # s
 
 
 class Stranger(ABC):
-    """A client that sends what it likes."""
+    """A client that sends arbitrary frames."""
 
     @abstractmethod
     def send(self, frames: list[bytes]) -> None:
@@ -38,50 +38,52 @@ class Stranger(ABC):
 
     @abstractmethod
     def received(self) -> list[list[bytes]]:
-        """The frames of every message from the server so far."""
+        """Return the frames of every message received from the server so far."""
 
 
 class Harness(ABC):
-    """How the suite makes transports and moves their clock.
+    """Makes transports for the suite and moves their clock.
 
     Attributes:
-        endpoint: where servers serve and clients connect.
+        endpoint: address at which servers serve and clients connect.
+        elapsed: seconds that the test has skipped.
+        made: open transports of the test.
     """
 
     endpoint: str
 
     def __init__(self) -> None:
-        self.elapsed = 0.0  # s that a test has skipped
+        self.elapsed = 0.0
         self.made: list[Transport] = []
 
     def clock(self) -> float:
-        """Seconds: real time, and what the test has skipped."""
+        """Return real time plus the time that the test has skipped, in seconds."""
         return time.monotonic() + self.elapsed
 
     def bus(self) -> Transport:
-        """A new transport; the harness closes it after the test."""
+        """Make a transport, which the harness closes after the test."""
         bus = self.make()
         self.made.append(bus)
         return bus
 
     def close(self) -> None:
-        """Close what the test has left open, clients first."""
+        """Close all open transports in reverse order, clients first."""
         for bus in self.made[::-1]:
             bus.close()
         self.made.clear()
 
     def leave(self, bus: Transport, reason: str = "", *, in_order: bool = True) -> None:
-        """Close one transport."""
+        """Close one transport. ``in_order=False`` simulates a crash."""
         self.made.remove(bus)
         bus.close(reason, in_order=in_order)
 
     @abstractmethod
     def make(self) -> Transport:
-        """A transport on :meth:`clock` that reaches the others of this harness."""
+        """Make a transport that uses :meth:`clock` and reaches the others of this harness."""
 
     @abstractmethod
     def stranger(self) -> Stranger:
-        """A raw client of :attr:`endpoint`."""
+        """Make a raw client of :attr:`endpoint`."""
 
     @abstractmethod
     def inject(self, client: Transport, frames: list[bytes]) -> None:
@@ -99,7 +101,7 @@ SPEC = RobotSpec.from_description(
 
 
 def server(session: int = 1, **fields: Any) -> ServerLink:
-    """A server that takes Steps from simulators and drivers."""
+    """A server's end of the link, which accepts Steps from simulators and drivers."""
     return ServerLink("policy", "server", {"simulator": (Step,), "driver": (Step,)}, {"task": "Toy"}, session, **fields)
 
 
@@ -122,7 +124,11 @@ def of(inputs: list[Input], kind: type[Message]) -> list[Any]:
 
 
 def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> list[list[Input]]:
-    """Receive from all buses in turn until the condition holds of the inputs of each so far."""
+    """Receive from all buses in turn until ``condition`` is true of their inputs so far.
+
+    Returns:
+        The inputs of each bus.
+    """
     got: list[list[Input]] = [[] for _ in buses]
     end = time.monotonic() + _DEADLINE
     while not condition(got):
@@ -133,11 +139,11 @@ def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> l
 
 
 class TransportContract:
-    """The suite. ``harness`` is a fixture of the subclass."""
+    """The suite. The subclass defines the fixture ``harness``."""
 
     @pytest.fixture
     def linked(self, harness: Harness) -> tuple[Transport, Transport, Peer]:
-        """A server, a client, and the client as the server knows it."""
+        """A server, a connected client, and the client as the server's Peer."""
         first, second = harness.bus(), harness.bus()
         first.serve(harness.endpoint, server())
         second.connect(harness.endpoint, client())
@@ -148,7 +154,7 @@ class TransportContract:
 
     # -- handshake ---------------------------------------------------------------------------------------------------
 
-    def test_handshake(self, harness: Harness) -> None:
+    def test_handshake_introduces_client_and_server(self, harness: Harness) -> None:
         serving, joining = harness.bus(), harness.bus()
         assert serving.serve(harness.endpoint, server(5)) == harness.endpoint
         joining.connect(harness.endpoint, client())
@@ -167,7 +173,7 @@ class TransportContract:
         assert joining.heard("policy") >= before
         assert not serving.dropped() + joining.dropped()
 
-    def test_a_client_may_come_before_its_server(self, harness: Harness) -> None:
+    def test_client_may_start_before_its_server(self, harness: Harness) -> None:
         joining, serving = harness.bus(), harness.bus()
         joining.connect(harness.endpoint, client())
         for _ in range(5):
@@ -176,7 +182,7 @@ class TransportContract:
         at_server, at_client = pump(lambda got: bool(got[0] and got[1]), serving, joining)
         assert (kinds(at_server), kinds(at_client)) == ([Hello], [Welcome])
 
-    def test_hello_goes_out_before_the_first_message(self, harness: Harness, make_step: Any) -> None:
+    def test_hello_is_sent_before_the_first_message(self, harness: Harness, make_step: Any) -> None:
         serving, joining = harness.bus(), harness.bus()
         serving.serve(harness.endpoint, server())
         joining.connect(harness.endpoint, client())
@@ -184,7 +190,7 @@ class TransportContract:
         (got,) = pump(lambda got: bool(of(got[0], Step)), serving)
         assert kinds(got) == [Hello, Step]
 
-    def test_a_refused_client_raises(self, harness: Harness) -> None:
+    def test_refused_client_raises(self, harness: Harness) -> None:
         serving, joining = harness.bus(), harness.bus()
         serving.serve(harness.endpoint, server())
         joining.connect(harness.endpoint, client(task="Other"))
@@ -192,7 +198,7 @@ class TransportContract:
             pump(lambda _: False, serving, joining)
         assert set(serving.dropped()) == {"refused"}
 
-    def test_a_busy_endpoint_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_busy_endpoint_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         with pytest.raises(EndpointError, match="is busy"):
             harness.bus().serve(harness.endpoint, server())
         serving, joining, peer = linked
@@ -210,7 +216,7 @@ class TransportContract:
 
     # -- two clients of one name -------------------------------------------------------------------------------------
 
-    def test_a_name_that_is_taken_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_name_that_is_taken_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, first, peer = linked
         second = harness.bus()
         second.connect(harness.endpoint, client(number=8))
@@ -218,7 +224,7 @@ class TransportContract:
             pump(lambda _: False, serving, first, second)
         assert serving.peers("policy") == [peer]
 
-    def test_a_later_incarnation_takes_the_name(
+    def test_later_incarnation_takes_the_name(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, _, old = linked
@@ -234,7 +240,7 @@ class TransportContract:
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
-    def test_messages_keep_their_order_both_ways(
+    def test_messages_keep_their_order_in_both_directions(
         self, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, peer = linked
@@ -249,7 +255,7 @@ class TransportContract:
             ("policy", number) for number in range(300)
         ]
 
-    def test_a_full_queue_to_the_server_refuses_and_drops_nothing(
+    def test_full_queue_to_the_server_refuses_and_drops_nothing(
         self, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, _ = linked
@@ -265,9 +271,7 @@ class TransportContract:
         (got,) = pump(lambda got: bool(got[0]), serving)
         assert [step.sequence for step in of(got, Step)] == [sent]
 
-    def test_a_full_queue_to_a_client_refuses_and_drops_nothing(
-        self, linked: tuple[Transport, Transport, Peer]
-    ) -> None:
+    def test_full_queue_to_a_client_refuses_and_drops_nothing(self, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, joining, peer = linked
         sent = 0
         while serving.send(peer, action(sent)):
@@ -279,7 +283,7 @@ class TransportContract:
         assert [message.answers for message in of(got, Action)] == list(range(sent))
         assert serving.send(peer, action(sent))
 
-    def test_a_message_is_a_copy_that_the_receiver_cannot_write(
+    def test_received_message_is_a_read_only_copy(
         self, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, _ = linked
@@ -304,7 +308,7 @@ class TransportContract:
             ([b"step", bytes(Step.MAX_BYTES + 1)], "oversize"),
             ([b"welcome", codec.encode(Welcome(1, "x", 1))], "unexpected"),
         ],
-        ids=["one frame", "three frames", "unknown topic", "not msgpack", "no fields", "oversize", "not its role's"],
+        ids=["one frame", "three frames", "unknown topic", "not msgpack", "no fields", "oversize", "not for its role"],
     )
     def test_malformed_messages_are_only_counted(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any, frames: Any, kind: str
@@ -328,7 +332,7 @@ class TransportContract:
         assert kinds(got) == [Step]
         assert serving.dropped().total() == 200
 
-    def test_a_stranger_is_asked_for_a_hello(
+    def test_unknown_client_is_asked_for_a_hello(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, _, peer = linked
@@ -345,7 +349,7 @@ class TransportContract:
 
     # -- silence, reconnect and close --------------------------------------------------------------------------------
 
-    def test_heartbeats_keep_an_idle_link(
+    def test_heartbeats_keep_an_idle_link_alive(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, peer = linked
@@ -357,13 +361,11 @@ class TransportContract:
         assert serving.peers("policy") == [peer]
         assert joining.send("policy", make_step(0))
 
-    def test_a_silent_client_is_taken_for_gone(
-        self, harness: Harness, linked: tuple[Transport, Transport, Peer]
-    ) -> None:
+    def test_silent_client_times_out(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; less than the pause after which a server thinks that it stood still
+            harness.elapsed += 0.5  # s; a longer pause would look like a pause of the server itself
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -371,7 +373,7 @@ class TransportContract:
         assert serving.peers("policy") == []
         assert not serving.send(peer, action(0))
 
-    def test_after_a_long_silence_hello_comes_before_a_step(
+    def test_client_sends_hello_again_after_a_long_silence(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, _ = linked
@@ -382,10 +384,10 @@ class TransportContract:
         assert joining.send("policy", make_step(0))
         pump(lambda got: Step in kinds(got[0]), serving)
 
-    def test_a_new_server_welcomes_the_clients_of_the_old_one(
+    def test_new_server_welcomes_the_clients_of_the_old_one(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """Steps for the old server reach the new one first: it asks for a Hello and gives none of them to its core."""
+        """Steps for the old server reach the new one. It asks for a Hello and gives none of the Steps to its core."""
         old, joining, _ = linked
         harness.leave(old)
         for number in range(50):
@@ -399,7 +401,7 @@ class TransportContract:
         (got,) = pump(lambda got: bool(got[0]), new)
         assert [step.sequence for step in of(got, Step)] == [50]
 
-    def test_a_client_that_leaves_says_bye(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_client_that_leaves_sends_bye(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, joining, peer = linked
         harness.leave(joining, "done for today")
         (got,) = pump(lambda got: bool(got[0]), serving)
@@ -409,10 +411,10 @@ class TransportContract:
         assert bye.reason == "done for today"
         assert not serving.send(peer, action(0))
 
-    def test_a_client_that_crashed_is_noticed_when_the_server_sends(
+    def test_server_notices_a_crashed_client_when_it_sends(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """Its last messages come first."""
+        """The client's last messages arrive before its Bye."""
         serving, joining, peer = linked
         assert joining.send("policy", make_step(0))
         harness.leave(joining, in_order=False)
@@ -421,7 +423,7 @@ class TransportContract:
         assert of(got, Bye)[0].reason == "connection closed"
         assert serving.peers("policy") == []
 
-    def test_a_closed_endpoint_can_be_served_again(self, harness: Harness) -> None:
+    def test_closed_endpoint_can_be_served_again(self, harness: Harness) -> None:
         for session in range(3):
             bus = harness.bus()
             bus.serve(harness.endpoint, server(session))

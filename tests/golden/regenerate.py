@@ -1,10 +1,10 @@
-"""Writes the golden files: one example of every message, readable (``.json``) beside its exact bytes (``.hex``).
+"""Write the golden files: one example of every message, in readable form (``.json``) and as bytes (``.hex``).
 
     python tests/golden/regenerate.py
 
-refuses to change bytes under a PROTOCOL_VERSION that golden files already pin: peers that are out there would not
-understand them. Raise PROTOCOL_VERSION in td3_robot/messages.py first; or, while that version has never left this
-repository, say ``--unreleased``.
+The script refuses to change bytes if golden files of the same PROTOCOL_VERSION exist, because released peers would not
+understand the new bytes. First raise PROTOCOL_VERSION in td3_robot/messages.py. If that version is not released yet,
+pass ``--unreleased`` instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
 
 FOLDER = Path(__file__).parent
-COLUMNS = 32  # bytes in a line of hex
+COLUMNS = 32  # bytes per line of hex
 
 SPEC = RobotSpec(
     "Leg",
@@ -63,7 +63,7 @@ SPEC = RobotSpec(
 
 
 def samples() -> list[Message]:
-    """One of each, with arrays of two robots; the numbers are exact in binary, and all different."""
+    """One example of each message, with arrays for two robots. Numbers are exact in binary and all different."""
     f4, u1, u4, u8 = np.float32, np.uint8, np.uint32, np.uint64
     tensors = {
         name: ((np.arange(np.prod(shape)).reshape(shape) - 2) / 4).astype(f4)
@@ -121,7 +121,7 @@ def samples() -> list[Message]:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """The fields as JSON: arrays as nested lists, bytes as hexadecimal text."""
+    """Return the fields for JSON: arrays as nested lists, bytes as hexadecimal text."""
     content = {}
     for name in wire_fields(type(message)):
         value = getattr(message, name)
@@ -132,7 +132,7 @@ def readable(message: Message) -> dict[str, Any]:
 
 
 def files_of(message: Message) -> tuple[str, str]:
-    """The two files' text."""
+    """Return the text of the ``.json`` file and of the ``.hex`` file."""
     text = {"protocol": PROTOCOL_VERSION, "topic": message.NAME, "fields": readable(message)}
     payload = codec.encode(message)
     lines = [payload[begin : begin + COLUMNS].hex(" ") for begin in range(0, len(payload), COLUMNS)]
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
         names = ", ".join(sorted({*altered, *(path.stem for path in gone)}))
         print(
             f"bytes of {names} change and PROTOCOL_VERSION is still {PROTOCOL_VERSION}: raise it in "
-            "td3_robot/messages.py, or say --unreleased if no peer speaks this version yet",
+            "td3_robot/messages.py, or pass --unreleased if this version is not released yet",
             file=sys.stderr,
         )
         return 1
