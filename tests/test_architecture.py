@@ -242,19 +242,19 @@ def test_nothing_is_unpickled() -> None:
         }
         assert "allow_pickle=True" not in module.read_text()
         for call in calls_of(module, "torch", "load"):
-            assert module.parent.name == "convert", "torch.load is for files of other programs alone"
+            assert module.parent.name == "convert", "only td3_robot.convert may call torch.load"
             assert [key.value.value for key in call.keywords if key.arg == "weights_only"] == [True]
 
 
 def calls_of(module: Path, name: str, attribute: str) -> Iterator[ast.Call]:
-    """The calls of ``name.attribute`` in a module."""
+    """Yield the calls of ``name.attribute`` in a module."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{name}.{attribute}":
             yield node
 
 
-def test_the_learners_core_loads_nothing_that_computes_or_compiles() -> None:
-    """Its node gives it the training, so that no core measures a processor or starts a compiler."""
+def test_learner_core_imports_no_torch_and_no_training() -> None:
+    """The learner's node passes the training to the core, so a core never measures processors or starts a compiler."""
     code = "import sys, td3_robot.learner.core\nprint(*sorted(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

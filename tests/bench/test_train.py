@@ -1,4 +1,4 @@
-"""What ``td3-robot bench train`` reports; not how fast this machine happens to be."""
+"""The report of ``td3-robot bench train``. Its speed depends on the machine and is not tested."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from td3_robot.learner import compute
 TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
 
 
-def test_a_real_training(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """With networks that cost nothing. Standard output is the JSON and nothing else."""
+def test_report_of_a_real_training(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Networks are tiny. Standard output holds only the JSON."""
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     assert cli.main(["bench", "train", "--json", "--steps", "1000", "--rounds", "1", *TINY]) == 0
     report = json.loads(capfd.readouterr().out)
@@ -47,7 +47,7 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert order == [1, 2, 2, 1]
 
 
-def test_a_training_that_fails_says_why() -> None:
+def test_error_of_a_failed_training_names_the_cause() -> None:
     with pytest.raises(NodeError, match=r"the training in fp31 failed: .*learner\.precision is 'fp31'"):
         train.ours("fp31", threads=1, hidden=[8], batch=4, steps=1000)
 
@@ -60,6 +60,8 @@ def test_a_training_that_fails_says_why() -> None:
         (["--hidden", "0"], "--hidden is 0; it must be at least 1"),
     ],
 )
-def test_wrong_use_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_one_line_of_error(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "train", *arguments]) == EXIT_USAGE
     assert capsys.readouterr().err == f"td3-robot bench: {text}\n"

@@ -76,7 +76,7 @@ def test_without_a_deadline_the_node_polls_for_the_whole_timeout(node: tuple[Nod
     assert clock.waits == [("poll", 0.05)]
 
 
-def test_polling_ends_short_of_a_deadline_and_sleep_meets_it(node: tuple[Node, Clock, FakeBus]) -> None:
+def test_node_polls_until_shortly_before_a_deadline_and_then_sleeps(node: tuple[Node, Clock, FakeBus]) -> None:
     """For a deadline in 70 ms, the node polls 50 ms and 18 ms, sleeps the last 2 ms, then polls without waiting."""
     it, clock, _ = node
     deadline = 100.07
