@@ -1,7 +1,6 @@
 """``td3-robot bench record`` and ``bench replay``: what a recording costs, and how fast a policy core is replayed.
 
 Both use one robot of Walker2D's size, networks of 400 and 300, and 60 Steps per second of recorded time.
-``record --training`` measures a real training instead, see :mod:`td3_robot.bench.recorded_training`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from td3_robot.bench import example, harness, recorded_training
+from td3_robot.bench import example, harness
 from td3_robot.bench.harness import Report
 from td3_robot.bundle import sha256
 from td3_robot.config.schema import Config, RecordConfig
@@ -42,24 +40,9 @@ Published = list[tuple[str, Message]]
 
 def record(arguments: Sequence[str] | None = None) -> int:
     """Run ``bench record``."""
-    parser = _options(
-        "record",
-        "Measure what recording costs a node, or a whole training, and how fast a recorder writes.",
-        "--training walker2d --blocks 12",
+    options = _options("record", "Measure what recording costs a node, and how fast a recorder writes.").parse(
+        arguments
     )
-    parser.add_argument("--training", metavar="CONFIG", help="measure a training with this configuration instead")
-    parser.number("--blocks", 8, "N", "blocks of four stretches of the training")
-    parser.number("--stretch", 5.0, "S", "length of a stretch in seconds")
-    parser.number("--warm-up", 1000, "STEPS", "environment steps before the first stretch")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of CONFIG")
-    options = parser.parse(arguments)
-    if options.training:
-        computer = harness.describe(*_PACKAGES, "torch")
-        with tempfile.TemporaryDirectory() as folder:
-            figures = recorded_training.measure(
-                options.training, Path(folder), options.blocks, options.stretch, options.warm_up, options.set
-            )
-        return harness.show({"machine": computer, **figures}, options.json, _lines)
     published = _session(options.steps)
     payloads = [codec.encode(message) for _, message in published]
     with tempfile.TemporaryDirectory() as folder:
@@ -105,8 +88,8 @@ def replay_policy(arguments: Sequence[str] | None = None) -> int:
     return harness.show(report, options.json, _lines)
 
 
-def _options(name: str, description: str, *examples: str) -> harness.Options:
-    parser = harness.Options(f"td3-robot bench {name}", description, ("", f"--json > {name}.json", *examples))
+def _options(name: str, description: str) -> harness.Options:
+    parser = harness.Options(f"td3-robot bench {name}", description, ("", f"--json > {name}.json"))
     parser.number("--steps", 6000, "N", "Steps to record")
     parser.number("--rounds", 5, "N", "measurements of each")
     return parser
@@ -211,14 +194,4 @@ def _written(published: Published, payloads: Sequence[bytes], path: Path) -> flo
 
 
 def _lines(report: Report) -> Iterator[str]:
-    return (f"{name:28} {_figure(value)}" for name, value in report.items() if name != "machine")
-
-
-def _figure(value: Any) -> str:
-    if not isinstance(value, dict):
-        return f"{value:12.3f}"
-    if "median" not in value:
-        return "  ".join(f"{part:12.3f} {name}" for name, part in value.items())
-    if value["low"] is None:
-        return f"{value['median']:12.3f} (no 95 % interval: fewer than 6 values)"
-    return f"{value['median']:12.3f} (95 % interval: {value['low']:.3f} to {value['high']:.3f})"
+    return (f"{name:28} {value:12.3f}" for name, value in report.items() if name != "machine")

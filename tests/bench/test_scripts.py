@@ -28,6 +28,7 @@ def module(script: str) -> Any:
     assert spec
     assert spec.loader
     made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look their module up
     spec.loader.exec_module(made)
     return made
 
@@ -71,3 +72,68 @@ def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
     """Theirs 10 and 20 on one thread, 30 and 5 on two: the faster is 30, then 20. So 60/30 and 60/20 give 2.5."""
     speeds = {("sb3", 1): [10, 20], ("sb3", 2): [30, 5], ("fp32", 1): [60, 60]}
     assert module("train_peers.py").compare(speeds, [60, 60]) == {"over_faster_sb3": 2.5}
+
+
+recorded_training = module("recorded_training.py")
+
+
+def stretch(recorded: bool, steps: float, wall: float, training: float, recorder: float = 0.0) -> Any:
+    return recorded_training.Stretch(
+        recorded,
+        recorded_training.Point(100, 10, 20, 1),
+        recorded_training.Point(100 + steps, 10 + wall, 20 + training, 1 + recorder),
+    )
+
+
+def test_report_of_two_blocks() -> None:
+    """Throughput in block 1: 1000 steps in 10 s plain, 900 in 10 s recorded, ratio 0.9. Block 2: 1000 each, ratio 1.
+
+    Processor time per step in block 1: 12 s / 1000 plain, (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12.
+    Block 2: 10 s / 1000 plain, (10 + 1) s / 1000 recorded, ratio 1.1.
+    """
+    figures = recorded_training.report(
+        [
+            stretch(False, 400, 4, 6),
+            stretch(True, 500, 5, 5, 0.5),
+            stretch(True, 400, 5, 4, 0.4),
+            stretch(False, 600, 6, 6),
+            stretch(False, 500, 5, 5),
+            stretch(True, 500, 5, 5, 0.5),
+            stretch(True, 500, 5, 5, 0.5),
+            stretch(False, 500, 5, 5),
+        ],
+        7_000_000,
+    )
+    assert figures["throughput_ratio"]["values"] == [0.9, 1.0]
+    assert figures["throughput_ratio"]["median"] == pytest.approx(0.95)
+    assert figures["processor_time_ratio"]["values"] == [pytest.approx(11 / 12, abs=1e-4), 1.1]
+    assert figures["steps_per_s"] == {"plain": 2000 / 20, "recorded": 1900 / 20}
+    assert figures["recorder_ms_per_step"] == pytest.approx(1.9 / 1900 * 1000)
+    assert figures["training_ms_per_step"] == {"plain": pytest.approx(11.0), "recorded": pytest.approx(10.0)}
+    assert figures["recorder_share"] == pytest.approx(1.9 / 19)
+    assert (figures["blocks"], figures["recorded_mb"]) == (2, 7.0)
+
+
+def test_median_with_interval_of_at_least_95_percent() -> None:
+    """Confidence by the sign test.
+
+    - 6 values: lowest to highest gives 1 - 2/64 = 97 %.
+    - 8 values: second lowest to second highest gives only 1 - 18/256 = 93 %, so the ends are taken.
+    - 9 values: second lowest to second highest gives 1 - 2 (1 + 9)/512 = 96 %.
+    """
+    assert recorded_training.median_with_interval([3, 1, 2])["low"] is None
+    six = recorded_training.median_with_interval([6, 1, 5, 2, 4, 3])
+    assert (six["median"], six["low"], six["high"]) == (3.5, 1, 6)
+    assert recorded_training.median_with_interval(range(8))["low"] == 0
+    nine = recorded_training.median_with_interval(range(9))
+    assert (nine["median"], nine["low"], nine["high"]) == (4, 1, 7)
+
+
+def test_recorded_training() -> None:
+    small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1", "learner.compile=false")
+    settings = (word for item in small for word in ("--set", item))
+    figures = report("recorded_training.py", "--blocks", "1", "--stretch", "1", "--warm-up", "200", *settings)
+    assert figures["throughput_ratio"]["median"] > 0
+    assert figures["processor_time_ratio"]["median"] > 0
+    assert 0 <= figures["recorder_share"] < 1  # the system counts in ticks of 10 ms
+    assert figures["recorded_mb"] > 0

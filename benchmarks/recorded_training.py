@@ -1,4 +1,6 @@
-"""``td3-robot bench record --training``: what recording costs a training.
+"""What recording costs a training.
+
+    python benchmarks/recorded_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
 A recorder takes part in every other stretch of one training. Stretches are plain, recorded, recorded, plain, and so on,
 so that slow changes, such as other load or the learner itself, affect both alike. Each block of four gives a ratio of
@@ -13,11 +15,13 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from td3_robot.bench import harness
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_INTERRUPTED, NodeError
 from td3_robot.messages import Status
@@ -54,6 +58,25 @@ class Stretch:
 
 class _FinishedError(Exception):
     """All stretches are measured."""
+
+
+def main() -> int:
+    parser = harness.Options(
+        "python benchmarks/recorded_training.py",
+        "Measure what recording costs a training.",
+        ("walker2d --blocks 12", "walker2d --json"),
+    )
+    parser.add_argument("config", nargs="?", default="walker2d", help="configuration (default: %(default)s)")
+    parser.number("--blocks", 8, "N", "blocks of four stretches")
+    parser.number("--stretch", 5.0, "S", "length of a stretch in seconds")
+    parser.number("--warm-up", 1000, "STEPS", "environment steps before the first stretch")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config")
+    options = parser.parse(None)
+    report = {"machine": harness.describe("numpy", "msgspec", "mcap", "torch")}
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = (options.blocks, options.stretch, options.warm_up)
+        report |= measure(options.config, Path(folder), *sizes, options.set)
+    return harness.show(report, options.json, _lines)
 
 
 def measure(
@@ -233,3 +256,21 @@ def _points_to(
             raise _FinishedError from None
 
     return watch
+
+
+def _lines(figures: harness.Report) -> Iterator[str]:
+    return (f"{name:28} {_figure(value)}" for name, value in figures.items() if name != "machine")
+
+
+def _figure(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"{value:12.3f}"
+    if "median" not in value:
+        return "  ".join(f"{part:12.3f} {name}" for name, part in value.items())
+    if value["low"] is None:
+        return f"{value['median']:12.3f} (no 95 % interval: fewer than 6 values)"
+    return f"{value['median']:12.3f} (95 % interval: {value['low']:.3f} to {value['high']:.3f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
