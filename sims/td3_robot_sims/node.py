@@ -54,7 +54,7 @@ def _simulate(node: Node) -> None:
     config = node.config
     core = simulator.make(config, node.name, node.incarnation)
     envs, guard = core.envs, core.guard
-    node.patient = config.pacing.mode == "fast"
+    node.outbox.patient = config.pacing.mode == "fast"
     recorded = node.recorded(core, {})
     for link, accepts in sims_core.ACCEPTS.items():
         node.connect(link, accepts, spec=envs.spec, robots=config.robots)

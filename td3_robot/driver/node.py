@@ -82,7 +82,7 @@ def _drive_alone(node: Node, robot: Robot) -> None:
     observed: Any = RecordedBody(body)
     core = make(observed, config, node.name, node.incarnation, learner=learner)
     guard = core.guard
-    node.patient = False
+    node.outbox.patient = False
     recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:

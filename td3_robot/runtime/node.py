@@ -60,6 +60,7 @@ class Node:
         supervised: a supervisor started this process and will stop it.
         stop_signal: number of the last signal that asked this process to stop, or 0.
         counters: counts that the node reports beside those of its core.
+        outbox: sends what the core returns.
     """
 
     role: str
@@ -76,16 +77,7 @@ class Node:
     _next_look: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.bus, self.counters)
-
-    @property
-    def patient(self) -> bool:
-        """Whether the node waits while the queue to a server is full; see :class:`Outbox`."""
-        return self._outbox.patient
-
-    @patient.setter
-    def patient(self, patient: bool) -> None:
-        self._outbox.patient = patient
+        self.outbox = Outbox(self.bus, self.counters)
 
     @property
     def run(self) -> RunFolder:
@@ -203,12 +195,12 @@ class Node:
         while not finished and not (self.stop_signal and stops()):
             notifier.turn(time.monotonic())
             inputs = sift(self._receive(0.0 if busy() else _IDLE, deadline()))
-            self._outbox.forget_steps(inputs)
-            self._outbox.add(core.step(inputs, time.monotonic()))
-            self._outbox.flush()
+            self.outbox.forget_steps(inputs)
+            self.outbox.add(core.step(inputs, time.monotonic()))
+            self.outbox.flush()
             finished = after() or self._run_ended()
             self.status(report())
-        self._outbox.close()
+        self.outbox.close()
         self.status(report(), now=True)
         self.bus.flush()
 
