@@ -152,7 +152,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
         **_LEARNING[kind],
     )
     use_threads(threads, config.threads_in)
-    algorithm = selection.make(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
+    algorithm = selection.implementation(config)(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
     host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     algorithm.prepare(host.example(BATCH))
     if config.compile and not algorithm.compiled:

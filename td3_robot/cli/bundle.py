@@ -120,7 +120,8 @@ def _from_checkpoint(path: Path) -> Bundle:
     arrays, scalars = checkpoint.load(path)
     config = configuration.load(path.resolve().parent.parent / "config.yaml")
     learner = msgspec.structs.replace(config.learner, device="cpu", precision="fp32", threads=1)
-    name, parts = selection.implementation(learner).part, scalars.get("parts", {})
+    kind, parts = selection.implementation(learner), scalars.get("parts", {})
+    name = kind.part
     if name not in parts:
         raise BundleError(
             f"{str(path)!r} is no checkpoint of {learner.algorithm!r}; name the run, or its policy.safetensors"
@@ -131,7 +132,7 @@ def _from_checkpoint(path: Path) -> Bundle:
         return {key.removeprefix(begin): array for key, array in arrays.items() if key.startswith(begin)}
 
     spec = RobotSpec.from_description(scalars["spec"])
-    algorithm = selection.make(spec.observation_size, spec.action_size, config.network.hidden, learner, seed=0)
+    algorithm = kind(spec.observation_size, spec.action_size, config.network.hidden, learner, seed=0)
     algorithm.restore(arrays_of(name), parts[name])
     tensors = algorithm.actor_tensors(averaged=True)
     if learner.normalise_observations:

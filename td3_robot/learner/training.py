@@ -49,7 +49,7 @@ class Training:
         sizes = (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
-        self.algorithm = selection.make(*sizes, self.hidden, learner, seeds[0], device)
+        self.algorithm = selection.implementation(learner)(*sizes, self.hidden, learner, seeds[0], device)
         rows: ReplayBuffer
         if learner.replay == "lap":
             rows = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)

@@ -189,9 +189,9 @@ class Algorithm:
         Args:
             clear: start new means.
         """
-        found = self.measured.read(self.updates)
+        found = self.measured.read()
         if clear:
-            self.measured.clear(self.updates)
+            self.measured.clear()
         return found
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
@@ -220,7 +220,7 @@ class Algorithm:
         tensors = self.tensors() | state.optimiser_tensors(self)
         arrays: dict[str, NDArray[Any]] = {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
         arrays["generator"] = self.random.get_state().numpy().copy()
-        return arrays, {"updates": self.updates, **self.measured.state(self.updates)}
+        return arrays, {"updates": self.updates, **self.measured.state()}
 
     @torch.no_grad()
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ class Algorithm:
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)
-            self.measured.restore(scalars, updates)
+            self.measured.restore(scalars)
         self.updates, self.random = updates, random
         for name, tensor in tensors.items():
             tensor.copy_(torch.tensor(arrays[name]))

@@ -36,30 +36,26 @@ class RunningMetrics:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value.float()
                 self._counts[name] = self._counts.get(name, 0) + 1
 
-    def read(self, updates: int) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
         """The means since :meth:`clear`, and the gauges."""
-        del updates
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         return self._declared | means | {name: float(value) for name, value in self._gauges.items()}
 
-    def clear(self, updates: int) -> None:
+    def clear(self) -> None:
         """Start new means."""
-        del updates
         self._sums, self._counts = {}, {}
 
-    def state(self, updates: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Scalars for :meth:`restore`."""
-        del updates
         sums = {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
         return {"sums": sums, "gauges": {name: float(value) for name, value in self._gauges.items()}}
 
-    def restore(self, scalars: Mapping[str, Any], updates: int) -> None:
+    def restore(self, scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`.
 
         Raises:
             KeyError, TypeError, ValueError: the state is damaged. Nothing has changed then.
         """
-        del updates
         sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
         counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}
         saved = scalars["gauges"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from td3_robot.learner.algorithms.metrics import RunningMetrics
 from td3_robot.learner.algorithms.td3 import TD3
-from td3_robot.learner.engine.networks import Adam
+
+if TYPE_CHECKING:
+    from td3_robot.learner.engine.td3 import FastTD3
 
 _SATURATED = 0.99  # of half the action range
 
@@ -18,20 +20,22 @@ _SATURATED = 0.99  # of half the action range
 class EngineMetrics(RunningMetrics):
     """What :class:`RunningMetrics` reports of TD3, from fixed memory that a CUDA graph can write to.
 
+    Args:
+        engine: whose updates these are; its optimisers exist.
+
     Attributes:
         sums: float32[4], in the order of ``TD3.means``, added up since update ``since``.
         of_critics, of_actor: views of ``sums``, float32[3] and float32[1]; an update adds to them.
         gauges: as last computed.
     """
 
-    def __init__(self, critics_adam: Adam, actor_adam: Adam, policy_delay: int, critics_first: int) -> None:
-        self.sums = torch.zeros(len(TD3.means), device=critics_adam.count.device)
+    def __init__(self, engine: FastTD3) -> None:
+        self.sums = torch.zeros(len(TD3.means), device=engine.device)
         self.of_critics, self.of_actor = self.sums[:-1], self.sums[-1:]
         self.since = 0
         self.gauges = dict.fromkeys(TD3.gauges, 0.0)
-        self._adams = {"critic_gradient_norm": critics_adam, "actor_gradient_norm": actor_adam}
-        self._delay = policy_delay
-        self._critics_first = critics_first
+        self._engine = engine
+        self._delay, self._critics_first = engine.config.policy_delay, engine.config.critics_first
         self._newest: dict[str, Tensor] = {}
         self._from = 0
 
@@ -46,36 +50,38 @@ class EngineMetrics(RunningMetrics):
             else:
                 self._newest[name] = value.clone()
 
-    def read(self, updates: int) -> dict[str, float]:
-        """Means of the updates after ``since`` up to ``updates``, 0 without any; and the gauges."""
+    def read(self) -> dict[str, float]:
+        """Means of the updates after ``since``, 0 without any; and the gauges."""
+        updates = self._engine.updates
         actor_updates = updates // self._delay - max(self.since, self._critics_first) // self._delay
         counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in TD3.means]
         totals = self.sums.tolist()
         means = {name: total / count for name, total, count in zip(TD3.means, totals, counts, strict=True)}
-        return means | self._read_gauges(updates)
+        return means | self._read_gauges()
 
-    def clear(self, updates: int) -> None:
-        """Start new means after this update."""
+    def clear(self) -> None:
+        """Start new means."""
         self.sums.zero_()
-        self.since = updates
+        self.since = self._engine.updates
 
-    def state(self, updates: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Scalars for :meth:`restore`; the algorithm saves ``sums``."""
-        return {"sums_since": self.since, "gauges": self._read_gauges(updates)}
+        return {"sums_since": self.since, "gauges": self._read_gauges()}
 
-    def restore(self, scalars: Mapping[str, Any], updates: int) -> None:
-        """Continue from :meth:`state` after so many updates."""
+    def restore(self, scalars: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state`; ``scalars`` also hold the engine's ``updates``."""
         since, gauges = int(scalars["sums_since"]), {name: float(scalars["gauges"][name]) for name in TD3.gauges}
-        self.since, self.gauges, self._from = since, gauges, updates
+        self.since, self.gauges, self._from = since, gauges, int(scalars["updates"])
 
-    def _read_gauges(self, updates: int) -> dict[str, float]:
-        """The gauges of the newest of so many updates; after a restore the saved ones, until an update renews them."""
+    def _read_gauges(self) -> dict[str, float]:
+        """The gauges of the newest update; after a restore the saved ones, until an update renews them."""
+        updates = self._engine.updates
         policy_from = max(self._from, self._critics_first)
         if updates > self._from:
             self.gauges["q_target_size"] = float(self._newest["targets"].abs().mean())
-            self.gauges["critic_gradient_norm"] = float(self._adams["critic_gradient_norm"].gradient_norm())
+            self.gauges["critic_gradient_norm"] = float(self._engine.critics_adam.gradient_norm())
         if updates // self._delay > policy_from // self._delay:
             saturated = self._newest["policy"].abs() > _SATURATED
             self.gauges["action_saturation"] = float(saturated.float().mean())
-            self.gauges["actor_gradient_norm"] = float(self._adams["actor_gradient_norm"].gradient_norm())
+            self.gauges["actor_gradient_norm"] = float(self._engine.actor_adam.gradient_norm())
         return dict(self.gauges)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
@@ -30,18 +26,6 @@ def implementation(config: LearnerConfig) -> type[Algorithm]:
     """
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
     return ENGINES.get(algorithm, algorithm)
-
-
-def make(
-    observation_size: int,
-    action_size: int,
-    hidden: Sequence[int],
-    config: LearnerConfig,
-    seed: int,
-    device: str | torch.device = "cpu",
-) -> Algorithm:
-    """The configured algorithm; see :class:`Algorithm` for the arguments."""
-    return implementation(config)(observation_size, action_size, hidden, config, seed, device)
 
 
 def use_threads(config: LearnerConfig) -> None:

@@ -69,7 +69,7 @@ class FastTD3(Algorithm):
             rate = torch.tensor(rate, device=device)
         self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
-        self.measured = EngineMetrics(self.critics_adam, self.actor_adam, config.policy_delay, config.critics_first)
+        self.measured = EngineMetrics(self)
         self._loss = LOSSES[config.critic_loss]
         self.second = second_thread(config.threads, config.threads_in) if device.type == "cpu" else None
         self.critics_gradient, self.actor_gradient = self._critics_gradient, self._actor_gradient

@@ -79,7 +79,7 @@ def test_a_subclass_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> No
     found = {}
     for kind in (TD3, DDPG, Mine):
         monkeypatch.setattr(selection.ALGORITHMS, "load", lambda _, kind=kind: kind)
-        found[kind] = type(selection.make(O, A, (8,), LearnerConfig(), seed=1))
+        found[kind] = selection.implementation(LearnerConfig())
     assert found == {TD3: FastTD3, DDPG: FastTD3, Mine: Mine}
 
 
