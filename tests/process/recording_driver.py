@@ -10,7 +10,7 @@ FAULT is a file that holds one word, or nothing:
 - ``stop``: observe() raises EmergencyStop.
 - ``hang``: observe() never returns.
 
-The environment variable HOLD_OFF sets ``driver.core.HOLD_OFF``, in seconds.
+The environment variable HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot.driver import core
+from td3_robot.driver import contact
 from td3_robot.driver.node import main
 from td3_robot.driver.robot import EmergencyStop
 from td3_robot.specs import Float32
 
-core.HOLD_OFF = float(os.environ.get("HOLD_OFF", core.HOLD_OFF))
+contact.HOLD_OFF = float(os.environ.get("HOLD_OFF", contact.HOLD_OFF))
 RECORD, FAULT, EXAMPLE = map(Path, sys.argv[1:4])
 Pendulum: Any = runpy.run_path(str(EXAMPLE))["Pendulum"]
 
