@@ -1,4 +1,4 @@
-"""What the policy server's tests share."""
+"""Fixtures of the policy server's tests."""
 
 from __future__ import annotations
 

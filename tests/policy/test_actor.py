@@ -1,4 +1,4 @@
-"""The numpy actor against arithmetic done by hand, and against torch."""
+"""The numpy actor, compared with hand calculations and with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot.specs import Channel, RobotSpec
 
 
-def test_by_hand() -> None:
+def test_actor_matches_a_hand_calculation() -> None:
     """One hidden unit: h = relu(2·1 + 3·(-1) + 1.5) = 0.5; output tanh(4·0.5 - 1) = tanh(1) = 0.76159416.
 
     Limits [-1, 3]: half range 2, middle 1: action = 0.76159416 · 2 + 1 = 2.5231883.
@@ -28,11 +28,11 @@ def test_by_hand() -> None:
     }
     actor = Actor(Bundle(spec, (1,), tensors))
     assert actor(np.array([[1, -1]], np.float32))[0, 0] == np.float32(np.tanh(np.float32(1))) * 2 + 1
-    # With the second observation at -3: 2 - 9 + 1.5 < 0, so h = 0 and the action is tanh(-1) · 2 + 1 = -0.5231883.
+    # Second observation -3: 2 - 9 + 1.5 < 0, so h = 0 and the action is tanh(-1) · 2 + 1 = -0.5231883.
     np.testing.assert_allclose(actor(np.array([[1, -3]], np.float32)), [[-0.5231883]], rtol=1e-6)
 
 
-def test_equals_torch(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
+def test_actor_equals_torch(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
     bundle = make_bundle(3, hidden=(400, 300), tame=True)
     actor = Actor(bundle)
     layers = [
@@ -56,7 +56,7 @@ def test_limits_hold_at_saturation(make_bundle: Callable[..., Bundle]) -> None:
     assert (action <= actor.high).all()
 
 
-def test_result_is_the_callers(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
+def test_each_call_returns_a_new_array(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
     actor = Actor(make_bundle(1))
     first = actor(rng.normal(size=(1, 3)).astype(np.float32))
     kept = first.copy()
@@ -64,10 +64,10 @@ def test_result_is_the_callers(make_bundle: Callable[..., Bundle], rng: np.rando
     assert np.array_equal(first, kept)
 
 
-def test_normalised_by_hand() -> None:
-    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) is seen as (2, -2), and (2, 5) as (2, 10), the limit.
+def test_normalisation_matches_a_hand_calculation() -> None:
+    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2), and (2, 5) becomes (2, 10), the limit.
 
-    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2); with the limit h = 37 and tanh(18.5) = 1.
+    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2). At the limit, h = 37 and u = tanh(18.5) = 1.
     """
     spec = RobotSpec(
         "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 1.0),), 0.02

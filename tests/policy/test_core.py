@@ -1,4 +1,4 @@
-"""The policy server's core: what it answers, with which weights, and what it refuses."""
+"""The policy server's core: its answers, the weights it uses, and what it refuses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]
     return "learner", changed(Weights(version, 0, 0, sha256(payload), payload), **changes)
 
 
-def test_answers_with_identity(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+def test_an_action_carries_the_identity_of_its_step(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
     core = PolicyCore(seed=9)
     bundle = make_bundle(1)
-    assert core.step([(peer, make_step(0))], 0.0) == []  # nothing to act with yet: the Step waits
+    assert core.step([(peer, make_step(0))], 0.0) == []  # no policy yet: the Step waits
     [(to, action)] = core.step([weights(4, bundle)], 0.1)
     assert to is peer
     assert isinstance(action, Action)
@@ -37,7 +39,9 @@ def test_answers_with_identity(peer: Peer, make_step: Callable[..., Step], make_
     assert core.step([], 0.2) == []
 
 
-def test_keeps_latest(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+def test_only_the_latest_step_is_answered(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
     core = PolicyCore(seed=9)
     outputs = core.step([weights(1, make_bundle()), (peer, make_step(3)), (peer, make_step(4))], 0.0)
     assert [action.answers for _, action in outputs if isinstance(action, Action)] == [4]
@@ -69,12 +73,12 @@ def test_gaussian_noise_scales_with_half_the_range(
     core = PolicyCore(seed=9)
     core.step([weights(1, replace(make_bundle(kind="gaussian", scale=0.1), tensors=tensors))], 0.0)
     drawn = np.array([core.step([(peer, make_step(n))], 0.0)[0][1].action[0] for n in range(4000)])  # type: ignore[attr-defined]
-    # Zero weights act at the middle, (1, 0); half ranges 2 and 0.5 give deviations 0.2 and 0.05.
+    # Zero weights give the middle of the range, (1, 0). Half ranges 2 and 0.5 give deviations 0.2 and 0.05.
     np.testing.assert_allclose(drawn.mean(0), [1, 0], atol=4 * 0.2 / 4000**0.5)
     np.testing.assert_allclose(drawn.std(0), [0.2, 0.05], rtol=0.06)
 
 
-def test_not_exploring_serves_the_bare_actor(
+def test_without_exploration_the_action_is_the_actors_output(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     bundle = make_bundle(kind="gaussian", scale=0.5)
@@ -84,7 +88,7 @@ def test_not_exploring_serves_the_bare_actor(
     assert np.array_equal(action.action, Actor(bundle)(np.ones((1, 3), np.float32)))
 
 
-def test_lockstep_waits_for_the_version_named_and_uses_exactly_it(
+def test_lockstep_waits_for_the_required_version_and_uses_it(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9, lockstep=True)
@@ -98,7 +102,7 @@ def test_lockstep_waits_for_the_version_named_and_uses_exactly_it(
     assert np.array_equal(action.action, Actor(bundles[2])(np.full((1, 3), 5, np.float32)))
 
 
-def test_only_the_newest_good_weights_are_looked_at(
+def test_only_the_newest_valid_weights_are_decoded(
     make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
@@ -111,10 +115,10 @@ def test_only_the_newest_good_weights_are_looked_at(
     assert (core.version, decoded) == (5, ["weights version 5"])
     assert core.counters == {"weights_refused": 1, "weights_skipped": 4}
     lockstep.step(queued, 0.0)
-    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # each was there: a Step may name it
+    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step keeps all versions: a Step may require any
 
 
-def test_weights_that_came_before_a_command_are_taken_before_it(make_bundle: Callable[..., Bundle]) -> None:
+def test_weights_that_arrive_before_a_command_are_applied_before_it(make_bundle: Callable[..., Bundle]) -> None:
     operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
     core = PolicyCore(seed=9)
     freeze = Command(1, "", "freeze", "", 0, "", b"")
@@ -122,7 +126,7 @@ def test_weights_that_came_before_a_command_are_taken_before_it(make_bundle: Cal
     assert (core.version, core.counters["weights_frozen"]) == (1, 1)
 
 
-def test_bad_weights_are_refused_and_the_old_serve_on(
+def test_invalid_weights_are_refused_and_the_old_policy_stays(
     peer: Peer,
     make_step: Callable[..., Step],
     make_bundle: Callable[..., Bundle],
@@ -151,14 +155,16 @@ def test_bad_weights_are_refused_and_the_old_serve_on(
         assert words in caplog.text
 
 
-def test_forgets_who_left(peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]) -> None:
+def test_a_robot_that_left_gets_no_answer(
+    peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+) -> None:
     core = PolicyCore(seed=9)
     core.step([(peer, make_step(0))], 0.0)
     core.step([(peer, Bye("gone"))], 0.0)
     assert core.step([weights(1, make_bundle())], 0.0) == []
 
 
-def test_a_robot_of_another_shape_is_not_answered(
+def test_a_step_with_another_observation_size_is_not_answered(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9)
@@ -167,8 +173,8 @@ def test_a_robot_of_another_shape_is_not_answered(
     assert core.counters["other_robot"] == 1
 
 
-def test_in_lockstep_versions_go_back_with_the_learner(make_bundle: Callable[..., Bundle]) -> None:
-    """Versions 1 to 5 are held; the learner is back at 3: 4 and 5 are of a future that will be made anew."""
+def test_in_lockstep_the_server_goes_back_with_the_learner(make_bundle: Callable[..., Bundle]) -> None:
+    """The server holds versions 1 to 5. The learner resumes at 3, so 4 and 5 are dropped and will be sent again."""
     core = PolicyCore(seed=9, lockstep=True)
     for version in (1, 2, 3, 4, 5):
         core.load(version, make_bundle(seed=version))
@@ -178,10 +184,10 @@ def test_in_lockstep_versions_go_back_with_the_learner(make_bundle: Callable[...
     assert core.version == 4
 
 
-def test_each_robot_explores_by_its_own_scale_and_kind(
+def test_each_robot_explores_with_its_own_scale(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """An actor of zeros acts in the middle, 1 and 0; half ranges are 2 and 0.5. Scales are small: no clipping."""
+    """A zero actor gives the middle of the ranges, (1, 0). Half ranges are 2 and 0.5. Small scales avoid clipping."""
     zeros = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
     core = PolicyCore(seed=9)
     exploration = Exploration("ornstein_uhlenbeck", (0.01, 0.03), {"theta": 0.5})

@@ -1,4 +1,4 @@
-"""The thread that looks at new policies: what waits for it, what does not, and that nothing else changes."""
+"""The thread that examines new policies: it delays only weights, and changes no other result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PATIENCE = 30.0  # seconds
 
 
 def _thread() -> str:
-    """The name of the asking thread, without its pool's number."""
+    """Return the name of the current thread, without its pool's number."""
     return threading.current_thread().name.removesuffix("_0")
 
 
 @dataclass
 class Gate:
-    """An ``examine`` that waits to be let through, and remembers who asked."""
+    """An ``examine`` that blocks until the test opens it, and records each call."""
 
     passes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     asked: list[tuple[int, str]] = field(default_factory=list)
@@ -82,17 +82,17 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 
 def every(_: Weights) -> bool:
-    """A core that looks at all of them: neither frozen nor shy of size."""
+    """A core that wants all weights."""
     return True
 
 
 def until(what: Callable[[], object], turn: Callable[[], object] = lambda: None) -> None:
-    """Make turns until it is so."""
+    """Run turns until a condition holds."""
     poll_until(lambda: (turn(), what())[1], lambda: "it did not come", _PATIENCE)
 
 
 def wait(examiner: Examiner, count: int) -> list[int]:
-    """The versions that are told until there are so many, in turns in which nothing arrives."""
+    """Run turns without inputs until this many versions are delivered. Returns them."""
     told: list[int] = []
 
     def turn() -> None:
@@ -102,7 +102,7 @@ def wait(examiner: Examiner, count: int) -> list[int]:
     return told
 
 
-def test_weights_wait_and_nothing_waits_for_them(
+def test_weights_wait_for_the_examiner_and_other_messages_do_not(
     examiner: Examiner,
     gate: Gate,
     operator: Peer,
@@ -111,7 +111,7 @@ def test_weights_wait_and_nothing_waits_for_them(
     make_bundle: Callable[..., Bundle],
 ) -> None:
     new, step = weights(2, make_bundle(2)), make_step(1)
-    load = Command(1, "", "load", "", 0, new.sha256, new.payload)  # what people ask for keeps its order
+    load = Command(1, "", "load", "", 0, new.sha256, new.payload)  # commands keep their order
     others: list[Input] = [(operator, load), (peer, step), (operator, replace(load, verb="estop"))]
     assert examiner.sift([others[0], ("learner", new), *others[1:]], every) == others
     assert examiner.sift(others[1:], every) == others[1:]
@@ -120,7 +120,7 @@ def test_weights_wait_and_nothing_waits_for_them(
     assert gate.asked == [(2, "examiner")]
 
 
-def test_the_core_finds_the_result_and_looks_at_nothing_again(
+def test_the_core_uses_the_examiners_result(
     examiner: Examiner, gate: Gate, peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9, examine=examiner)
@@ -129,14 +129,14 @@ def test_the_core_finds_the_result_and_looks_at_nothing_again(
     told = examiner.sift([("learner", weights(2, second)), (peer, make_step(0))], core.store.wanted)
     [(_, action)] = core.step(told, 0.0)
     assert isinstance(action, Action)
-    assert action.weights_version == 1  # a robot is answered meanwhile
+    assert action.weights_version == 1  # the robot still gets an answer
     gate.open()
     until(lambda: core.version > 1, lambda: core.step(examiner.sift([], core.store.wanted), 0.0))
     assert gate.asked == [(2, "examiner")]
     assert core.store.held[2].bundle.tensors["actor.0.weight"].tobytes() == second.tensors["actor.0.weight"].tobytes()
 
 
-def test_bytes_that_are_no_policy_are_refused_as_without_it(
+def test_invalid_weights_are_refused_as_without_an_examiner(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = replace(weights(2, make_bundle()), sha256="0" * 64)
@@ -160,10 +160,10 @@ def test_bytes_that_are_no_policy_are_refused_as_without_it(
     assert gate.asked == [(2, "examiner")]
 
 
-def test_what_the_core_would_not_look_at_is_told_at_once(
+def test_weights_that_the_core_would_refuse_are_delivered_at_once(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Far too many bytes; and whatever comes to a frozen server."""
+    """This holds for far too many bytes, and for all weights while the server is frozen."""
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
     large: list[Input] = [("learner", Weights(2, 0, 0, "0" * 64, bytes(3_000_000)))]
@@ -177,10 +177,10 @@ def test_what_the_core_would_not_look_at_is_told_at_once(
     assert gate.asked == []
 
 
-def test_the_newest_comes_first_and_the_others_only_if_it_is_bad(
+def test_the_newest_weights_are_examined_first_and_older_ones_only_if_it_is_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """1 is being looked at when 2 to 4 come, of which 4 is bad: 3 is next, which is good, then 5, which came late."""
+    """2 to 4 arrive during the examination of 1. 4 is invalid, so 3 follows, and then 5, which arrives late."""
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
@@ -190,8 +190,8 @@ def test_the_newest_comes_first_and_the_others_only_if_it_is_bad(
     take(good[1])
     take(good[2], good[3], replace(good[5], version=4, sha256="0" * 64))
     gate.open(2)
-    until(lambda: core.counters["weights_refused"] == 1, take)  # 1, and then 4
-    until(lambda: len(gate.asked) == 3, take)  # 3 is being looked at
+    until(lambda: core.counters["weights_refused"] == 1, take)  # 1, then 4
+    until(lambda: len(gate.asked) == 3, take)  # 3 is under examination
     take(good[5])
     gate.open(2)
     until(lambda: core.version == 5, take)
@@ -200,10 +200,10 @@ def test_the_newest_comes_first_and_the_others_only_if_it_is_bad(
     assert counters == {"weights_not_examined": 1}  # 2
 
 
-def test_no_more_than_a_few_wait(
+def test_the_waiting_queue_is_bounded(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """One is being looked at, and of the others the four newest are kept, and the bytes of no other."""
+    """While one is examined, only the four newest others stay in memory."""
     bad = replace(weights(1, make_bundle()), sha256="0" * 64)
     examiner.sift([("learner", bad)], every)
     left = [replace(bad, version=version, payload=bytes(bytearray(1000))) for version in range(2, 10)]
@@ -216,10 +216,10 @@ def test_no_more_than_a_few_wait(
     assert counters == {"weights_not_examined": 4}
 
 
-def test_a_policy_that_a_person_loads_is_chosen_over_what_came_before_it(
+def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
     examiner: Examiner, gate: Gate, counters: Counter[str], operator: Peer, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """7 is being looked at and 8 waits when it comes, in one turn with 9 before it, and 10 after it."""
+    """7 is under examination and 8 waits. One turn then brings 9, the load command, and 10."""
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
     new = {version: weights(version, make_bundle(version)) for version in (7, 8, 9, 10)}
@@ -240,11 +240,11 @@ def test_a_policy_that_a_person_loads_is_chosen_over_what_came_before_it(
     assert counters == {"weights_not_examined": 3}
 
 
-def test_what_was_refused_is_not_kept(
+def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor in a cycle that only the collector would end, which a policy server may have stopped."""
-    caplog.set_level(logging.CRITICAL)  # a captured line holds the error, and it the weights
+    """They are not in a reference cycle either: a policy server may have disabled the garbage collector."""
+    caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
     bad = replace(weights(2, make_bundle()), sha256="0" * 64)
@@ -262,10 +262,10 @@ def test_what_was_refused_is_not_kept(
 
 
 @pytest.mark.parametrize("failure", [ValueError("a mistake"), KeyboardInterrupt("a panic")])
-def test_a_mistake_in_the_look_is_the_cores(
+def test_an_error_in_the_examiner_is_raised_in_the_core(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], failure: BaseException
 ) -> None:
-    """Whatever goes wrong beside the loop comes up in it; and the thread goes on."""
+    """The core gets the error of the thread, and the thread keeps running."""
     gate.failure = failure
     gate.open(2)
     new = weights(1, make_bundle())
@@ -282,8 +282,8 @@ def test_a_mistake_in_the_look_is_the_cores(
 
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
-def test_whatever_comes_the_newest_good_one_is_told(turns: list[list[bool]]) -> None:
-    """True is good. Each of them is told once or counted; after a good one come no older ones."""
+def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
+    """True means valid. Each version is delivered once or counted. After a valid one, no older ones follow."""
     released = threading.Semaphore(0)
     policy = Examined.__new__(Examined)
     versions = iter(range(1, 100))
@@ -306,7 +306,7 @@ def test_whatever_comes_the_newest_good_one_is_told(turns: list[list[bool]]) -> 
         return offered.version > newest
 
     def turn(*new: int) -> None:
-        """As a core does it."""
+        """Run one turn as a core does."""
         nonlocal newest
         inputs: list[Input] = [
             ("learner", Weights(version, 0, 0, "good" if arrived[version] else "", b"w")) for version in new

@@ -1,4 +1,4 @@
-"""Exploration noises: each number depends on the identity and the moment, and on nothing else."""
+"""Exploration noise depends only on the identity (seed, source, incarnation) and on episode and step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(noise: Noise, episode: list[int], step: list[int]) -> np.ndarray:
     moments=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), min_size=1, max_size=20),
     order=st.randoms(use_true_random=False),
 )
-def test_order_of_requests_does_not_matter(
+def test_the_order_of_requests_does_not_matter(
     kind: type[Noise], seed: int, moments: list[tuple[int, int]], order: object
 ) -> None:
     forward = made(kind, seed, 1, 3)
@@ -55,8 +55,8 @@ def test_order_of_requests_does_not_matter(
 
 
 @pytest.mark.parametrize("kind", [Gaussian, OrnsteinUhlenbeck])
-def test_robots_step_at_their_own_pace(kind: type[Noise], seed: int) -> None:
-    """Robot 1 is asked for (2, 70) beside different steps of the other robots: its noise is the same."""
+def test_a_robots_noise_does_not_depend_on_other_robots_steps(kind: type[Noise], seed: int) -> None:
+    """Robot 1 asks for (2, 70) next to different steps of the other robots, and gets the same noise."""
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
     apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
     assert np.array_equal(together[1], apart[1])
@@ -64,7 +64,7 @@ def test_robots_step_at_their_own_pace(kind: type[Noise], seed: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "parameters"), [(Gaussian, {}), (OrnsteinUhlenbeck, {"theta": 0.15})])
-def test_everything_in_the_identity_matters(kind: type[Noise], parameters: dict[str, float]) -> None:
+def test_every_part_of_the_identity_changes_the_noise(kind: type[Noise], parameters: dict[str, float]) -> None:
     base: dict[str, Any] = {**IDENTITY, "robots": 2, "actions": 4, **parameters}
     reference = ask(kind(**base), [1, 1], [10, 10])
     assert not np.array_equal(reference[0], reference[1])  # robots differ
@@ -76,14 +76,14 @@ def test_everything_in_the_identity_matters(kind: type[Noise], parameters: dict[
     assert np.array_equal(ask(noise, [1, 1], [10, 10]), reference)
 
 
-def test_kinds_are_independent() -> None:
+def test_noise_kinds_are_independent() -> None:
     normal, driving = (
         ask(noise, [0], [0]) for noise in (Gaussian(**IDENTITY), OrnsteinUhlenbeck(**IDENTITY, theta=1.0))
     )
     assert not np.array_equal(normal, driving)
 
 
-def test_distributions() -> None:
+def test_the_distributions_have_the_expected_moments() -> None:
     """10,000 draws (a fixed seed): means within four standard errors, 4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012."""
     normal, uniform = (
         np.concatenate([ask(noise, [0], [step]) for step in range(1000)])
@@ -98,7 +98,7 @@ def test_distributions() -> None:
 
 
 def test_pinned_values() -> None:
-    """The stream is part of the protocol: a recorded action must be computable by a later version."""
+    """The stream is part of the protocol, because later versions must be able to recompute a recorded action."""
     drawn = ask(Gaussian(42, "sim-0", 0, 1, 2), [3], [65])
     generator = np.random.Generator(
         np.random.Philox(
@@ -110,10 +110,10 @@ def test_pinned_values() -> None:
 
 
 @pytest.mark.parametrize("theta", [0.15, 0.5])
-def test_ornstein_uhlenbeck_by_its_sum(theta: float, seed: int) -> None:
-    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k; with θ = 1, x is ε. float32 resolves 6e-8 of it.
+def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(theta: float, seed: int) -> None:
+    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k. With θ = 1, x is ε. float32 resolves 6e-8 of it.
 
-    Each number that the noise leaves out weighs at most (1 - θ)^(64 · 2) = 9e-10 for θ = 0.15.
+    The omitted numbers have weights of at most (1 - θ)^(64 · 2) = 9e-10 for θ = 0.15.
     """
     noise, white = made(OrnsteinUhlenbeck, seed, 1, 3, theta=theta), made(OrnsteinUhlenbeck, seed, 1, 3, theta=1.0)
     driving = np.concatenate([ask(white, [4], [step]) for step in range(400)]).astype(np.float64)
@@ -123,7 +123,7 @@ def test_ornstein_uhlenbeck_by_its_sum(theta: float, seed: int) -> None:
         np.testing.assert_allclose(ask(noise, [4], [step])[0], expected, rtol=2e-7, atol=1e-6)
 
 
-def test_ornstein_uhlenbeck_remembers_enough_and_not_too_much() -> None:
+def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
     """(1 - θ)^(64 n) <= 2^-24: 0.85^64 = 3e-5, 0.85^128 = 9e-10; 0.99^64 = e^-0.6432, n = 24 ln 2 / 0.6432 = 25.9."""
     assert blocks_remembered(0.15) == 2
     assert blocks_remembered(0.01) == 26
@@ -131,10 +131,10 @@ def test_ornstein_uhlenbeck_remembers_enough_and_not_too_much() -> None:
     assert blocks_remembered(0.5) == 1
 
 
-def test_ornstein_uhlenbeck_spreads_as_it_should() -> None:
-    """The variance goes to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898; neighbours correlate by 0.85.
+def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
+    """The variance tends to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898. Neighbours correlate by 0.85.
 
-    4,000 steps of 10 actions (a fixed seed) are worth about 4000 · 0.15 · 10 / 2 = 3000 independent ones: within 4 %.
+    4,000 steps of 10 actions (a fixed seed) equal about 4000 · 0.15 · 10 / 2 = 3000 independent ones: within 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]
@@ -142,8 +142,8 @@ def test_ornstein_uhlenbeck_spreads_as_it_should() -> None:
     assert abs(np.mean(x[1:] * x[:-1]) / np.mean(x * x) - 0.85) < 0.01
 
 
-def test_scales_of_robots_by_hand() -> None:
-    """crc32("a") = 0xE8B7BE43, 0.90905 of 2^32: robots 0 to 3 of 4 stand at (i + 0.90905) / 4 between 0.1 and 0.5."""
+def test_robot_scales_match_a_hand_calculation() -> None:
+    """crc32("a") = 0xE8B7BE43, 0.90905 of 2^32: robots 0 to 3 of 4 are at (i + 0.90905) / 4 between 0.1 and 0.5."""
     scales = robot_scales((0.1, 0.5), "a", 4)
     assert scales.shape == (4, 1)
     np.testing.assert_allclose(scales[:, 0], [0.190905, 0.290905, 0.390905, 0.490905], atol=1e-5)
@@ -193,7 +193,7 @@ def test_an_installed_package_adds_a_noise(
     make_step: Callable[..., Step],
     peer: Peer,
 ) -> None:
-    """An actor of zeros acts in the middle, 1 and 0. Half ranges are 2 and 0.5, so ±2 · 0.1 is ±0.4 and ±0.1."""
+    """A zero actor gives the middle, (1, 0). Half ranges are 2 and 0.5, so ±2 · 0.1 is ±0.4 and ±0.1."""
     install(1000)
     config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
     exploration = Exploration(config.kind, config.noise, config.noise_parameters())
@@ -205,7 +205,7 @@ def test_an_installed_package_adds_a_noise(
     assert isinstance(action, Action)
     assert (action.noise_kind, action.noise_seed) == (1000, 9)
     np.testing.assert_allclose(abs(action.action - [1, 0]), np.tile([0.4, 0.1], (3, 1)), rtol=1e-5)
-    assert len(np.unique(action.action[:, 0])) == 2  # robots draw apart
+    assert len(np.unique(action.action[:, 0])) == 2  # robots draw independently
     assert noises.name_of(1000) == "sign"
     assert noises.name_of(1001) == "1001"
 
@@ -234,6 +234,6 @@ def test_a_bundle_with_an_unknown_noise_is_refused(
         ({"parameters": {"size": 1}}, "exploration.parameters: gaussian noise has no parameter 'size'; allowed:"),
     ],
 )
-def test_a_configuration_names_a_noise_and_its_parameters(section: dict[str, Any], words: str) -> None:
+def test_an_invalid_noise_configuration_is_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         loading.parse({"exploration": section})

@@ -1,4 +1,4 @@
-"""The safety filter: arithmetic by hand, bounds that always hold, and nothing where nothing is set."""
+"""The safety filter: hand calculations, bounds for any input, and no effect without settings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def filtered(config: SafetyConfig, action: list[float], applied: list[float]) ->
     return safety(np.array([action], np.float32), np.array([applied], np.float32))[0].tolist()  # type: ignore[no-any-return]
 
 
-def test_limits() -> None:
+def test_limits_clip_the_action() -> None:
     config = SafetyConfig(limits={"left": (0.0, 1.0)})
     assert filtered(config, [2, 0.25], [0, 0]) == [1, 0.25]
     assert filtered(config, [-1, -0.5], [0, 0]) == [0, -0.5]
 
 
-def test_rate() -> None:
+def test_the_rate_limits_the_change_of_an_action() -> None:
     """5 N/s in 0.02 s is 0.1 N."""
     config = SafetyConfig(rate=5.0)
     assert filtered(config, [3, -0.5], [1, 0.25]) == pytest.approx([1.1, 0.15])
@@ -43,23 +43,23 @@ def test_rate() -> None:
 
 
 def test_low_pass() -> None:
-    """Blend 0.71539 (10 Hz): 1 + 0.71539·(2 - 1) = 1.71539; a channel that is not named is as the policy wants it."""
+    """Blend 0.71539 (10 Hz): 1 + 0.71539·(2 - 1) = 1.71539. Channels without a cut-off frequency pass unchanged."""
     config = SafetyConfig(low_pass={"left": 10.0})
     assert filtered(config, [2, 0.5], [1, -0.5]) == pytest.approx([1.71539, 0.5], abs=1e-5)
 
 
 def test_low_pass_comes_before_rate() -> None:
-    """1.71539 is more than 0.5 N (25 N/s) away."""
+    """The change to 1.71539 exceeds 0.5 N (25 N/s), so the rate limits it."""
     assert filtered(SafetyConfig(low_pass=10.0, rate=25.0), [2, 0], [1, 0]) == pytest.approx([1.5, 0])
 
 
 def test_limits_win_over_rate() -> None:
-    """What was applied lay outside the limits: the next is at their edge, however far that is."""
+    """The applied action was outside the limits. The next one is at the limit, even if that exceeds the rate."""
     assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
 
 
-def test_robots_are_filtered_one_by_one() -> None:
-    """At 0.1 N a period, each from what was applied to it."""
+def test_each_robot_is_filtered_separately() -> None:
+    """Each robot changes by at most 0.1 N a period from its own applied action."""
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0), SafetyConfig(), SPEC), SPEC)
     action = np.array([[3, 0], [3, 0], [-1, 0]], np.float32)
     applied = np.array([[2, 0], [0, 0], [1, 0]], np.float32)
@@ -80,11 +80,11 @@ def test_bounds_hold_for_any_input(action: Float32, applied: Float32) -> None:
     assert (result <= envelope.high).all()
     assert (np.abs(result - applied) <= 0.1 + 1e-6).all()
     toward = (action - applied) * (result - applied)
-    assert (toward >= -1e-6).all()  # never away from what the policy wants
+    assert (toward >= -1e-6).all()  # never away from the policy's action
 
 
-def test_has_no_memory() -> None:
-    """The same input gives the same, whatever was asked in between; nothing grows."""
+def test_the_filter_has_no_memory() -> None:
+    """The same input gives the same result, regardless of calls in between."""
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0, low_pass=3.0), SafetyConfig(), SPEC), SPEC)
     rng = np.random.default_rng(0)
     action, applied = rng.normal(size=(2, 4, 2)).astype("f4")
@@ -105,17 +105,17 @@ def test_has_no_memory() -> None:
         (True, float("nan"), "is nan m; allowed: -5 to 5"),
     ],
 )
-def test_observations(refuse: bool, value: float, words: str | None) -> None:
+def test_invalid_observations_are_named(refuse: bool, value: float, words: str | None) -> None:
     envelope = joined(SafetyConfig(refuse_out_of_range=refuse), SafetyConfig(), SPEC)
     problem = SafetyFilter(envelope, SPEC).problem(np.array([[0], [value]], np.float32))
     assert (problem is None) == (words is None)
     assert words is None or (problem and words in problem)
 
 
-def test_limits_as_wide_as_the_robots_change_no_bit(
+def test_settings_that_never_act_change_no_bit(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle], spec: RobotSpec, rng: np.random.Generator
 ) -> None:
-    """The whole path with its checks, beside the one without."""
+    """A server with very wide settings is compared with one without settings."""
     peer = Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=4, spec=spec), {})
     wide = SafetyConfig(limits=(-1e6, 1e6), rate=1e9, observation_deadline_ms=1e9)
     cores = [PolicyCore(9), PolicyCore(9, safety=wide)]

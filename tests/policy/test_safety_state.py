@@ -1,4 +1,4 @@
-"""What is in force at a policy server outlives its process: the core's part, and the file."""
+"""Stops, faults and freezes survive a restart of the policy server: the core's part, and the state file."""
 
 from __future__ import annotations
 
@@ -55,20 +55,22 @@ def begun(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> P
     return core
 
 
-def test_nothing_in_force_changes_nothing(peer: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
+def test_an_empty_safety_state_changes_nothing(peer: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
     core = begun(make_bundle(1))
     core.step([(peer, peer.hello), (peer, make_step(1))], 0.0)
     assert core.safety_state == SafetyState()
     before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
-    assert core.safety_state is before  # a turn in which nothing happened makes no new one
+    assert core.safety_state is before  # a turn without a change keeps the object
     anew = PolicyCore(9, safety=SAFE)
     anew.load(1, make_bundle(1))
     assert anew.resume(core.safety_state, 0.0) == []
     assert versions(anew.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
 
 
-def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
+def test_an_emergency_stop_survives_a_restart(
+    peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
+) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("estop"))], 0.0)
     assert core.safety_state.server == STOP
@@ -87,7 +89,7 @@ def test_an_emergency_stop(peer: Peer, operator: Peer, make_bundle: Made, make_s
     assert anew.safety_state == SafetyState()
 
 
-def test_a_stop_of_one_robot_and_a_fault_of_another(
+def test_a_stop_of_one_robot_and_a_fault_of_another_survive_a_restart(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
 ) -> None:
     other = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
@@ -108,10 +110,10 @@ AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", reco
 
 
 @pytest.mark.parametrize("until", ["stopped", "reset", "activated"])
-def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
+def test_only_reset_and_activate_end_a_stop_of_one_robot(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step], until: str
 ) -> None:
-    """FAULT would end by itself here, 50 ms after observations are back: 28 Steps, 10 ms apart, are long enough."""
+    """Automatic recovery ends a FAULT after 50 ms of observations. 28 Steps, 10 ms apart, are long enough for it."""
 
     def moved(core: PolicyCore) -> set[int]:
         return {version for n in range(2, 30) for version in versions(core.step([(peer, make_step(n))], n / 100))}
@@ -137,7 +139,7 @@ def test_a_stop_of_one_robot_is_left_by_reset_and_activate_alone(
 
 
 @pytest.mark.parametrize("verb", ["deactivate", "estop"])
-def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: Made, verb: str) -> None:
+def test_a_shutdown_keeps_stops_and_deactivation(operator: Peer, make_bundle: Made, verb: str) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
     assert core.safety_state == (SafetyState(server=INACTIVE) if verb == "deactivate" else SafetyState(server=STOP))
@@ -146,7 +148,7 @@ def test_a_shutdown_ends_nothing_that_is_in_force(operator: Peer, make_bundle: M
     assert not anew.lifecycle.active
 
 
-def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
+def test_a_freeze_and_a_deactivation_survive_a_restart(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
     anew = begun(make_bundle(1), core.safety_state)
@@ -157,7 +159,7 @@ def test_a_freeze_and_a_deactivation(operator: Peer, make_bundle: Made) -> None:
     assert begun(make_bundle(1), anew.safety_state, frozen=True).store.frozen  # as configured
 
 
-def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Peer, make_bundle: Made) -> None:
+def test_a_withdrawn_policy_does_not_act_until_activated(operator: Peer, make_bundle: Made) -> None:
     core = begun(make_bundle(1))
     bad = make_bundle(2)
     core.step([(operator, operator.hello), (operator, command("load", payload=bad.encode()))], 0.0)
@@ -170,12 +172,12 @@ def test_a_policy_that_was_rolled_back_from_does_not_act_by_itself(operator: Pee
     again = begun(bad, core.safety_state)
     again.step([(operator, operator.hello)], 0.0)
     assert again.lifecycle.state == "inactive"
-    again.step([(operator, command("activate"))], 0.0)  # a person wants it all the same
+    again.step([(operator, command("activate"))], 0.0)  # a person activates it anyway
     assert again.lifecycle.active
     assert again.safety_state.withdrawn == ()
 
 
-def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
+def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
     file = StateFile(path)
     assert file.kept == SafetyState()
@@ -190,8 +192,8 @@ def test_the_file_keeps_the_newest(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["policy.state"]
 
 
-def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
-    """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A file cut off would be a damaged one."""
+def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -> None:
+    """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A truncated file would count as damaged."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
     file = StateFile(tmp_path / "policy.state")
     file.keep(SafetyState(stopped=names))
@@ -201,7 +203,7 @@ def test_all_that_can_be_stopped_fits(tmp_path: Path) -> None:
     assert again.kept.stopped == names
 
 
-def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A disk that is full for a while must not lose a stop."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -229,7 +231,7 @@ def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.Lo
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_no_all_clear(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "policy.state"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"is damaged .*: a stop may be in force that it does not tell"):
@@ -237,7 +239,7 @@ def test_a_damaged_file_is_no_all_clear(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_an_error_at_startup(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory; name another with --state"):
         StateFile(tmp_path / "nowhere" / "policy.state")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
@@ -264,7 +266,7 @@ OLD = {
 
 
 def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
-    """Its reasons say in words which of them is a stop."""
+    """In that version, only the text of a reason marks a stop."""
     path = tmp_path / "policy.state"
     path.write_text(json.dumps(OLD))
     file = StateFile(path)
@@ -281,12 +283,12 @@ def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
         withdrawn=("00ff",),
     )
     assert file.kept.plain() == OLD
-    again = StateFile(path)  # as this version has written it meanwhile
+    again = StateFile(path)  # rewritten by this version
     again.close()
     assert again.kept == file.kept
 
 
-def test_a_fault_whose_reason_reads_like_a_stop_stays_a_fault(tmp_path: Path) -> None:
+def test_a_fault_whose_reason_looks_like_a_stop_stays_a_fault(tmp_path: Path) -> None:
     state = SafetyState(sources={"leg": Held(Cause.FAULT, "emergency stop: of another robot")})
     file = StateFile(tmp_path / "policy.state")
     file.keep(state)

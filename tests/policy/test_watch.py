@@ -1,4 +1,4 @@
-"""The policy server's watch over its sources, its states, and the commands of operators."""
+"""How the policy server watches its sources, changes its states, and executes operators' commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def operator() -> Peer:
 
 @pytest.fixture
 def make_core(peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle]) -> Cores:
-    """A server with a policy, a robot and an operator."""
+    """Makes a server with a policy, a connected robot and a connected operator."""
 
     def make(safety: SafetyConfig = SAFE, **options: Any) -> PolicyCore:
         core = PolicyCore(9, safety=safety, **options)
@@ -75,7 +75,7 @@ def is_safe(action: Action) -> bool:
     return safe
 
 
-def test_a_missing_observation_is_answered_by_the_safe_action_and_fault(
+def test_a_missing_observation_causes_the_safe_action_and_a_fault(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -89,7 +89,7 @@ def test_a_missing_observation_is_answered_by_the_safe_action_and_fault(
     assert action.answers == 5
     assert changes(outputs) == [("policy/leg", "fault")]
     assert core.due is None
-    for number in range(6, 20):  # observations are back; only activate is a way out
+    for number in range(6, 20):  # observations return, but only activate ends the fault
         assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 1.2 + number * 0.02))))
 
 
@@ -102,12 +102,16 @@ def test_activate_leaves_fault(
     core.step([], 2.0)
     outputs = core.step([(operator, command("activate", target))], 3.0)
     assert changes(outputs) == [("policy/leg", "active")]
-    assert [to for to, message in outputs if isinstance(message, Command)] == [peer]  # the robot hears of it
+    assert [to for to, message in outputs if isinstance(message, Command)] == [
+        peer
+    ]  # the robot receives the command too
     [action] = actions(core.step([(peer, make_step(6))], 4.0))
     assert not is_safe(action)
 
 
-def test_automatic_recovery(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
+def test_automatic_recovery_after_the_recovery_time(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
     core = make_core(SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50))
     core.step([(peer, make_step(5))], 1.0)
     core.step([], 2.0)
@@ -115,10 +119,10 @@ def test_automatic_recovery(make_core: Cores, peer: Peer, make_step: Callable[..
         actions(core.step([(peer, make_step(6 + number))], 3.0 + number * 0.02))[0].weights_version
         for number in range(5)
     ]
-    assert versions == [0, 0, 0, 1, 1]  # 3.00, .02, .04, .06: the first at or beyond 50 ms
+    assert versions == [0, 0, 0, 1, 1]  # 3.00, .02, .04, .06: the first at or after 50 ms
 
 
-def test_what_queued_while_the_server_stood_still_is_not_answered_as_if_fresh(
+def test_steps_that_queued_during_a_pause_are_answered_by_the_safe_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -129,7 +133,7 @@ def test_what_queued_while_the_server_stood_still_is_not_answered_as_if_fresh(
     assert core.counters["skipped"] == 93
 
 
-def test_a_step_that_waited_for_weights_too_long_is_stale(
+def test_a_step_that_waited_too_long_for_weights_is_stale(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(9, safety=SAFE)
@@ -147,10 +151,10 @@ def test_a_step_that_waited_for_weights_too_long_is_stale(
         (SafetyConfig(frozen_ms=30), [4.0, 4.0, 4.0, 4.0], "the same for 30 ms"),
     ],
 )
-def test_unsound_observations_are_answered_by_the_safe_action_and_then_fault(
+def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Steps 20 ms apart; the same since 1.00 is older than 30 ms at 1.04. The deadline runs from the last good one."""
+    """Steps are 20 ms apart: at 1.04 a value unchanged since 1.00 exceeds 30 ms. Valid ones feed the watchdog."""
     core = make_core(replace_deadline(safety))
     versions = []
     for number, value in enumerate(values):
@@ -170,7 +174,7 @@ def replace_deadline(safety: SafetyConfig) -> SafetyConfig:
     )
 
 
-def test_a_step_sent_again_does_not_feed_the_watchdog(
+def test_a_repeated_step_does_not_feed_the_watchdog(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -179,7 +183,7 @@ def test_a_step_sent_again_does_not_feed_the_watchdog(
     assert core.due == pytest.approx(1.1)
 
 
-def test_a_step_sent_again_is_not_a_frozen_observation(
+def test_a_repeated_step_is_not_a_frozen_observation(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(SafetyConfig(frozen_ms=30))
@@ -188,7 +192,7 @@ def test_a_step_sent_again_is_not_a_frozen_observation(
         assert action.weights_version == 1
 
 
-def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
+def test_a_reconnect_does_not_end_a_fault(make_core: Cores, peer: Peer, make_step: Callable[..., Step]) -> None:
     core = make_core()
     core.step([(peer, make_step(5))], 1.0)
     core.step([], 2.0)
@@ -199,20 +203,22 @@ def test_coming_back_is_no_way_out_of_fault(make_core: Cores, peer: Peer, make_s
 
 
 def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now: float) -> Peer:
-    """A further robot like this one, that has said something."""
+    """Connect another robot like this one and send its Step."""
     robot = replace(peer, key=b"%d" % (10 + number), hello=changed(peer.hello, name=name))
     core.step([(robot, robot.hello), (robot, step)], now)
     return robot
 
 
-def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
+def test_absent_robots_are_forgotten_after_1024_unless_stopped(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """1024 in FAULT are remembered while they are away: as the last is in FAULT but there, those from 5 to 1028."""
+    """The server remembers 1024 absent robots in FAULT. The last one is still present: those from 5 on are kept."""
     core = make_core()
     for number in range(1030):
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
-        core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)  # 100 ms are over
+        core.step(
+            [(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5
+        )  # the 100 ms deadline passes
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.safety_state.sources
     assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]
@@ -221,10 +227,10 @@ def test_robots_that_are_long_gone_are_forgotten_unless_they_are_stopped(
     assert {each["watch"] for each in told["sources"].values()} == {"fault"}
 
 
-def test_what_is_told_of_many_robots_fits_into_a_message(
+def test_the_state_of_many_robots_fits_into_a_message(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """1000 robots, all but one stopped, each for a reason as long as one can be, of characters of four bytes."""
+    """1000 robots, all but one stopped, each with the longest possible reason in characters of four bytes."""
     core = make_core()
     for number in range(1000):
         robot = joined(core, peer, number, f"{number:🦿>64}", make_step(0), 0.0)
@@ -241,14 +247,14 @@ def test_what_is_told_of_many_robots_fits_into_a_message(
     assert len(codec.encode(InForce(core.safety_state.plain()))) < InForce.MAX_BYTES
 
 
-def test_emergency_stop_wins_and_lasts(
+def test_an_emergency_stop_overrides_actions_until_reset_and_activate(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
     core.step([(peer, make_step(1))], 1.0)
     inputs: list[Input] = [(peer, make_step(2)), (operator, command("estop"))]
     outputs = core.step(inputs, 1.01)
-    assert all(map(is_safe, actions(outputs)))  # the Step that came before it in the same turn, too
+    assert all(map(is_safe, actions(outputs)))  # including the Step before it in the same turn
     assert ("policy", "fault") in changes(outputs)
     assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
     assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
@@ -278,9 +284,7 @@ def test_one_robot_can_be_stopped_alone(
     assert not any(map(is_safe, actions(core.step(steps, 0.04))))
 
 
-def test_a_robot_may_stop_everybody_and_nothing_else(
-    make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_robot_may_only_stop_all_robots(make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     core = make_core()
     for forbidden in (command("shutdown"), command("estop", "leg")):
         assert core.step([(peer, peer.hello), (peer, forbidden)], 0.0) == []
@@ -289,12 +293,12 @@ def test_a_robot_may_stop_everybody_and_nothing_else(
     assert not core.safety.stopped
     outputs = core.step([(peer, command("estop"))], 0.0)
     assert core.lifecycle.stopped
-    [told] = [message for to, message in outputs if to is peer]  # and no Reply, which a driver has no use for
+    [told] = [message for to, message in outputs if to is peer]  # no Reply: a driver does not use one
     assert isinstance(told, Command)
     assert told.verb == "estop"
 
 
-def test_without_autostart_nothing_moves_until_activate(
+def test_without_autostart_robots_move_only_after_activate(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(autostart=False)
@@ -304,14 +308,14 @@ def test_without_autostart_nothing_moves_until_activate(
         in reply(core, operator, command("activate")).error
     )
     outputs = core.step([(operator, command("configure"))], 0.01)
-    assert all(map(is_safe, actions(outputs)))  # the Step that waited
+    assert all(map(is_safe, actions(outputs)))  # the waiting Step
     core.step([(operator, command("activate"))], 0.02)
     assert not is_safe(actions(core.step([(peer, make_step(1))], 0.03))[0])
     core.step([(operator, command("deactivate"))], 0.04)
     assert is_safe(actions(core.step([(peer, make_step(2))], 0.05))[0])
 
 
-def test_configure_activate_and_deactivate_without_a_target_hold_for_all(
+def test_configure_activate_and_deactivate_without_a_target_apply_to_all_robots(
     make_core: Cores, peer: Peer, operator: Peer
 ) -> None:
     core = make_core(autostart=False)
@@ -324,7 +328,7 @@ def test_configure_activate_and_deactivate_without_a_target_hold_for_all(
         assert not [m for _, m in core.step([(operator, command(verb))], 0.0) if isinstance(m, Command)]
 
 
-def test_load_and_roll_back(
+def test_load_and_rollback(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = make_core()
@@ -346,7 +350,7 @@ def test_load_and_roll_back(
     for number, (asked, words) in enumerate(bad):
         assert words in reply(core, operator, asked).error
         [action] = actions(core.step([(peer, make_step(number))], 0.01 * number))
-        assert action.weights_version == 1  # the old one serves on
+        assert action.weights_version == 1  # the old policy stays
     assert reply(core, operator, command("load", payload=good.encode()), 0.1).detail["version"] == 2
     payload = make_bundle(3).encode()
     core.step([("learner", Weights(3, 0, 0, sha256(payload), payload))], 0.1)
@@ -362,7 +366,9 @@ def test_load_and_roll_back(
     assert actions(core.step([(peer, make_step(99))], 0.11))[0].weights_version == 5
 
 
-def test_a_loaded_policy_outlives_many_of_a_learner(make_core: Cores, make_bundle: Callable[..., Bundle]) -> None:
+def test_a_loaded_policy_is_kept_while_learner_versions_are_dropped(
+    make_core: Cores, make_bundle: Callable[..., Bundle]
+) -> None:
     core = make_core()
     payload = make_bundle(3).encode()
     for version in range(2, 100):
@@ -371,39 +377,37 @@ def test_a_loaded_policy_outlives_many_of_a_learner(make_core: Cores, make_bundl
     assert core.store.roll_back().version == 1
 
 
-def test_commands_for_one_robot_are_relayed_and_so_are_their_replies(
-    make_core: Cores, peer: Peer, operator: Peer
-) -> None:
+def test_commands_for_one_robot_and_their_replies_are_relayed(make_core: Cores, peer: Peer, operator: Peer) -> None:
     core = make_core()
     outputs = core.step([(operator, command("state", "leg"))], 0.0)
     [(to, relayed)] = outputs
     assert to is peer
     assert isinstance(relayed, Command)
     assert (relayed.verb, relayed.target) == ("state", "")
-    stranger = replace(peer, key=b"other", hello=changed(peer.hello, name="arm"))  # whom nobody has asked
+    stranger = replace(peer, key=b"other", hello=changed(peer.hello, name="arm"))  # has not been asked
     core.step([(stranger, stranger.hello)], 0.0)
     assert core.step([(stranger, Reply(relayed.id, "x", "", "active", {}))], 0.0) == []
     [(to, answer)] = core.step([(peer, Reply(relayed.id, "x", "", "fault", {"a": 1}))], 0.0)
     assert to is operator
     assert isinstance(answer, Reply)
     assert (answer.id, answer.node, answer.state) == (77, "leg", "fault")
-    assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # once
-    for _ in range(3000):  # a robot that never answers costs no memory
+    assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # a second reply is ignored
+    for _ in range(3000):  # a robot that never replies uses no more memory
         core.step([(operator, command("state", "leg"))], 0.0)
     assert len(core.desk._relayed) == 1024
 
 
-def test_states_of_robots_are_passed_on(make_core: Cores, peer: Peer, operator: Peer) -> None:
+def test_state_changes_of_robots_are_relayed_to_operators(make_core: Cores, peer: Peer, operator: Peer) -> None:
     change = LifecycleChange("leg", "active", "fault", "no action for 100 ms", 5)
     assert make_core().step([(peer, change)], 0.0) == [(operator, change)]
 
 
-def test_overflow_is_answered_by_the_safe_action_where_one_is_set(
+def test_a_non_finite_action_is_replaced_by_the_safe_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = make_core()
     huge = {name: np.full_like(tensor, 3e38) for name, tensor in make_bundle().tensors.items()}
-    huge["actor.1.weight"][:, ::2] *= -1  # infinity less infinity
+    huge["actor.1.weight"][:, ::2] *= -1  # infinity minus infinity
     core.load(2, replace(make_bundle(), tensors=huge))
     step = make_step(1, observation=np.ones((1, 3), np.float32))
     with np.errstate(all="ignore"):
@@ -415,9 +419,9 @@ def test_overflow_is_answered_by_the_safe_action_where_one_is_set(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With everything on, after a thousand actions to settle: 2,000 take less than one byte each.
+    """With all settings on, 2,000 Steps keep less than one byte each, after 1,000 Steps to settle.
 
-    At least once of four times: a leak would be in each, what else this process keeps is not.
+    One of four measurements must pass: a leak would appear in all of them, other allocations would not.
     """
     everything = SafetyConfig(
         limits=(-0.4, 0.4),
@@ -442,14 +446,14 @@ def test_memory_does_not_grow(
 
 
 @pytest.mark.parametrize("how", ["fault", "stop"])
-def test_weights_of_a_learner_neither_end_a_fault_nor_drop_the_limits(
+def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
     how: str,
     peer: Peer,
     operator: Peer,
     make_step: Callable[..., Step],
     make_bundle: Callable[..., Bundle],
 ) -> None:
-    """The robot's own settings are none: everything comes with the policy that a person deployed."""
+    """The server has no settings. All of them come with the deployed policy."""
     core = PolicyCore(9)
     deployed = SafetyConfig(limits={"left": (-0.5, 0.5)}, safe_action={"left": 0.25}, observation_deadline_ms=100)
     core.load(1, replace(make_bundle(1), safety=deployed))
@@ -468,17 +472,17 @@ def test_weights_of_a_learner_neither_end_a_fault_nor_drop_the_limits(
 
 
 def learned(bundle: Bundle) -> Bundle:
-    """Weights without settings, which want all there is of the first action."""
+    """Return weights without settings that give the maximum of the first action."""
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
     last = max(name for name in tensors if name.endswith("bias"))
     tensors[last][0] = 100
     return replace(bundle, tensors=tensors)
 
 
-def test_a_fault_outlasts_the_settings_that_led_to_it(
+def test_a_fault_persists_when_its_settings_are_removed(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """A person may deploy a policy without settings; that is no `activate`."""
+    """Deploying a policy without settings is not an `activate`."""
     core = make_core(SafetyConfig())
     core.load(2, replace(make_bundle(2), safety=SAFE))
     core.step([(peer, make_step(1))], 0.0)
@@ -489,7 +493,7 @@ def test_a_fault_outlasts_the_settings_that_led_to_it(
     assert [action.weights_version for action in actions(core.step([(peer, make_step(3))], 1.3))] == [3]
 
 
-def test_going_back_brings_back_the_settings_of_the_policy_deployed_then(make_bundle: Callable[..., Bundle]) -> None:
+def test_a_rollback_restores_the_settings_of_that_deployed_policy(make_bundle: Callable[..., Bundle]) -> None:
     core = PolicyCore(9)
     core.load(1, replace(make_bundle(1), safety=SafetyConfig(limits={"left": (-0.5, 0.5)})))
     core.load(2, make_bundle(2))
@@ -501,7 +505,7 @@ def test_going_back_brings_back_the_settings_of_the_policy_deployed_then(make_bu
     assert core.store.serving.safety.envelope.high[0] == 0.5
 
 
-def test_a_reset_of_an_active_watch_leaves_it_armed(
+def test_resetting_an_active_watch_keeps_its_deadline(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -515,7 +519,7 @@ def told(outputs: list[Output], robot: Peer) -> list[str]:
 
 
 @pytest.mark.parametrize("safety", [SAFE, SafetyConfig()], ids=["watched", "not watched"])
-def test_a_stop_of_one_robot_outlives_its_driver(
+def test_a_stop_of_one_robot_survives_a_restart_of_its_driver(
     make_core: Cores, peer: Peer, operator: Peer, safety: SafetyConfig
 ) -> None:
     core = make_core(safety)
@@ -533,8 +537,10 @@ def test_a_stop_of_one_robot_outlives_its_driver(
 
 
 @pytest.mark.parametrize("target", ["", "leg"])
-def test_a_stop_of_a_robot_that_is_away_waits_for_it(make_core: Cores, peer: Peer, operator: Peer, target: str) -> None:
-    """The Reply is an error all the same: nobody stands still, and the name may be a mistake."""
+def test_a_stop_of_an_absent_robot_is_sent_when_it_connects(
+    make_core: Cores, peer: Peer, operator: Peer, target: str
+) -> None:
+    """The Reply is still an error, because nothing stopped and the name may be wrong."""
     core = make_core(SafetyConfig())
     core.step([(peer, Bye(""))], 0.0)
     answer = reply(core, operator, command("estop", "leg"), 1.0)
@@ -545,7 +551,7 @@ def test_a_stop_of_a_robot_that_is_away_waits_for_it(make_core: Cores, peer: Pee
     assert told(core.step([(peer, peer.hello)], 5.0), peer) == []
 
 
-def test_a_stop_of_a_robot_that_is_away_can_be_reset(make_core: Cores, peer: Peer, operator: Peer) -> None:
+def test_a_stop_of_an_absent_robot_can_be_reset(make_core: Cores, peer: Peer, operator: Peer) -> None:
     core = make_core(SafetyConfig())
     core.step([(peer, Bye(""))], 0.0)
     assert "no robot 'leg' is connected" in reply(core, operator, command("reset", "leg")).error
@@ -555,7 +561,7 @@ def test_a_stop_of_a_robot_that_is_away_can_be_reset(make_core: Cores, peer: Pee
     assert told(core.step([(peer, peer.hello)], 1.0), peer) == []
 
 
-def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_while_it_is_stopped(
+def test_a_stopped_robot_without_settings_gets_the_safe_action(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(SafetyConfig())
@@ -565,7 +571,7 @@ def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_whil
     applied = np.array([[0.5, -0.25]], np.float32)
     outputs = core.step([(operator, command("estop", "leg")), (peer, make_step(2, action=applied))], 0.2)
     [action] = actions(outputs)
-    # No settings: the safe action holds what was applied; version 0 says that no policy computed it.
+    # No settings: the safe action repeats the applied one. Version 0 means that no policy computed it.
     assert (action.weights_version, action.action.tolist()) == (0, applied.tolist())
     assert core.counters["safe_actions"] == 1
     [action] = actions(core.step([(operator, command("activate", "leg")), (peer, make_step(3))], 0.3))
@@ -575,10 +581,10 @@ def test_a_robot_that_nothing_watches_over_is_answered_with_the_safe_action_whil
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["at the start", "after an activate"])
-def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
+def test_invalid_observations_from_the_start_cause_a_fault(
     begins: bool, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Nothing good has been there to be missed; what comes is refused, and 100 ms after the first that is FAULT."""
+    """No valid observation was ever received. 100 ms after the first invalid one, the watch is in FAULT."""
     core, now = make_core(replace_deadline(SafetyConfig(refuse_out_of_range=True))), 1.0
     if not begins:
         core.step([(peer, make_step(1))], now)
@@ -594,10 +600,10 @@ def test_observations_that_are_no_good_from_the_first_on_are_a_fault(
     assert said == [("policy/leg", "fault")]
 
 
-def test_a_server_that_is_not_configured_misses_nothing(
+def test_an_unconfigured_server_reports_no_missing_observations(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Restarted under a stop, and reset, before it was ever configured: Steps come, and are not looked at."""
+    """The server is restarted under a stop and reset before it is configured. It does not examine Steps."""
     core = make_core(autostart=False)
     core.resume(SafetyState(server=STOP, sources={"leg": STOP}), 0.5)
     core.step([(peer, make_step(1))], 1.0)
@@ -614,10 +620,10 @@ def test_a_server_that_is_not_configured_misses_nothing(
 
 @pytest.mark.parametrize("state", ["active", "fault"])
 @pytest.mark.parametrize("recovery", ["manual", "automatic"])
-def test_a_robot_that_was_deactivated_by_name_stays_so(
+def test_a_robot_deactivated_by_name_stays_inactive(
     recovery: Any, state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Its driver starts anew, and activates itself; and so does the server, which has the state file alone."""
+    """This holds when its driver restarts, and when the server restarts with only the state file."""
     safety = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100, recovery=recovery, recovery_ms=1)
     core = make_core(safety)
     core.step([(peer, make_step(1))], 1.0)
@@ -640,10 +646,10 @@ def test_a_robot_that_was_deactivated_by_name_stays_so(
         assert not is_safe(action)
 
 
-def test_the_server_deactivated_and_activated_leaves_no_robot_behind(
+def test_activating_the_server_also_activates_a_robot_that_was_away(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """One that was away in between comes back as it went."""
+    """A robot that disconnects in between returns in its earlier state."""
     core = make_core()
     core.step([(peer, make_step(1))], 1.0)
     core.step([(operator, command("deactivate"))], 1.01)
@@ -654,10 +660,10 @@ def test_the_server_deactivated_and_activated_leaves_no_robot_behind(
     assert not is_safe(action)
 
 
-def test_a_filter_and_a_hold_go_on_from_what_the_robot_holds_as_an_episode_begins(
+def test_rate_limit_and_safe_action_start_from_the_action_held_at_an_episodes_start(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """At 0.1 units a period from 1.5, whatever the policy wants; and the 1.5 itself once it is in FAULT."""
+    """The rate allows 0.1 units a period from the held 1.5. In FAULT the safe action is the held 1.5 itself."""
     core = make_core(SafetyConfig(rate=5.0, observation_deadline_ms=100))  # the toy robot's period is 0.02 s
     held = np.array([[1.5, 0.25]], np.float32)
     step = make_step(3, phase=np.zeros(1, np.uint8), action=held)
@@ -668,8 +674,8 @@ def test_a_filter_and_a_hold_go_on_from_what_the_robot_holds_as_an_episode_begin
     assert (action.weights_version, action.action.tolist()) == (0, held.tolist())
 
 
-def test_a_learners_weights_that_are_far_too_many_are_not_looked_at(make_core: Cores) -> None:
-    """To hash 60 MB keeps every robot waiting. A person may load what they like."""
+def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core: Cores) -> None:
+    """Hashing 60 MB would delay every robot. A person may load a policy of any size."""
     core = make_core()
     junk = bytes(3_000_000)
     core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)
