@@ -1,4 +1,4 @@
-"""A robot's side: what it applies, when, and what becomes of missing Actions, failing sensors and failing motors."""
+"""The driver's core: which actions it applies and when, and how it handles missing actions and failing hardware."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLICY, HELD, SAFE_ORIGIN = ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin
 
 
 class Toy(Robot):
-    """Sees what ``sees`` holds, or raises it; remembers what it was told."""
+    """A robot that observes ``sees``, or raises it, and records the actions it receives."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec
@@ -123,26 +123,26 @@ def states(outputs: list[Output]) -> list[str]:
     return [message.state for _, message in outputs if isinstance(message, LifecycleChange)]
 
 
-def test_an_action_is_applied_when_it_comes_and_told_with_the_next_step(make_core: Make, robot: Toy) -> None:
-    """First observation at 0.0. The Action for it comes at 0.003 and holds until the next one."""
+def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: Make, robot: Toy) -> None:
+    """First observation at 0.0. Its Action comes at 0.003 and holds until the next one."""
     core = make_core()
-    assert robot.told == [[0.25, 0.0]]  # before any: the safe action
+    assert robot.told == [[0.25, 0.0]]  # the safe action, before any Action
     assert core.step([action(0, 1.5, -0.25)], 0.003) == []
     assert robot.told[1:] == [[1.5, -0.25]]
     step = one(core.step([], 0.02))
     assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
     assert step.action.tolist() == [[1.5, -0.25]]
     assert step.reward.tolist() == [1 + 1.5]
-    step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors still do what they were told
+    step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors hold the last one
     assert (step.origin, step.weights_version, step.action.tolist()) == (HELD, 0, [[1.5, -0.25]])
     assert len(robot.told) == 2
-    assert core.step([action(0, 2.0, 0.0), action(1, 2.0, 0.0)], 0.041) == []  # both late: never applied
+    assert core.step([action(0, 2.0, 0.0), action(1, 2.0, 0.0)], 0.041) == []  # both are late and are not applied
     assert len(robot.told) == 2
     assert core.counters["late_actions"] == 2
 
 
-def test_the_deadline_for_actions_holds_between_two_steps(make_core: Make, robot: Toy) -> None:
-    """Fed at 0.003, deadline 50 ms: quiet at 0.053, safe at 0.0531, which is between the steps at 0.04 and 0.06."""
+def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot: Toy) -> None:
+    """Fed at 0.003, deadline 50 ms: active until 0.053, safe at 0.0531, between the steps at 0.04 and 0.06."""
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     for now in (0.02, 0.04):
@@ -156,7 +156,7 @@ def test_the_deadline_for_actions_holds_between_two_steps(make_core: Make, robot
     step = one(core.step([], 0.06))
     assert (step.origin, step.action.tolist(), step.weights_version) == (SAFE_ORIGIN, [[0.25, 0]], 0)
     told = len(robot.told)
-    for number in range(4, 50):  # Actions are back: nothing of them is applied
+    for number in range(4, 50):  # Actions return and are not applied
         core.step([action(number - 1, 1.5, 0)], number * PERIOD - 0.01)
         assert one(core.step([], number * PERIOD)).origin == SAFE_ORIGIN
     assert robot.told[told:] == [[0.25, 0]] * 46  # once a period
@@ -168,8 +168,8 @@ def test_the_deadline_for_actions_holds_between_two_steps(make_core: Make, robot
     assert robot.told[-1] == [1.25, 0]
 
 
-def test_automatic_recovery(make_core: Make, robot: Toy) -> None:
-    """39 ms of Actions 20 ms apart: from 0.065 on, so the one at 0.105 is the first to be applied."""
+def test_automatic_recovery_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
+    """Recovery needs 39 ms of Actions, which are 20 ms apart: from 0.065 on, so the one at 0.105 is applied first."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
@@ -182,23 +182,23 @@ def test_automatic_recovery(make_core: Make, robot: Toy) -> None:
     assert applied == [[0, 0], [0, 0], [1.5, 0], [1.5, 0], [1.5, 0]]
 
 
-def test_the_servers_safe_action_wins_over_its_policys(make_core: Make, robot: Toy) -> None:
+def test_the_servers_safe_action_overrides_its_policys_action(make_core: Make, robot: Toy) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0), action(0, -0.5, 0.125, version=0)], 0.003)
     assert robot.told[-1] == [-0.5, 0.125]
     step = one(core.step([], 0.02))
     assert (step.origin, step.weights_version, step.answered) == (SAFE_ORIGIN, 0, 1)
-    assert core.guard.lifecycle.active  # the server is there, and has spoken
+    assert core.guard.lifecycle.active  # the server is present and sends actions
 
 
-def test_the_robots_own_limits_hold_whatever_comes(make_core: Make, robot: Toy) -> None:
+def test_the_robots_own_limits_always_hold(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(limits={"left": (-0.5, 1.0)}))
     core.step([action(0, 2.5, 0.5)], 0.003)
     assert robot.told[-1] == [1.0, 0.5]
     assert one(core.step([], 0.02)).action.tolist() == [[1.0, 0.5]]
 
 
-def test_hold_is_what_was_applied_last(make_core: Make, robot: Toy) -> None:
+def test_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(action_deadline_ms=50))
     assert robot.told == [[0, 0]]
     core.step([action(0, 1.5, 0.25)], 0.003)
@@ -215,7 +215,9 @@ def test_hold_is_what_was_applied_last(make_core: Make, robot: Toy) -> None:
         (OSError("bus off"), "observe: OSError: bus off"),
     ],
 )
-def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot: Toy, bad: Any, words: str) -> None:
+def test_a_failing_sensor_is_a_fault_at_once_and_publishes_no_step(
+    make_core: Make, robot: Toy, bad: Any, words: str
+) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     good, robot.sees = robot.sees, bad
@@ -223,9 +225,9 @@ def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot:
     assert states(outputs) == ["fault"]
     assert core.guard.lifecycle.reason == words
     assert robot.told[-1] == [0.25, 0]
-    last = one(outputs)  # the episode ends with what was last seen
+    last = one(outputs)  # the episode ends with the last observation
     assert (last.phase[0], last.observation.tolist(), last.reward[0]) == (Phase.TRUNCATED, [[1, 2, 3]], 0)
-    for number in range(2, 100):  # nothing that is old is ever told as new
+    for number in range(2, 100):  # an old observation is never published as new
         assert core.step([], number * PERIOD) == []
         assert robot.told[-1] == [0.25, 0]
     assert core.step([("policy", Welcome(1, "policy", 6))], 99.5 * PERIOD) == []
@@ -240,7 +242,7 @@ def test_a_failing_sensor_is_a_fault_at_once_and_no_step(make_core: Make, robot:
     assert robot.told[-1] == [1.5, 0]
 
 
-def test_a_failing_motor_is_a_fault_and_the_safe_action_is_tried_again(make_core: Make, robot: Toy) -> None:
+def test_a_failing_motor_is_a_fault_and_the_safe_action_is_retried(make_core: Make, robot: Toy) -> None:
     core = make_core()
     robot.motor = OSError("no torque")
     core.step([action(0, 1.5, 0)], 0.003)
@@ -251,7 +253,7 @@ def test_a_failing_motor_is_a_fault_and_the_safe_action_is_tried_again(make_core
     assert robot.told[-1] == [0.25, 0]
 
 
-def test_a_robot_can_stop_everybody(make_core: Make, robot: Toy) -> None:
+def test_a_robot_can_stop_all_robots(make_core: Make, robot: Toy) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     robot.sees = EmergencyStop("the red button")
@@ -269,7 +271,7 @@ def test_a_robot_can_stop_everybody(make_core: Make, robot: Toy) -> None:
     assert core.guard.lifecycle.active
 
 
-def test_an_episode_ends_and_the_robot_is_reset(make_core: Make, robot: Toy) -> None:
+def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy) -> None:
     core = make_core()
     assert robot.resets == 1
     core.step([action(0, 1.5, 0)], 0.003)
@@ -278,7 +280,7 @@ def test_an_episode_ends_and_the_robot_is_reset(make_core: Make, robot: Toy) -> 
     assert (step.phase[0], step.transitions) == (Phase.TERMINATED, 1)
     told = len(robot.told)
     core.step([action(1, 1.5, 0)], 0.03)
-    assert len(robot.told) == told  # an Action for a robot about to be reset is ignored
+    assert len(robot.told) == told  # an Action before a reset is ignored
     robot.ends = Phase.MID
     step = one(core.step([], 0.04))
     assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (
@@ -286,13 +288,13 @@ def test_an_episode_ends_and_the_robot_is_reset(make_core: Make, robot: Toy) -> 
         1,
         [[0.25, 0]],
         1,
-    )  # what it holds
+    )  # the safe action, which the robot holds
     assert robot.resets == 2
-    core.step([action(2, 1.5, 0)], 5.0)  # preparing took 5 s: that is no deadline missed
+    core.step([action(2, 1.5, 0)], 5.0)  # a reset of 5 s does not count as a missed deadline
     assert robot.told[-1] == [1.5, 0]
 
 
-def test_without_autostart_it_publishes_and_stays_safe(make_core: Make, robot: Toy) -> None:
+def test_without_autostart_the_driver_publishes_and_stays_safe(make_core: Make, robot: Toy) -> None:
     core = make_core(autostart=False)
     core.step([action(0, 1.5, 0)], 0.003)
     assert one(core.step([], 0.02)).origin == SAFE_ORIGIN
@@ -301,7 +303,7 @@ def test_without_autostart_it_publishes_and_stays_safe(make_core: Make, robot: T
     assert robot.told[-1] == [1.5, 0]
 
 
-def test_a_shutdown_ends_it(make_core: Make, robot: Toy) -> None:
+def test_a_shutdown_ends_the_driver(make_core: Make, robot: Toy) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([said("shutdown")], 0.01)
@@ -309,14 +311,14 @@ def test_a_shutdown_ends_it(make_core: Make, robot: Toy) -> None:
     assert robot.told[-1] == [0.25, 0]
 
 
-def test_a_learner_gets_the_same_steps_and_is_waited_for_by_nobody(make_core: Make) -> None:
+def test_a_learner_gets_the_same_steps(make_core: Make) -> None:
     core = make_core(learner=True)
     outputs = core.step([action(0, 1.5, 0)], 0.02)
     assert [to for to, message in outputs if isinstance(message, Step)] == ["policy", "learner"]
 
 
 def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
-    """The toy's channels allow [-1, 3] and [-0.5, 0.5]; an action inside is passed on bit for bit, -0.0 too."""
+    """The channels allow [-1, 3] and [-0.5, 0.5]. An action inside passes bit for bit, even -0.0."""
     core = make_core(SafetyConfig())
     core.step([action(0, 1e9, -1e9)], 0.003)
     assert robot.told[-1] == [3.0, -0.5]
@@ -328,7 +330,7 @@ def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_cor
 
 
 @pytest.mark.parametrize("deadline", [50, None])
-def test_a_robot_is_reset_under_the_safe_action(make_core: Make, robot: Toy, deadline: float | None) -> None:
+def test_a_robot_is_reset_with_the_safe_action_applied(make_core: Make, robot: Toy, deadline: float | None) -> None:
     at_reset: list[list[float]] = []
     robot.on_reset = lambda: at_reset.append(robot.told[-1])
     core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline))
@@ -341,15 +343,15 @@ def test_a_robot_is_reset_under_the_safe_action(make_core: Make, robot: Toy, dea
     assert robot.told[-1] == [0.25, 0]
 
 
-def test_a_server_that_died_before_an_episode_began_is_noticed(make_core: Make, robot: Toy) -> None:
-    """The turn after the reset comes at 5.0, which took as long; 50 ms from there."""
+def test_a_server_that_dies_during_a_reset_is_noticed(make_core: Make, robot: Toy) -> None:
+    """The reset ends at 5.0. The deadline of 50 ms starts there."""
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     robot.ends = Phase.TERMINATED
     core.step([], 0.02)
     robot.ends = Phase.MID
     core.step([], 0.04)
-    assert core.due == float("-inf")  # at once: so that the deadline counts from the end of the reset
+    assert core.due == float("-inf")  # at once, so that the deadline starts at the end of the reset
     core.step([], 5.0)
     assert core.due == pytest.approx(5.02)  # the next period; the deadline is at 5.05
     assert core.guard.lifecycle.active
@@ -357,11 +359,11 @@ def test_a_server_that_died_before_an_episode_began_is_noticed(make_core: Make, 
     core.step([], 5.0501)
     assert core.guard.lifecycle.state == "fault"
     newest = one(core.step([], 5.0601)).sequence
-    core.step([action(newest, 1.5, 0)], 5.061)  # an hour later or not: nobody has activated it
+    core.step([action(newest, 1.5, 0)], 5.061)  # nobody has activated the driver
     assert robot.told[-1] == [0.25, 0]
 
 
-def test_a_reset_of_an_active_driver_leaves_its_watchdog_armed(make_core: Make) -> None:
+def test_resetting_an_active_driver_keeps_its_deadline(make_core: Make) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([said("reset")], 0.01)
@@ -370,14 +372,14 @@ def test_a_reset_of_an_active_driver_leaves_its_watchdog_armed(make_core: Make) 
     assert core.guard.lifecycle.state == "fault"
 
 
-def test_a_welcome_of_another_link_is_not_answered_with_a_step(make_core: Make) -> None:
-    """A simulator's supervisor, which was stopped for a while and has met it anew."""
+def test_only_the_policy_servers_welcome_is_answered_with_a_step(make_core: Make) -> None:
+    """The supervisor may send a Welcome again after a pause."""
     core = make_core(learner=True)
     assert core.step([("supervisor", Welcome(1, "supervisor", 6))], 0.003) == []
     assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
 
 
-def test_a_robots_stop_is_repeated_to_a_server_that_comes_back(make_core: Make, robot: Toy) -> None:
+def test_a_robots_own_stop_is_repeated_to_a_returning_server(make_core: Make, robot: Toy) -> None:
     core = make_core()
     welcome = ("policy", Welcome(1, "policy", 6))
     assert stops(core.step([welcome], 0.001)) == []
@@ -390,16 +392,16 @@ def test_a_robots_stop_is_repeated_to_a_server_that_comes_back(make_core: Make, 
     assert stops(core.step([welcome], 0.036)) == []
 
 
-def test_an_operators_stop_is_not_repeated_for_all(make_core: Make) -> None:
-    """It may have been for this robot alone."""
+def test_an_operators_stop_is_not_repeated_as_a_stop_of_all(make_core: Make) -> None:
+    """The operator may have stopped only this robot."""
     core = make_core()
     core.step([said("estop")], 0.01)
     assert core.guard.lifecycle.stopped
     assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.015)) == []
 
 
-def test_a_robots_own_stop_is_over_once_it_was_reset(make_core: Make, robot: Toy) -> None:
-    """Or an operator's stop of this robot would, at the next server, become one of all for a reason of long ago."""
+def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
+    """Otherwise an operator's later stop of this robot would become a stop of all at the next server."""
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)
@@ -419,15 +421,15 @@ def test_a_robots_own_stop_is_over_once_it_was_reset(make_core: Make, robot: Toy
         (SafetyConfig(safe_action="zero", action_deadline_ms=50, hang_ms=500), []),
     ],
 )
-def test_what_a_deployed_driver_lacks_is_said_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
+def test_missing_settings_of_a_deployed_driver_are_named_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
     line = unset(safety)
     assert re.findall(r"safety\.\w+", line) == named
     assert line.count("for ever") == len(named)
     assert "\n" not in line
 
 
-def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, robot: Toy) -> None:
-    """Another one may hold it: the server says so, or welcomes us."""
+def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
+    """Another driver may be in control. Then the server answers differently."""
     core = make_core(holds_off=True)
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
@@ -440,13 +442,13 @@ def test_a_driver_leaves_the_robot_alone_until_it_is_welcome(make_core: Make, ro
 
 
 @pytest.mark.parametrize("deadline", [50, None])
-def test_a_driver_that_nobody_answers_makes_the_robot_safe(
+def test_a_driver_without_an_answer_makes_the_robot_safe(
     make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The policy server is gone, and whoever drove before may have been killed in the middle of a movement."""
+    """The policy server is gone. An earlier driver may have been killed during a movement."""
     core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), holds_off=True)
     core.step([], 1.0)
-    for now in (1.5, 1.7, 2.0, 2.5):  # the safe action every 0.5 s; it neither looks, nor resets, nor publishes
+    for now in (1.5, 1.7, 2.0, 2.5):  # only the safe action, every 0.5 s: no observation, no reset, no Step
         assert core.step([], now) == []
     assert core.contact.in_charge
     assert core.due == 3.0
@@ -458,15 +460,15 @@ def test_a_driver_that_nobody_answers_makes_the_robot_safe(
     assert robot.resets == 1
 
 
-def test_a_driver_that_is_told_to_wait_leaves_the_robot_alone(make_core: Make, robot: Toy) -> None:
-    """Another one may have its name. The server says every 0.25 s that it does not know yet, for as long as 2 s."""
+def test_a_driver_that_is_told_to_wait_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
+    """Another driver may have its name. Until the server knows, it sends a Heartbeat every 0.25 s, for up to 2 s."""
     core = make_core(holds_off=True)
     wait = ("policy", Heartbeat(0, 5))
     for number in range(9):
         assert core.step([wait], 1.0 + number * 0.25) == []
     assert core.due == 3.0 + HOLD_OFF
     assert (robot.told, robot.resets, core.contact.in_charge) == ([], 0, False)
-    core.step([], 3.5)  # now the server is gone as well
+    core.step([], 3.5)  # now the server is gone too
     assert (robot.told, core.contact.in_charge) == ([[0.25, 0.0]], True)
     core.step([wait], 3.6)
     assert not core.contact.in_charge
@@ -475,8 +477,8 @@ def test_a_driver_that_is_told_to_wait_leaves_the_robot_alone(make_core: Make, r
     assert robot.resets == 1
 
 
-def test_a_driver_that_was_welcome_before_waits_as_well(make_core: Make, robot: Toy) -> None:
-    """The server, started anew or after a silence, knows another one of its name: that one moves the robot now."""
+def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
+    """After a restart or a silence, the server knows another driver of this name, which moves the robot now."""
     core = make_core(SAFE, holds_off=True)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)
@@ -486,15 +488,15 @@ def test_a_driver_that_was_welcome_before_waits_as_well(make_core: Make, robot: 
         assert core.step([("policy", Heartbeat(0, 6))], now) == []
         assert core.step([], now + 0.2) == []
     assert (len(robot.told), core.contact.in_charge) == (told, False)
-    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other one is gone
+    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other driver is gone
     assert core.contact.in_charge
-    assert robot.told[told:][0] == [0.25, 0.0]  # 50 ms without an Action were over meanwhile
+    assert robot.told[told:][0] == [0.25, 0.0]  # the deadline of 50 ms has passed
 
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("what", ["motor", "sensor"])
-def test_what_is_still_broken_is_no_reason_to_recover(what: str, every: int, make_core: Make, robot: Toy) -> None:
-    """Actions come all the time; the motor fails at every call, or at every third, and so does the sensor."""
+def test_a_fault_that_persists_prevents_recovery(what: str, every: int, make_core: Make, robot: Toy) -> None:
+    """Actions keep coming, while the motor or the sensor fails at every call or at every third call."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=200, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
@@ -522,8 +524,10 @@ def test_what_is_still_broken_is_no_reason_to_recover(what: str, every: int, mak
     assert robot.told[-1] == [1.5, 0]
 
 
-def test_what_flickers_fills_no_disk(make_core: Make, robot: Toy, caplog: pytest.LogCaptureFixture) -> None:
-    """500 failures are said at the 1st, 2nd, 4th, …, 256th, and only the first with where it was raised."""
+def test_repeated_failures_are_logged_with_increasing_intervals(
+    make_core: Make, robot: Toy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 500 failures, the 1st, 2nd, 4th, …, 256th are logged, and only the first with a traceback."""
     core = make_core(learner=True)
     good = robot.sees
     for number in range(1, 1001):
@@ -536,7 +540,7 @@ def test_what_flickers_fills_no_disk(make_core: Make, robot: Toy, caplog: pytest
     assert said[-1].getMessage() == "observe: OSError: bus off (for the 256th time)"
 
 
-def test_complex_numbers_are_no_observation(make_core: Make, robot: Toy) -> None:
+def test_complex_observations_are_refused(make_core: Make, robot: Toy) -> None:
     core = make_core()
     robot.observe = lambda: np.array([1.0, 2.0 + 1.0j, 3.0])  # type: ignore[assignment, method-assign, return-value]
     core.step([], 0.02)

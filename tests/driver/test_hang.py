@@ -1,4 +1,4 @@
-"""A method of the robot that does not return: real threads, that wait for each other and not for a clock."""
+"""A robot method that does not return. The test threads wait for each other, not for a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 60.0  # s
 
 
 class End:
-    """In place of the end of the process: lets go of what hangs, and tells the exit code."""
+    """Replaces the end of the process: releases the hanging call and records the exit code."""
 
     def __init__(self) -> None:
         self.codes: queue.Queue[int] = queue.Queue()
@@ -38,7 +38,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Let a stop() take its time on a busy machine: all it needs, or only until it has ``begun`` if it never ends."""
+    """Give stop() enough time on a busy machine. If it never ends, wait only until it has ``begun``."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
@@ -58,7 +58,7 @@ def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = Non
         ("hangs", "stop() did not return either"),
     ],
 )
-def test_it_is_stopped_and_the_process_ends(
+def test_a_hang_stops_the_robot_and_ends_the_process(
     end: End,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -81,13 +81,13 @@ def test_it_is_stopped_and_the_process_ends(
     watch.over("observe", end.hang)
     assert end.codes.get(timeout=PATIENCE) == EXIT_HUNG == 70
     assert capfd.readouterr().err == f"HUNG: observe() has not returned for 200 ms; {told}; the driver ends\n"
-    assert stopped == ([False] if stop else [])  # while it still hung, and once
+    assert stopped == ([False] if stop else [])  # stopped once, during the hang
 
 
-def test_calls_that_return_are_let_be() -> None:
-    """However many: 2 s of calls, each far shorter than the limit of 1 s; again where one was kept from the processor.
+def test_calls_that_return_in_time_have_no_effect() -> None:
+    """Makes 2 s of calls far below the limit of 1 s. Repeats them if a busy machine delayed a call.
 
-    A call that stands still for as long as the limit, with its thread, cannot be told from one that hangs.
+    A thread that is suspended for the whole limit looks like a call that hangs.
     """
     for _ in range(10):
         end, longest = End(), 0.0
@@ -106,15 +106,15 @@ def test_calls_that_return_are_let_be() -> None:
     assert end.codes.empty()
 
 
-def test_a_call_that_returns_too_late_is_the_last(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the robot is brought to rest nobody may tell it to move, nor after it: the process is about to end."""
+def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread may move the robot while stop() runs or afterwards, because the process is about to end."""
     patient(monkeypatch)
     stopping, told, other = threading.Event(), [], queue.Queue[str]()
 
     def bring_to_rest() -> None:
         stopping.set()
         with pytest.raises(queue.Empty):
-            other.get(timeout=LIMIT / 2)  # time for the other thread to say something, if it could
+            other.get(timeout=LIMIT / 2)  # time for the other thread to call, if it could
         told.append("stop")
 
     watch = HangWatch(LIMIT, bring_to_rest, end)
@@ -125,7 +125,7 @@ def test_a_call_that_returns_too_late_is_the_last(end: End, monkeypatch: pytest.
 
 
 class Stuck(Robot):
-    """Hangs where it is told to."""
+    """A robot whose named method hangs."""
 
     def __init__(self, spec: RobotSpec, end: End) -> None:
         self.spec, self.end = spec, end
@@ -160,7 +160,7 @@ def test_every_method_of_the_loop_is_watched(
     patient(monkeypatch)
     monkeypatch.setattr("td3_robot.driver.robot.HangWatch", lambda limit, stop: HangWatch(limit, stop, end))
     robot = Stuck(spec, end)
-    body = RobotBody(robot, 5 * LIMIT)  # of which the calls before the one that hangs must not take all
+    body = RobotBody(robot, 5 * LIMIT)  # the calls before the hang must not use up the limit
     body.step(body.action)
     body.command(body.action)
     robot.where = where
