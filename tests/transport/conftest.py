@@ -1,4 +1,4 @@
-"""Sessions and buses for the toy robot, and waiting for what they deliver without sleeping."""
+"""Links and buses for the toy robot, and functions that wait for messages without sleeping."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 
 @pytest.fixture
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No bus is given up for its silence: these tests pump some of them only, and a busy machine may pause us."""
+    """Disable timeouts of silent peers: these tests do not run every bus, and a busy machine may pause the process."""
     monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
     monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
 
 
 @pytest.fixture
 def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last words of a bus get out, however busy the machine is."""
+    """Give a closing bus enough time to send its last messages on a busy machine."""
     monkeypatch.setattr("td3_robot.transport.bus._FAREWELL", 60_000)  # ms
 
 
 @pytest.fixture
 def make_server() -> Callable[..., ServerLink]:
-    """Builds server sessions that take Steps from robots, Evaluations from evaluators and nothing from policies."""
+    """Builds server links that accept Steps of robots, Evaluations of evaluators and nothing of policy servers."""
 
     def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerLink:
         accepts: dict[str, tuple[type[Message], ...]]
@@ -59,7 +59,7 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
 
 @pytest.fixture
 def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
-    """Builds client sessions of a one-robot simulator."""
+    """Builds client links of a one-robot simulator."""
 
     def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
@@ -70,7 +70,7 @@ def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
 
 @pytest.fixture
 def make_bus() -> Iterator[Callable[[], Bus]]:
-    """Builds buses and closes those that the test has not closed (by ``bus.close``)."""
+    """Builds buses, and closes those that the test leaves open."""
     made: list[Bus] = []
 
     def make() -> Bus:
@@ -86,7 +86,7 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
         return bus
 
     yield make
-    for bus in made[::-1]:  # clients first: a Bye that nobody takes is waited for
+    for bus in made[::-1]:  # clients first: a Bye to a closed server waits
         bus.close()
 
 
@@ -95,9 +95,9 @@ Pump = Callable[..., list[list[Input]]]
 
 @pytest.fixture
 def pump() -> Pump:
-    """``pump(condition, *buses)``: receives from all buses in turn until ``condition`` holds of the inputs so far.
+    """Returns ``pump(condition, *buses)``, which receives from all buses in turn until ``condition`` holds.
 
-    ``condition`` is given one list of inputs for each bus, which is also what is returned. Fails at a deadline.
+    ``condition`` gets a list of the received inputs of each bus, and ``pump`` returns these lists. Fails at a deadline.
     """
 
     def run(condition: Callable[[list[list[Input]]], bool], *buses: Bus) -> list[list[Input]]:
@@ -115,5 +115,5 @@ def pump() -> Pump:
 
 @pytest.fixture
 def of() -> Callable[[list[Input], type[Message]], list[Any]]:
-    """``of(inputs, kind)``: the messages of one kind among inputs."""
+    """Returns ``of(inputs, kind)``, which selects the messages of one kind from the inputs."""
     return lambda inputs, kind: [message for _, message in inputs if isinstance(message, kind)]

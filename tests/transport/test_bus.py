@@ -1,4 +1,4 @@
-"""The real ZeroMQ bus: links over unix sockets and loopback, lost and broken peers, malformed input, full queues."""
+"""The ZeroMQ bus: unix sockets and loopback, lost and broken peers, malformed input, full queues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def raw() -> Iterator[Callable[[int], Any]]:
-    """Makes ZeroMQ sockets that know nothing of the protocol."""
+    """Makes ZeroMQ sockets without the protocol."""
     with zmq.Context() as context:
         made: list[Any] = []
 
@@ -75,7 +75,7 @@ def raw() -> Iterator[Callable[[int], Any]]:
 
 @pytest.fixture
 def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> tuple[Bus, Bus, Peer]:
-    """A server bus, a client bus, and the client as the server knows it."""
+    """A server bus, a client bus, and the client's peer object on the server."""
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server())
     client.connect(endpoint, make_client())
@@ -84,7 +84,7 @@ def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, 
 
 
 class Watched:
-    """A server on a clock that is moved by hand, which takes silent clients for gone, and a client that has joined."""
+    """A server with a manual clock that expires silent clients, and a client that has joined."""
 
     def __init__(self, endpoint: str, session: ServerLink, client: Any, hello: Hello) -> None:
         self.now = 100.0
@@ -97,7 +97,7 @@ class Watched:
             self.bus.receive(0.0)
 
     def after(self, seconds: float) -> list[Any]:
-        """What kinds of inputs there are so much later."""
+        """Advance the clock and return the kinds of the new inputs."""
         self.now += seconds
         return kinds(self.bus.receive(0.0) + self.bus.receive(0.0))
 
@@ -106,7 +106,7 @@ class Watched:
 def watched(
     endpoint: str, make_server: Make, make_hello: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Watched]:
-    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", PEER_TIMEOUT)  # as it was before nobody_expires
+    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", PEER_TIMEOUT)  # undo nobody_expires
     result = Watched(endpoint, make_server(), raw(zmq.DEALER), make_hello())
     yield result
     result.bus.close()
@@ -146,7 +146,9 @@ def test_handshake_and_messages_both_ways(
     assert not server.dropped() + client.dropped()
 
 
-def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> None:
+def test_many_clients_get_their_own_answers(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
     server = make_bus()
     server.serve(endpoint, make_server())
     clients = [make_bus() for _ in range(8)]
@@ -162,7 +164,7 @@ def test_many_clients(endpoint: str, make_bus: Make, make_server: Make, make_cli
 def test_one_bus_serves_and_connects(
     tmp_path: Path, make_bus: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """As the policy server does: a server to the simulator, a client of the learner."""
+    """The policy server does both: it serves simulators and is a client of the learner."""
     middle, learner, simulator = make_bus(), make_bus(), make_bus()
     learner.serve(f"ipc://{tmp_path}/learner", make_server(2, "learner"))
     middle.serve(f"ipc://{tmp_path}/policy", make_server(1, "policy"))
@@ -172,7 +174,7 @@ def test_one_bus_serves_and_connects(
     assert {origin if isinstance(origin, str) else origin.link for origin, _ in got[0]} == {"learner", "policy"}
 
 
-def test_vanished_client_is_noticed_when_it_is_sent_to(
+def test_a_vanished_client_is_noticed_at_the_next_send(
     endpoint: str, make_bus: Make, make_server: Make, make_hello: Make, pump: Make, raw: Make
 ) -> None:
     server, client = make_bus(), raw(zmq.DEALER)
@@ -188,7 +190,7 @@ def test_vanished_client_is_noticed_when_it_is_sent_to(
 
 
 @pytest.mark.parametrize("farewell", [Bye("done"), None], ids=["bye", "none"])
-def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_reach_it(
+def test_messages_of_a_closed_client_are_read_before_its_bye(
     endpoint: str,
     make_bus: Make,
     make_server: Make,
@@ -197,7 +199,7 @@ def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_rea
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """More messages than one socket may give at a time: the Bye of the bus comes after the last of them."""
+    """There are more messages than one read takes. The bus adds a Bye after the last one."""
     server = make_bus()
     server.serve(endpoint, make_server())
     said = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
@@ -219,10 +221,10 @@ def test_what_a_client_said_before_it_closed_is_read_though_an_answer_cannot_rea
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_nobody_is_silent_before_all_is_read_that_came_while_a_server_stood_still(
+def test_no_client_expires_before_its_queued_messages_are_read(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """And if others keep it from ever reading all, one more PEER_TIMEOUT has to do."""
+    """If other messages keep the server from reading them all, a client expires after one more PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -234,11 +236,13 @@ def test_nobody_is_silent_before_all_is_read_that_came_while_a_server_stood_stil
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_a_server_that_ends_leaves_its_successor_its_socket(
+def test_a_server_that_closes_leaves_its_successors_socket_file(
     endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make, tmp_path: Path
 ) -> None:
-    """One that comes while the last words of the first are under way serves the same file; Hellos to a server that is
-    not there are none of them."""
+    """A successor serves the same path while the first server closes.
+
+    Hellos to a server that does not exist do not delay closing.
+    """
     first, second, client = make_bus(), make_bus(), make_bus()
     first.serve(endpoint, make_server(1))
     first.connect(f"ipc://{tmp_path}/nobody", make_client(link="learner"))
@@ -248,15 +252,15 @@ def test_a_server_that_ends_leaves_its_successor_its_socket(
     second.serve(endpoint, make_server(2))
     begin = time.monotonic()
     first.close("stopped")
-    assert time.monotonic() - begin < 30.0  # of 60 for last words
+    assert time.monotonic() - begin < 30.0  # far less than the 60 s allowed
     assert file.exists()
     client.connect(endpoint, make_client())
     pump(lambda _: client.welcome("policy"), client, second)
 
 
-def test_silent_client_expires(watched: Watched) -> None:
+def test_a_silent_client_expires(watched: Watched) -> None:
     assert watched.after(0.0) == []
-    assert watched.after(PEER_TIMEOUT + 1) == []  # it stood still: something may be on its way
+    assert watched.after(PEER_TIMEOUT + 1) == []  # the server was paused: messages may be on their way
     assert watched.after(0.5) == [Bye]
     client = watched.client
     client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])
@@ -293,7 +297,7 @@ GARBAGE: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_malformed_messages_are_only_counted(
+def test_malformed_messages_are_counted_and_dropped(
     linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, raw: Make, what: str
 ) -> None:
     server, client, peer = linked
@@ -303,9 +307,9 @@ def test_malformed_messages_are_only_counted(
     stranger.send_multipart(parts)
     (got,) = pump(lambda _: bool(server.dropped()), server)
     assert got == []
-    first = "stranger" if kind in ("malformed", "fields") else kind  # nothing of a stranger's step is unpacked
+    first = "stranger" if kind in ("malformed", "fields") else kind  # a stranger's step is not decoded
     assert server.dropped() == {first: 1}
-    client._sockets["policy"].send_multipart(parts)  # the same from a client that is welcome
+    client._sockets["policy"].send_multipart(parts)  # the same from a known client
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert [origin for origin, _ in got] == [peer]
@@ -314,14 +318,14 @@ def test_malformed_messages_are_only_counted(
     pump(lambda got: bool(of(got[0], Action)), client)
 
 
-def test_a_flood_is_taken_in_small_helpings(
+def test_a_flood_is_read_in_small_portions(
     linked: tuple[Bus, Bus, Peer],
     endpoint: str,
     make_step: Make,
     raw: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two looks at who else has something a few messages of others are dealt with, however many wait."""
+    """Between two polls the server reads only a few messages of other clients, regardless of how many wait."""
     server, client, peer = linked
     session = server.servers["policy"]
     receive, taken = session.receive, list[bytes]()
@@ -345,7 +349,7 @@ def test_a_flood_is_taken_in_small_helpings(
     steps: list[int] = []
     while server.dropped()["stranger"] < 900 or len(steps) < 100:
         steps += [message.sequence for _, message in server.receive(1.0) if isinstance(message, Step)]
-    assert steps == list(range(100))  # none was lost, none overtook another
+    assert steps == list(range(100))  # none lost, none out of order
     assert sum(helpings) == 900
     assert max(helpings) <= FOREIGN
 
@@ -360,7 +364,7 @@ def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(
     monkeypatch.setattr(
         session, "receive", lambda key, frames, *more: kept.append(len(frames)) or receive(key, frames, *more)
     )
-    clock = iter(range(10**9))  # a turn of 1 ms is over at every look
+    clock = iter(range(10**9))  # every look at the clock ends a turn of 1 ms
     monkeypatch.setattr(server._receiver, "_clock", lambda: next(clock))
     client._sockets["policy"].send_multipart([b""] * 5000)
     assert client.send("policy", make_step(1))
@@ -370,7 +374,7 @@ def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(
     assert len(of(got, Step)) == 1
 
 
-def test_random_frames_are_only_counted(
+def test_random_frames_are_counted_and_dropped(
     linked: tuple[Bus, Bus, Peer],
     endpoint: str,
     make_step: Make,
@@ -394,7 +398,7 @@ def test_random_frames_are_only_counted(
     pump(lambda got: bool(of(got[0], Step)), server)
 
 
-def test_frame_above_the_limit_costs_its_sender_the_connection(
+def test_a_frame_above_the_limit_closes_the_senders_connection(
     linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, raw: Make
 ) -> None:
     server, client, _ = linked
@@ -402,7 +406,7 @@ def test_frame_above_the_limit_costs_its_sender_the_connection(
     monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.connect(endpoint)
     stranger.send_multipart([b"weights", bytes(codec.MAX_BYTES + 4096)], copy=False)
-    pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed it: nothing of it was kept
+    pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed it and kept nothing
     stranger.disable_monitor()
     monitor.close()
     assert not server.dropped()
@@ -424,10 +428,10 @@ def test_bytes_that_are_not_zeromq_change_nothing(
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert kinds(got) == [Step]
-    assert set(server.dropped()) <= {"frames", "unknown-topic"}  # libzmq reads some of it as the first ZMTP's frames
+    assert set(server.dropped()) <= {"frames", "unknown-topic"}  # libzmq reads some of it as frames of ZMTP 1
 
 
-def test_client_survives_a_server_that_talks_nonsense(
+def test_a_client_survives_malformed_messages_of_a_server(
     endpoint: str, make_bus: Make, make_client: Make, pump: Make, of: Make, raw: Make
 ) -> None:
     server, client = raw(zmq.ROUTER), make_bus()
@@ -449,7 +453,7 @@ def test_client_survives_a_server_that_talks_nonsense(
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 
-def test_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_server: Make) -> None:
+def test_the_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_server: Make) -> None:
     server = make_bus()
     assert server.serve(endpoint, make_server()) == endpoint
     path = Path(endpoint.removeprefix("ipc://"))
@@ -458,13 +462,13 @@ def test_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_
     assert list(path.parent.iterdir()) == []
 
 
-def test_busy_port_is_refused(make_bus: Make, make_server: Make) -> None:
+def test_a_busy_port_is_refused(make_bus: Make, make_server: Make) -> None:
     bound = make_bus().serve("tcp://127.0.0.1:*", make_server())
     with pytest.raises(EndpointError, match="cannot be served: Address already in use"):
         make_bus().serve(bound, make_server())
 
 
-def test_stale_socket_file_is_taken_over(
+def test_a_stale_socket_file_is_replaced(
     endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as dead:
@@ -476,7 +480,7 @@ def test_stale_socket_file_is_taken_over(
 
 
 @pytest.mark.parametrize("bad", ["tcp://0.0.0.0:5555", "tcp://10.0.0.1:5555", "ipc://" + "x" * 108, "nonsense"])
-def test_forbidden_endpoints_are_refused_at_both_ends(
+def test_forbidden_endpoints_are_refused_by_servers_and_clients(
     bad: str, make_bus: Make, make_server: Make, make_client: Make
 ) -> None:
     with pytest.raises(EndpointError):
@@ -485,7 +489,7 @@ def test_forbidden_endpoints_are_refused_at_both_ends(
         make_bus().connect(bad, make_client())
 
 
-def test_a_file_in_the_way_is_not_deleted(endpoint: str, make_bus: Make, make_server: Make) -> None:
+def test_a_file_at_the_endpoint_is_not_deleted(endpoint: str, make_bus: Make, make_server: Make) -> None:
     path = Path(endpoint.removeprefix("ipc://"))
     path.write_text("precious")
     with pytest.raises(EndpointError, match="not a socket"):
@@ -493,7 +497,7 @@ def test_a_file_in_the_way_is_not_deleted(endpoint: str, make_bus: Make, make_se
     assert path.read_text() == "precious"
 
 
-def test_receive_returns_in_time(endpoint: str, make_server: Make) -> None:
+def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) -> None:
     ticks = iter(range(1000))
     bus = Bus(clock=lambda: float(next(ticks)))
     try:
@@ -504,8 +508,8 @@ def test_receive_returns_in_time(endpoint: str, make_server: Make) -> None:
         bus.close()
 
 
-def test_a_bus_that_spins_stays_awake_for_a_while_after_an_input(make_bus: Make) -> None:
-    """Polls and their time limits in ms; looking takes 1/16 s here, so that 1/4 s of it are four looks."""
+def test_a_spinning_bus_polls_without_waiting_for_a_while_after_an_input(make_bus: Make) -> None:
+    """``polls`` holds the timeouts in ms. A poll takes 1/16 s here, so 1/4 s of spinning is four polls."""
     bus, now, polls = make_bus(), [100.0], list[int]()
 
     class Poller:
@@ -518,7 +522,7 @@ def test_a_bus_that_spins_stays_awake_for_a_while_after_an_input(make_bus: Make)
     bus._next_timer = 1e9
     bus.spin = 0.25
     assert bus.receive(0.5) == []
-    assert polls == [500]  # nothing was heard so far
+    assert polls == [500]  # no input so far
     heard = ("policy", Bye(""))
     bus._waiting.append(heard)
     assert bus.receive(0.5) == [heard]

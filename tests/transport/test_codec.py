@@ -1,4 +1,4 @@
-"""The codec: what is encoded comes back; whatever else arrives is a ProtocolError of a stated kind."""
+"""The codec: messages survive encoding and decoding, and anything else is a ProtocolError of a documented kind."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def assert_same(one: Message, other: Message) -> None:
 
 @settings(max_examples=150, deadline=None, print_blob=True)
 @given(messages())
-def test_every_message_comes_back_as_it_was(message: Message) -> None:
+def test_every_message_is_decoded_as_it_was_encoded(message: Message) -> None:
     payload = codec.encode(message)
     assert_same(codec.decode(message.NAME, payload, sizes_of(message)), message)
-    if not isinstance(message, Action):  # its one array, [N, A], says nothing about how N·A splits
+    if not isinstance(message, Action):  # its one array, [N, A], does not tell how N·A splits
         assert_same(codec.decode(message.NAME, payload), message)
 
 
@@ -149,7 +149,7 @@ def test_random_bytes_are_a_protocol_error(name: str, payload: bytes) -> None:
 
 @settings(max_examples=300, deadline=None, print_blob=True)
 @given(messages(), st.data())
-def test_damaged_messages_raise_nothing_else(message: Message, data: st.DataObject) -> None:
+def test_damaged_messages_raise_only_protocol_errors(message: Message, data: st.DataObject) -> None:
     payload = bytearray(codec.encode(message))
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.integers(0, len(payload) - 1))
@@ -183,7 +183,7 @@ def test_every_truncation_is_malformed(message: Message) -> None:
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(messages(), st.data())
-def test_well_formed_msgpack_with_a_foreign_value_raises_nothing_else(message: Message, data: st.DataObject) -> None:
+def test_valid_msgpack_with_a_wrong_value_raises_only_protocol_errors(message: Message, data: st.DataObject) -> None:
     content = msgpack.unpackb(codec.encode(message))
     name = data.draw(st.sampled_from(sorted(content)))
     content[name] = data.draw(st.binary(max_size=64) | st.lists(numbers, max_size=3) | trees | numbers | st.none())
@@ -283,7 +283,7 @@ def action(**change: Any) -> bytes:
         ("value", "name 'a\\nb' is empty or not printable", "hello", hello(name="a\nb")),
     ],
 )
-def test_each_kind_of_error_says_what_is_wrong(kind: str, text: str, name: str, payload: bytes) -> None:
+def test_each_kind_of_error_explains_what_is_wrong(kind: str, text: str, name: str, payload: bytes) -> None:
     if name == "weights" and not payload:
         content = {"version": 1, "updates": 0, "env_steps": 0, "sha256": "", "payload": "text"}
         payload = msgpack.packb(content)
@@ -296,7 +296,9 @@ def test_each_kind_of_error_says_what_is_wrong(kind: str, text: str, name: str, 
 def test_limits_are_inclusive() -> None:
     assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
-    assert codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None  # with the list of them and the map
+    assert (
+        codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
+    )  # plus the list that holds them and the map
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit
@@ -318,7 +320,7 @@ def test_limits_are_inclusive() -> None:
         ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),
     ],
 )
-def test_step_with_a_senseless_value_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
+def test_a_step_with_an_invalid_value_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
     payload = codec.encode(make_step(robots=2, **{field: value}))
     with pytest.raises(ProtocolError, match=text) as caught:
         codec.decode("step", payload)
@@ -326,9 +328,9 @@ def test_step_with_a_senseless_value_is_refused(make_step: Any, field: str, valu
 
 
 @pytest.mark.parametrize("field", ["phase", "episode", "episode_step", "observation", "reward", "action"])
-def test_step_arrays_must_fit_each_other_and_the_handshake(make_step: Any, field: str) -> None:
+def test_step_arrays_must_match_each_other_and_the_handshake(make_step: Any, field: str) -> None:
     content = msgpack.unpackb(codec.encode(make_step(robots=2)))
-    content[field] += content[field]  # twice as many robots in this one array
+    content[field] += content[field]  # twice as many robots in this array only
     with pytest.raises(ProtocolError) as caught:
         codec.decode("step", msgpack.packb(content), {"O": 3, "A": 2})
     assert caught.value.kind == "shape"
@@ -340,7 +342,7 @@ def test_step_arrays_must_fit_each_other_and_the_handshake(make_step: Any, field
     assert codec.decode("step", good, {"N": 2, "O": 3, "A": 2}) is not None
 
 
-def test_sizes_are_capped_and_not_zero(make_step: Any) -> None:
+def test_array_sizes_are_capped_and_not_zero(make_step: Any) -> None:
     content = msgpack.unpackb(codec.encode(make_step()))
     content["phase"] = bytes(codec.MAX_SIZE + 1)
     with pytest.raises(ProtocolError, match="65537 bytes is not <u1 of N=65537"):
@@ -350,13 +352,13 @@ def test_sizes_are_capped_and_not_zero(make_step: Any) -> None:
         codec.decode("evaluation", codec.encode(evaluation))
 
 
-def test_arrays_cannot_be_written(make_step: Any) -> None:
+def test_decoded_arrays_are_read_only(make_step: Any) -> None:
     step = codec.decode("step", codec.encode(make_step()))
     assert isinstance(step, Step)
     assert not step.observation.flags.writeable
 
 
-def test_strided_arrays_travel_in_c_order(make_step: Any) -> None:
+def test_strided_arrays_are_sent_in_c_order(make_step: Any) -> None:
     turned = np.arange(6, dtype=np.float32).reshape(3, 2).T
     step = codec.decode("step", codec.encode(make_step(robots=2, observation=turned)))
     assert isinstance(step, Step)
@@ -364,13 +366,13 @@ def test_strided_arrays_travel_in_c_order(make_step: Any) -> None:
 
 
 @pytest.mark.parametrize("observation", [np.zeros((1, 3)), np.zeros(3, np.float32), np.zeros((1, 3), ">f4")])
-def test_encoding_the_wrong_array_is_the_callers_mistake(make_step: Any, observation: Any) -> None:
+def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: Any) -> None:
     with pytest.raises(ValueError, match=r"step\.observation"):
         codec.encode(make_step(observation=observation))
 
 
-def test_a_message_that_lies_about_its_size_costs_little_memory() -> None:
-    """A list's head announces its length; nested heads must not make the decoder allocate what they announce."""
+def test_a_false_length_costs_little_memory() -> None:
+    """A list's header announces its length. Nested headers must not make the decoder allocate what they announce."""
     size = Hello.MAX_BYTES
     head = b"\xdd" + (size // 2).to_bytes(4, "big")
     payload = head * 500
@@ -387,7 +389,7 @@ def test_duplicate_keys_do_not_hide_a_missing_one() -> None:
     assert caught.value.kind == "fields"
 
 
-def test_error_texts_stay_short_whatever_the_peer_sent() -> None:
+def test_error_texts_stay_short_for_any_input() -> None:
     payload = msgpack.packb({"k" * 4000: 1})
     with pytest.raises(ProtocolError) as caught:
         codec.decode("heartbeat", payload)
@@ -396,7 +398,7 @@ def test_error_texts_stay_short_whatever_the_peer_sent() -> None:
 
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(st.text(max_size=2048), st.integers(0, 2**64 - 1))
-def test_only_the_topics_own_fields_fit(reason: str, session: int) -> None:
+def test_a_message_with_the_fields_of_another_topic_is_refused(reason: str, session: int) -> None:
     assume(reason)
     with pytest.raises(ProtocolError) as caught:
         codec.decode("bye", codec.encode(Heartbeat(0, session)))
@@ -405,7 +407,7 @@ def test_only_the_topics_own_fields_fit(reason: str, session: int) -> None:
         codec.decode("heartbeat", codec.encode(Bye(reason)))
 
 
-def test_several_records_travel_in_one_payload() -> None:
+def test_several_records_share_one_payload() -> None:
     records = [Record("step", "policy", n, 17, bytes(n)) for n in range(3)]
     several = codec.decode_records(codec.encode_records(records))
     assert [asdict(record) for record in several] == [asdict(record) for record in records]
@@ -422,8 +424,8 @@ def test_several_records_travel_in_one_payload() -> None:
         codec.encode_records([Record("bye", "policy", 0, 17, b"")])[:-1],
         msgpack.packb([1, 2]),
     ],
-    ids=["nothing", "too many", "one of no topic", "cut", "no records"],
+    ids=["nothing", "too many", "an unknown topic", "truncated", "no records"],
 )
-def test_of_records_that_are_none_nothing_is_taken(payload: bytes) -> None:
+def test_invalid_record_payloads_are_refused_as_a_whole(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode_records(payload)

@@ -1,4 +1,4 @@
-"""Keys at work over real TCP: the right key in; a wrong one, none, or a revoked one out; strangers harmless."""
+"""Keys over real TCP: a right key connects; a wrong, missing or revoked key does not; strangers do no harm."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
 Linked = tuple[Bus, Bus, str]
 _PATIENCE = 20.0
-_QUIET = 0.6  # seconds in which a link that is refused tries at least twice
+_QUIET = 0.6  # seconds in which a refused link tries at least twice
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
-    """Keys of a server and of a robot that know each other."""
+    """Key folders of a server and of a robot that allow each other."""
     server, robot = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "robot")
     server.allow("robot-7", robot.create("robot-7").public)
     robot.allow("server", server.create("server").public, "server:policy")
@@ -54,7 +54,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Callable[[], Any]]:
-    """Makes DEALER sockets that know nothing of the protocol, with a key pair of their own if ``server`` is given."""
+    """Makes DEALER sockets without the protocol. With ``server``, a socket has a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -69,7 +69,7 @@ def stranger() -> Iterator[Callable[[], Any]]:
 
 
 def listen(seconds: float, *buses: Bus) -> list[Any]:
-    """Everything that buses receive for a while."""
+    """Return everything that the buses receive for a while."""
     got: list[Any] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -79,7 +79,7 @@ def listen(seconds: float, *buses: Bus) -> list[Any]:
 
 
 def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) -> Any:
-    """A Step there and an Action back; the client as the server knows it."""
+    """Send a Step and return an Action. Returns the client's peer object on the server."""
     assert client.send("policy", make_step(1))
     got, _ = pump(lambda got: bool(of(got[0], Step)), server, client)
     peer = next(origin for origin, message in got if isinstance(message, Step))
@@ -92,7 +92,7 @@ def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) ->
 def linked(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> tuple[Bus, Bus, str]:
-    """A server, a robot that it has welcomed over CURVE, and the endpoint."""
+    """A server, a robot connected over CURVE, and the endpoint."""
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     bound = server.serve("tcp://127.0.0.1:*", make_server())
     robot.connect(bound, make_client())
@@ -100,17 +100,17 @@ def linked(
     return server, robot, bound
 
 
-def test_right_key(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
+def test_an_allowed_key_connects(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     assert peer.owner == folders[1].identity().public
     assert not server.dropped() + robot.dropped()
 
 
-def test_nothing_readable_is_on_the_wire(
+def test_messages_are_encrypted_on_the_wire(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """A relay between the two sees neither the names nor the topics."""
+    """A relay between the two sees neither names nor topics."""
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     bound = server.serve("tcp://127.0.0.1:*", make_server())
     with closing(socket.create_server(("127.0.0.1", 0))) as relay:
@@ -139,7 +139,7 @@ def test_nothing_readable_is_on_the_wire(
     assert b"hello" not in seen
 
 
-def test_key_that_is_not_allowed(
+def test_a_key_that_is_not_allowed_is_refused(
     linked: Linked,
     folders: Folders,
     tmp_path: Path,
@@ -150,7 +150,7 @@ def test_key_that_is_not_allowed(
     of: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It pins the right server, and stays out; once allowed it is in, without a restart of either."""
+    """The client trusts the server but is not allowed. Once allowed it connects, without any restart."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
     key = other.create("robot-8").public
@@ -159,14 +159,14 @@ def test_key_that_is_not_allowed(
     client.connect(bound, make_client("sim-8", client=8))
     got, _ = pump(lambda _: bool(server.dropped()["denied"] and client.dropped()["not-allowed"]), server, client)
     assert got == []
-    assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log says what to do
+    assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log names the remedy
     assert f"the server does not allow our key; there: td3-robot keys allow robot-8 '{key}'" in caplog.text
     exchange(server, robot, make_step, pump, of)
-    folders[0].allow("robot-8", key)  # and is in a second later, without a restart of either
+    folders[0].allow("robot-8", key)  # works within a second, without a restart
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
 
 
-def test_server_that_is_not_the_one_pinned(
+def test_a_client_refuses_a_server_with_another_key(
     linked: Linked,
     folders: Folders,
     tmp_path: Path,
@@ -175,7 +175,7 @@ def test_server_that_is_not_the_one_pinned(
     pump: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The robot's key is allowed; but it expects another server, and tells this one nothing."""
+    """The robot's key is allowed, but the robot expects another server and sends this one nothing."""
     server, _, bound = linked
     folders[1].revoke("server")
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")
@@ -186,7 +186,7 @@ def test_server_that_is_not_the_one_pinned(
     assert "link policy: the server does not hold the key" in caplog.text
 
 
-def test_without_a_key(
+def test_a_client_without_a_key_is_refused(
     linked: Linked,
     make_locked: Make,
     make_client: Make,
@@ -207,7 +207,7 @@ def test_without_a_key(
     exchange(server, robot, make_step, pump, of)
 
 
-def test_client_with_keys_does_not_talk_to_a_server_without(
+def test_a_client_with_keys_does_not_talk_to_a_server_without(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make
 ) -> None:
     server, robot = make_locked(None), make_locked(folders[1])
@@ -216,12 +216,14 @@ def test_client_with_keys_does_not_talk_to_a_server_without(
     assert not robot.welcome("policy")
 
 
-def test_revoked_key_is_out_at_once(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
-    """On the connection that it has: the core is told, nothing of it is heard and nothing is sent to it."""
+def test_a_revoked_key_is_disconnected_at_once(
+    linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make
+) -> None:
+    """The connection stays open: the core gets a Bye, and no message passes in either direction."""
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     folders[0].revoke("robot-7")
-    (got,) = pump(lambda got: bool(got[0]), server)  # without a word from the robot
+    (got,) = pump(lambda got: bool(got[0]), server)  # without any message from the robot
     ((origin, bye),) = got
     assert origin is peer
     assert isinstance(bye, Bye)
@@ -231,10 +233,12 @@ def test_revoked_key_is_out_at_once(linked: Linked, folders: Folders, make_step:
     got, _ = pump(lambda _: bool(server.dropped()["revoked"]), server, robot)
     assert got == []
     folders[0].allow("robot-7", folders[1].identity().public)
-    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)  # back on its own
+    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)  # it reconnects by itself
 
 
-def test_revoked_server_is_left(linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make) -> None:
+def test_a_client_leaves_a_revoked_server(
+    linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make
+) -> None:
     server, robot, _ = linked
     folders[1].revoke("server")
     pump(lambda _: not robot.welcome("policy"), robot)
@@ -245,7 +249,7 @@ def test_revoked_server_is_left(linked: Linked, folders: Folders, make_step: Mak
     exchange(server, robot, make_step, pump, of)
 
 
-def test_name_of_a_robot_is_its_key_s(
+def test_a_robots_name_belongs_to_its_key(
     linked: Linked,
     folders: Folders,
     tmp_path: Path,
@@ -255,7 +259,7 @@ def test_name_of_a_robot_is_its_key_s(
     pump: Make,
     of: Make,
 ) -> None:
-    """A later incarnation of a name takes its place, but not one with another key, however well that is known."""
+    """A later incarnation replaces the earlier one only if it has the same key."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
     folders[0].allow("robot-8", other.create("robot-8").public)
@@ -268,10 +272,10 @@ def test_name_of_a_robot_is_its_key_s(
     exchange(server, robot, make_step, pump, of)
 
 
-def test_who_may_be_an_operator_is_on_the_list(
+def test_only_a_key_with_the_operator_role_may_command(
     folders: Folders, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """The key of a robot does not command: neither at first nor once its role is taken back."""
+    """A robot's key may not send commands before it gets the role, nor after the role is revoked."""
     session = ServerLink("policy", "server", {"operator": (Command,)}, {}, 1)
     server = make_locked(folders[0])
     bound = server.serve("tcp://127.0.0.1:*", session)
@@ -297,8 +301,8 @@ def test_who_may_be_an_operator_is_on_the_list(
         pump(lambda _: False, server, client)
 
 
-def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:
-    """Messages under an identity that belongs to another key are nobody's."""
+def test_a_routing_identity_of_another_key_is_ignored(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:
+    """The server drops messages whose routing identity belongs to another key."""
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     session = server.servers["policy"]
@@ -308,7 +312,7 @@ def test_routing_identity_of_another(linked: Linked, make_step: Make, pump: Make
     assert len(inputs) == 1
 
 
-def test_a_message_under_no_key_at_all(linked: Linked) -> None:
+def test_a_message_without_a_key_has_no_client(linked: Linked) -> None:
     assert curve.owner(zmq.Frame(b"from nowhere")) == ""
     server, _, _ = linked
     assert server.keys
@@ -318,7 +322,7 @@ def test_a_message_under_no_key_at_all(linked: Linked) -> None:
 def test_half_open_connections_are_closed(
     folders: Folders, make_locked: Make, make_server: Make, pump: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever connects and says nothing costs a file descriptor for a while (5 s), not for ever."""
+    """A client that connects and sends nothing uses a file descriptor only for a while (5 s)."""
     monkeypatch.setattr(bus_module, "_DEAD", 200)  # ms
     server = make_locked(folders[0])
     with closing(socket.create_connection(_address(server.serve("tcp://127.0.0.1:*", make_server())))) as silent:
@@ -350,7 +354,7 @@ def test_socket_files_need_no_keys(
     pump(lambda got: bool(got[0] and got[1]), server, robot)
 
 
-def test_processes_of_one_machine_trust_each_other(
+def test_processes_with_the_same_keys_trust_each_other(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
     server, other = make_locked(folders[0]), make_locked(folders[0])
@@ -358,12 +362,12 @@ def test_processes_of_one_machine_trust_each_other(
     pump(lambda got: bool(got[0] and got[1]), server, other)
 
 
-def test_without_keys_nothing_is_served_beyond_loopback(make_locked: Make, make_server: Make) -> None:
+def test_without_keys_a_server_refuses_endpoints_beyond_loopback(make_locked: Make, make_server: Make) -> None:
     with pytest.raises(EndpointError, match="td3-robot keys create"):
         make_locked(None).serve("tcp://0.0.0.0:5555", make_server())
 
 
-def test_strangers_do_not_keep_a_robot_waiting(
+def test_strangers_do_not_delay_a_robot(
     linked: Linked,
     folders: Folders,
     make_step: Make,
@@ -372,7 +376,7 @@ def test_strangers_do_not_keep_a_robot_waiting(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Half-open connections, garbage, wrong keys and frames beyond the limit; the robot's exchanges go on."""
+    """Strangers open connections halfway, send garbage or too large frames, and use wrong keys. The robot continues."""
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

@@ -1,4 +1,4 @@
-"""Where links may be: the check that runs before any socket is opened."""
+"""Allowed endpoints of links: the check that runs before any socket is opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td3_robot.transport import endpoints
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[Path]:
-    """A unix socket that somebody listens on, with room for one connection."""
+    """A unix socket with a listening server and room for one connection."""
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(tmp_path / "live"))
         server.listen(0)
@@ -28,7 +28,7 @@ def listening(tmp_path: Path) -> Iterator[Path]:
     ["tcp://127.0.0.1:5555", "tcp://127.9.9.9:1", "tcp://localhost:65535", "tcp://[::1]:5555", "ipc://relative"],
 )
 @pytest.mark.parametrize("bind", [True, False])
-def test_allowed(endpoint: str, bind: bool) -> None:
+def test_allowed_endpoints(endpoint: str, bind: bool) -> None:
     endpoints.check(endpoint, bind=bind)
 
 
@@ -44,7 +44,7 @@ def test_allowed(endpoint: str, bind: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("bind", [True, False])
-def test_beyond_loopback(endpoint: str, bind: bool) -> None:
+def test_endpoints_beyond_loopback_need_keys(endpoint: str, bind: bool) -> None:
     with pytest.raises(EndpointError) as caught:
         endpoints.check(endpoint, bind=bind)
     assert str(caught.value) == (
@@ -79,50 +79,50 @@ def test_beyond_loopback(endpoint: str, bind: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("bind", [True, False])
-def test_not_understood(endpoint: str, bind: bool) -> None:
+def test_malformed_endpoints_are_refused(endpoint: str, bind: bool) -> None:
     with pytest.raises(EndpointError, match="endpoint"):
         endpoints.check(endpoint, bind=bind)
 
 
 @pytest.mark.parametrize(("port", "bind"), [("0", True), ("0", False), ("65536", True), ("99999", False), ("*", False)])
-def test_port_out_of_range(port: str, bind: bool) -> None:
+def test_ports_out_of_range_are_refused(port: str, bind: bool) -> None:
     with pytest.raises(EndpointError, match="allowed: 1 to 65535, and \\* for a free one where it is served"):
         endpoints.check(f"tcp://127.0.0.1:{port}", bind=bind)
 
 
-def test_any_free_port_may_be_served() -> None:
+def test_a_server_may_use_any_free_port() -> None:
     endpoints.check("tcp://127.0.0.1:*", bind=True)
 
 
 @pytest.mark.parametrize("bind", [True, False])
-def test_longest_path(bind: bool) -> None:
+def test_the_longest_socket_path(bind: bool) -> None:
     endpoints.check("ipc://" + "é" * 53 + "x", bind=bind)
     with pytest.raises(EndpointError, match="the socket path has 108 bytes; at most 107 are allowed"):
         endpoints.check("ipc://" + "é" * 54, bind=bind)
 
 
-def test_folder_must_exist(tmp_path: Path) -> None:
+def test_a_servers_folder_must_exist(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/missing/policy"
     with pytest.raises(EndpointError, match=r"the folder '.*/missing' does not exist"):
         endpoints.check(endpoint, bind=True)
     endpoints.check(endpoint, bind=False)  # a client may wait for its server
 
 
-def test_served_by_another(listening: Path) -> None:
-    for _ in range(3):  # the second and third probe find the server's queue full; it lives all the same
+def test_a_socket_served_by_another_process_is_busy(listening: Path) -> None:
+    for _ in range(3):  # the second and third probe find a full queue; the server still counts as alive
         with pytest.raises(EndpointError, match="is busy: another process serves it"):
             endpoints.check(f"ipc://{listening}", bind=True)
     endpoints.check(f"ipc://{listening}", bind=False)
 
 
-def test_server_with_a_full_queue_is_busy(listening: Path) -> None:
+def test_a_server_with_a_full_queue_is_busy(listening: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.connect(str(listening))
         with pytest.raises(EndpointError, match="is busy"):
             endpoints.check(f"ipc://{listening}", bind=True)
 
 
-def test_stale_socket_may_be_taken_over(tmp_path: Path) -> None:
+def test_a_stale_socket_may_be_replaced(tmp_path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(tmp_path / "stale"))
     assert (tmp_path / "stale").is_socket()
@@ -130,7 +130,7 @@ def test_stale_socket_may_be_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "notes"
     path.mkdir() if kind == "folder" else path.write_text("precious")
     with pytest.raises(EndpointError, match="the path is taken by something that is not a socket"):
@@ -138,7 +138,7 @@ def test_what_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     assert path.exists()
 
 
-def test_the_same_socket_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_paths_to_a_socket_give_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     names = {endpoints.absolute(f"ipc://{path}") for path in ("policy", "./policy", "link/policy", tmp_path / "policy")}
@@ -157,7 +157,7 @@ def test_the_same_socket_has_one_name_in_every_folder(tmp_path: Path, monkeypatc
         ("tcp://robot:5555", OSError("no such host"), False),
     ],
 )
-def test_a_name_that_has_no_other_address_is_looked_up_as_ipv6(
+def test_a_host_name_with_only_ipv6_addresses_uses_ipv6(
     endpoint: str, addresses: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = socket.getaddrinfo

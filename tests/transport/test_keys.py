@@ -1,4 +1,4 @@
-"""The key folder: who made what, what may be read by whom, what a damaged file says."""
+"""The key folder: its files, their permissions, and errors about damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_create(folder: KeyFolder) -> None:
+def test_create_writes_private_and_public_files(folder: KeyFolder) -> None:
     identity = folder.create("robot-7")
     assert folder.identity() == identity
     assert (mode(folder.path), mode(folder.secret_file), mode(folder.public_file)) == (0o700, 0o600, 0o644)
@@ -38,7 +38,7 @@ def test_create(folder: KeyFolder) -> None:
     assert {path.name for path in folder.path.iterdir()} == {"identity.secret", "identity.public", ".lock"}
 
 
-def test_a_key_pair_is_never_written_over(folder: KeyFolder) -> None:
+def test_a_key_pair_is_never_overwritten(folder: KeyFolder) -> None:
     identity = folder.create("robot-7")
     with pytest.raises(KeysError, match="has a key pair already"):
         folder.create("robot-7")
@@ -46,7 +46,7 @@ def test_a_key_pair_is_never_written_over(folder: KeyFolder) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "../x", "ü", "a\n"])
-def test_names(folder: KeyFolder, name: str) -> None:
+def test_invalid_names_are_refused(folder: KeyFolder, name: str) -> None:
     with pytest.raises(KeysError, match="is not allowed; allowed: 1 to 64 letters"):
         folder.create(name)
     with pytest.raises(KeysError, match="is not allowed"):
@@ -55,7 +55,7 @@ def test_names(folder: KeyFolder, name: str) -> None:
     check_name("A-z_0.9")
 
 
-def test_secret_that_others_may_read_is_refused(folder: KeyFolder) -> None:
+def test_a_secret_that_others_can_read_is_refused(folder: KeyFolder) -> None:
     folder.create("robot-7")
     folder.secret_file.chmod(0o640)
     with pytest.raises(KeysError, match=r"has mode 0640; allowed is 0600: chmod 600 .*identity.secret"):
@@ -63,8 +63,8 @@ def test_secret_that_others_may_read_is_refused(folder: KeyFolder) -> None:
 
 
 @pytest.mark.parametrize("writable", [0o777, 0o770, 0o1777, 0o702])
-def test_a_folder_that_others_may_write_is_refused(folder: KeyFolder, writable: int) -> None:
-    """They could put their own key pair and list into it."""
+def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: int) -> None:
+    """Others could put their own key pair and list into it."""
     folder.create("robot-7")
     folder.allow("a", public())
     keys = AllowList(folder)
@@ -74,16 +74,16 @@ def test_a_folder_that_others_may_write_is_refused(folder: KeyFolder, writable: 
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
             use()
-    folder.allowed_file.touch()  # a list that runs is read again, and lets nobody in
+    folder.allowed_file.touch()  # a process that runs reads the list again and allows nobody
     assert "no other machine is let in any more: key folder" in str(keys.refresh())
-    folder.path.chmod(0o755)  # who may only look sees no secret
+    folder.path.chmod(0o755)  # others may read the folder: it shows no secret
     assert folder.identity().name == "robot-7"
 
 
-def test_a_folder_of_somebody_else_is_refused(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.create("robot-7")
     owner = folder.path.stat().st_uid
-    if owner == 0:  # root's folders are everybody's choice, so make it another's
+    if owner == 0:  # a folder of root is always accepted, so give it to another user
         os.chown(folder.path, 4242, -1)
         owner = 4242
     monkeypatch.setattr(os, "geteuid", lambda: 77)
@@ -91,20 +91,20 @@ def test_a_folder_of_somebody_else_is_refused(folder: KeyFolder, monkeypatch: py
         folder.identity()
 
 
-def test_no_key_pair(folder: KeyFolder) -> None:
+def test_a_missing_key_pair_is_an_error(folder: KeyFolder) -> None:
     with pytest.raises(KeysError, match="has no key pair; make one: td3-robot keys create NAME --keys"):
         folder.identity()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "\xff", '{"name": "a", "public": "b", "secret": "c"}'])
-def test_damaged_secret(folder: KeyFolder, content: str) -> None:
+def test_a_damaged_secret_is_an_error(folder: KeyFolder, content: str) -> None:
     folder.create("robot-7")
     folder.secret_file.write_text(content, encoding="latin-1")
     with pytest.raises(KeysError, match="is damaged"):
         folder.identity()
 
 
-def test_halves_of_two_pairs(folder: KeyFolder) -> None:
+def test_halves_of_two_key_pairs_are_an_error(folder: KeyFolder) -> None:
     folder.create("robot-7")
     content = json.loads(folder.secret_file.read_text())
     folder.secret_file.write_text(json.dumps({**content, "public": public()}))
@@ -118,7 +118,7 @@ def test_allow_and_revoke(folder: KeyFolder) -> None:
     folder.allow("robot-7", robot)
     folder.allow("workstation", learner, "server:learner")
     folder.allow("workstation", learner)
-    folder.allow("robot-7", robot)  # twice is once
+    folder.allow("robot-7", robot)  # allowing twice changes nothing
     assert {name: (entry.key, entry.roles) for name, entry in folder.entries().items()} == {
         "robot-7": (robot, ("client",)),
         "workstation": (learner, ("server:learner", "client")),
@@ -130,7 +130,7 @@ def test_allow_and_revoke(folder: KeyFolder) -> None:
         folder.revoke("robot-7")
 
 
-def test_contradictions(folder: KeyFolder) -> None:
+def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
     key = public()
     folder.allow("a", key, "server:policy")
     with pytest.raises(KeysError, match="'a' is known with another key; revoke it first: td3-robot keys revoke a"):
@@ -145,8 +145,8 @@ def test_contradictions(folder: KeyFolder) -> None:
         folder.allow("b", "x" * 39)
 
 
-def test_roles(folder: KeyFolder) -> None:
-    """A key may be what the list says; ``client`` is every role but operator, our own key every role."""
+def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
+    """``client`` is every role except operator. Our own key has every role."""
     own = folder.create("here").public
     robot, person, both, server, stranger = (public() for _ in range(5))
     folder.allow("robot-7", robot)
@@ -169,14 +169,14 @@ def test_roles(folder: KeyFolder) -> None:
 
 
 @pytest.mark.parametrize("line", ["a", "a b c", "a {key}", "a {key} client more", "a {key} client\na {key} client"])
-def test_damaged_list(folder: KeyFolder, line: str) -> None:
+def test_a_damaged_list_is_an_error(folder: KeyFolder, line: str) -> None:
     folder.create("here")
     folder.allowed_file.write_text(line.format(key=public()))
     with pytest.raises(KeysError, match=r"allow-list .*, line [12]: needs a new NAME, a KEY and ROLES"):
         AllowList(folder)
 
 
-def test_list_that_others_may_write(folder: KeyFolder) -> None:
+def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
     folder.create("here")
     folder.allow("a", public())
     folder.allowed_file.chmod(0o620)
@@ -184,7 +184,7 @@ def test_list_that_others_may_write(folder: KeyFolder) -> None:
         AllowList(folder)
 
 
-def test_list_is_live_and_a_damaged_one_lets_nobody_in(folder: KeyFolder) -> None:
+def test_the_list_is_reloaded_and_a_damaged_one_allows_nobody(folder: KeyFolder) -> None:
     own = folder.create("here").public
     live = AllowList(folder)
     robot, server = public(), public()
@@ -192,7 +192,7 @@ def test_list_is_live_and_a_damaged_one_lets_nobody_in(folder: KeyFolder) -> Non
     assert live.refresh() is None
     folder.allow("robot-7", robot, CLIENT)
     folder.allow("workstation", server, "server:learner")
-    assert live.client(robot) is None  # not before it looks
+    assert live.client(robot) is None  # not before a refresh
     assert live.refresh() == "allow-list read again: robot-7, here may connect"
     assert live.refresh() is None
     assert (live.client(robot), live.client(server), live.server("learner")) == ("robot-7", None, server)
@@ -204,7 +204,7 @@ def test_list_is_live_and_a_damaged_one_lets_nobody_in(folder: KeyFolder) -> Non
     assert live.client(robot) is None
 
 
-def test_public_key_from_text_or_file(folder: KeyFolder, tmp_path: Path) -> None:
+def test_a_public_key_is_read_from_text_or_a_file(folder: KeyFolder, tmp_path: Path) -> None:
     key = folder.create("robot-7").public
     assert read_public(key) == read_public(str(folder.public_file)) == key
     with pytest.raises(KeysError, match="is neither a public key"):
@@ -214,7 +214,7 @@ def test_public_key_from_text_or_file(folder: KeyFolder, tmp_path: Path) -> None
         read_public(str(tmp_path / "other"))
 
 
-def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "td3-robot" / "keys"
     monkeypatch.delenv("XDG_CONFIG_HOME")
@@ -222,15 +222,15 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert default_folder() == Path("/home/robot/.config/td3-robot/keys")
 
 
-def test_the_documents_say_what_each_role_may_do() -> None:
+def test_the_documents_describe_every_role() -> None:
     text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted((*ROLES, CLIENT))
 
 
-def test_a_public_key_is_no_option_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the 85 characters of a key, a minus is one."""
+def test_a_public_key_never_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys use 85 characters, one of which is a minus. A key that begins with it is drawn again."""
     drawn = iter([(b"-" + b"x" * 39, b"s" * 40), (b"y" * 40, b"t" * 40)])
     monkeypatch.setattr(zmq, "curve_keypair", lambda: next(drawn))
     assert KeyFolder(tmp_path / "keys").create("robot").public == "y" * 40

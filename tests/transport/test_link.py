@@ -1,4 +1,4 @@
-"""The two ends of a link on frames and a clock that the test holds: handshake, refusals, heartbeat, expiry."""
+"""The two ends of a link, with frames and a clock from the test: handshake, refusals, heartbeat, expiry."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def frames(message: Message) -> list[bytes]:
 
 
 def ask(server: ServerLink, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
-    """What the server makes of a message: the inputs for the core as they are, the replies without their keys."""
+    """Send a message to the server. Returns the inputs for the core, and the replies without their keys."""
     inputs, replies = server.receive(key, frames(message), now)
     assert all(other == key for other, _ in replies)
     return inputs, [reply for _, reply in replies]
 
 
 def refusal(server: ServerLink, message: Message, key: bytes = b"1") -> Refused:
-    """The refusal that a message meets; nothing of it may reach the core."""
+    """Return the server's refusal of a message. Nothing may reach the core."""
     inputs, replies = ask(server, message, key)
     assert inputs == []
     (reply,) = replies
@@ -68,10 +68,10 @@ def refusal(server: ServerLink, message: Message, key: bytes = b"1") -> Refused:
     return reply
 
 
-# -- the server: who may take part -----------------------------------------------------------------------------------
+# -- the server: joining --------------------------------------------------------------------------------------------
 
 
-def test_welcome(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+def test_a_hello_is_answered_with_a_welcome(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
     server = make_server(5)
     inputs, replies = ask(server, make_hello(robots=4))
     ((peer, message),) = inputs
@@ -82,30 +82,30 @@ def test_welcome(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
     assert (welcome.protocol, welcome.name, welcome.session) == (PROTOCOL_VERSION, "server", 5)
     assert server.spec == spec
     again, replies = ask(server, make_hello(robots=4))
-    assert again == []  # it is known already: no second joining
+    assert again == []  # already known: no second joining
     assert isinstance(replies[0], Welcome)
 
 
-def test_protocol_version(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_another_protocol_version_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     refused = refusal(make_server(), changed(make_hello(), protocol=PROTOCOL_VERSION + 1))
     assert refused.code == "protocol"
     assert refused.reason == f"protocol version is {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there"
 
 
-def test_unknown_role(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_an_unknown_role_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     refused = refusal(make_server(), make_hello("joystick"))
     assert refused.code == "agreement"
     assert refused.reason == "role 'joystick' is not served here; allowed: simulator, driver, policy, evaluator"
 
 
 @pytest.mark.parametrize("robots", [0, 1025])
-def test_number_of_robots(make_server: MakeServer, make_hello: MakeHello, robots: int) -> None:
+def test_an_invalid_number_of_robots_is_refused(make_server: MakeServer, make_hello: MakeHello, robots: int) -> None:
     refused = refusal(make_server(), make_hello(robots=robots))
     assert refused.code == "spec"
     assert refused.reason == f"simulator names {robots} robots; allowed: 1 to 1024, with a specification"
 
 
-def test_robot_without_specification(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_robot_without_a_specification_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     refused = refusal(make_server(), make_hello("driver", spec=None))
     assert refused.code == "spec"
     assert "with a specification" in refused.reason
@@ -128,7 +128,7 @@ def test_robot_without_specification(make_server: MakeServer, make_hello: MakeHe
         ({"actions": {"high": 0.75}}, "actions[1].high is 0.5 here, 0.75 there"),
     ],
 )
-def test_another_robot(
+def test_another_robot_is_refused_with_the_difference(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, change: dict[str, Any], text: str
 ) -> None:
     ((key, value),) = change.items()
@@ -144,7 +144,7 @@ def test_another_robot(
     assert refused.reason == f"robot specification differs: {text}"
 
 
-def test_meanings_may_differ(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+def test_the_meanings_of_channels_may_differ(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
     other = replace(spec, observations=tuple(replace(item, meaning="new") for item in spec.observations))
     assert ask(make_server(spec=spec), make_hello(spec=other))[0]
 
@@ -159,7 +159,9 @@ def test_meanings_may_differ(make_server: MakeServer, make_hello: MakeHello, spe
         {"name": "Toy", "observations": [], "actions": [], "control_period": 0.02},
     ],
 )
-def test_senseless_specification(make_server: MakeServer, make_hello: MakeHello, description: dict[str, Any]) -> None:
+def test_an_invalid_specification_is_refused(
+    make_server: MakeServer, make_hello: MakeHello, description: dict[str, Any]
+) -> None:
     server = make_server()
     refused = refusal(server, changed(make_hello(), spec=description))
     assert refused.code == "spec"
@@ -167,26 +169,26 @@ def test_senseless_specification(make_server: MakeServer, make_hello: MakeHello,
     assert server.spec is None
 
 
-def test_agreement(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_different_agreement_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     refused = refusal(make_server(), make_hello(agreement={"task": "Toy", "timing": "lockstep"}))
     assert refused.code == "agreement"
     assert refused.reason == "configuration differs: timing is free here, lockstep there"
 
 
 @pytest.mark.parametrize("agreement", [{}, {"task": "Toy"}, {"unknown": "x"}])
-def test_only_keys_both_sides_name_are_compared(
+def test_only_agreement_keys_of_both_sides_are_compared(
     make_server: MakeServer, make_hello: MakeHello, agreement: dict[str, str]
 ) -> None:
     assert ask(make_server(), make_hello(agreement=agreement))[0]
 
 
-def test_agreement_that_is_no_map_is_dropped(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_an_agreement_that_is_not_a_map_is_dropped(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     assert ask(server, changed(make_hello(), agreement=["task"])) == ([], [])  # type: ignore[arg-type]
     assert server.tally.counts == {"type": 1}
 
 
-def test_name_taken(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_name_in_use_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ask(server, make_hello(incarnation=3))
     for incarnation in (0, 3):
@@ -197,7 +199,7 @@ def test_name_taken(make_server: MakeServer, make_hello: MakeHello) -> None:
     assert ask(server, make_hello(name="sim-1", client=8), b"3")[0]
 
 
-def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = ask(server, make_hello())
     inputs, replies = ask(server, make_hello(client=8, incarnation=1), b"2")
@@ -206,11 +208,11 @@ def test_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_he
     assert bye.reason == "replaced by a later incarnation"
     assert (second.key, joined.incarnation) == (b"2", 1)
     assert isinstance(replies[0], Welcome)
-    assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is a stranger's now
+    assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is unknown now
 
 
-def test_nobody_takes_the_name_of_another_role(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """A guest simulator that is called as the policy server, and was started after it."""
+def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """A simulator started later has the name of the policy server."""
     server = make_server()
     server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
     for role in ("simulator", "evaluator"):
@@ -221,9 +223,7 @@ def test_nobody_takes_the_name_of_another_role(make_server: MakeServer, make_hel
     assert server.peers.keys() == {b"a"}
 
 
-def test_a_new_process_with_the_routing_identity_of_an_old_one_is_met_anew(
-    make_server: MakeServer, make_hello: MakeHello
-) -> None:
+def test_a_new_process_with_an_old_routing_identity_joins_anew(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = server.receive(b"a", frames(make_hello(client=7, incarnation=1)), 0.0)
     inputs, replies = server.receive(b"a", frames(make_hello(client=8, incarnation=2)), 1.0)
@@ -232,14 +232,12 @@ def test_a_new_process_with_the_routing_identity_of_an_old_one_is_met_anew(
     assert server.peers[b"a"].hello.incarnation == 2
 
 
-def test_a_hello_of_who_has_spoken_since_its_last_one_is_a_new_joining(
-    make_server: MakeServer, make_hello: MakeHello
-) -> None:
-    """Its core begins anew with the Welcome, so the server's has to: else each would wait for the other."""
+def test_a_repeated_hello_after_other_messages_is_a_new_joining(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """The client's core starts again with the Welcome. If the server's core did not, each would wait for the other."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
-    assert server.receive(b"a", frames(hello), 0.1)[0] == []  # one too many
+    assert server.receive(b"a", frames(hello), 0.1)[0] == []  # a repeated Hello
     server.receive(b"a", frames(Heartbeat(0, 0)), 1.0)
     inputs, replies = server.receive(b"a", frames(hello), 5.5)
     assert [(type(message), origin is first) for origin, message in inputs] == [(Bye, True), (Hello, False)]
@@ -249,8 +247,8 @@ def test_a_hello_of_who_has_spoken_since_its_last_one_is_a_new_joining(
     assert server.receive(b"a", frames(hello), 5.6)[0] == []
 
 
-def test_the_answer_to_a_heartbeat_is_no_order_to_wait(make_client: MakeClient) -> None:
-    """A driver that was welcome, and has just woken up: it is the old one, which came late."""
+def test_the_answer_to_a_heartbeat_does_not_mean_wait(make_client: MakeClient) -> None:
+    """A driver with a Welcome has just woken up. The late answer to its own Heartbeat is not a request to wait."""
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -262,32 +260,34 @@ def test_the_answer_to_a_heartbeat_is_no_order_to_wait(make_client: MakeClient) 
     assert (link, wait.stamp) == ("policy", 17)
 
 
-def test_a_driver_that_is_heard_is_not_replaced(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
-    """Two drivers would move the same motors. Until it is known whether the first is there, the second has to wait."""
+def test_a_driver_that_still_sends_is_not_replaced(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any
+) -> None:
+    """Two drivers would move the same motors. The second waits until the server knows whether the first is alive."""
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
-    assert is_told_to_wait(server, second, b"2", now=10.0)  # nothing was heard for 10 s: perhaps we stood still
+    assert is_told_to_wait(server, second, b"2", now=10.0)  # nothing came for 10 s: perhaps the server was paused
     ask(server, make_step(1), now=10.1)
     inputs, (refused,) = ask(server, second, b"2", now=10.25)
     assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
     assert list(server.peers) == [b"1"]
     assert ask(server, make_step(2), now=10.3)[0]
-    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # its own new connection
+    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # the first driver on a new connection
     assert [message.NAME for _, message in again] == ["bye", "hello"]
 
 
 def is_told_to_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
-    """Whether a Heartbeat answers, and another one goes to the first client, to find out whether it is there."""
+    """Check that the server answers with a Heartbeat, and probes the first client with another one."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
 
 
 @pytest.mark.parametrize("how", ["left", "silent"])
-def test_a_driver_that_is_refused_is_told_whether_another_one_has_its_name(
+def test_a_refusal_tells_a_driver_whether_another_one_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
-    """With another code it makes the robot safe before it ends, which is its to do if nobody else moves it."""
+    """With a code other than "name", the driver makes the robot safe before it ends, as no other driver moves it."""
     server = make_server()
     other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
     ask(server, make_hello("driver"))
@@ -306,13 +306,13 @@ def test_a_driver_that_is_refused_is_told_whether_another_one_has_its_name(
 @pytest.mark.parametrize(
     "first", [("policy", {"incarnation": 5}), ("driver", {"incarnation": 5}), ("driver", {"owner": "other"})]
 )
-def test_a_driver_whose_name_nobody_who_is_heard_drives_with(
+def test_a_name_without_a_live_driver_is_refused_as_taken(
     make_server: MakeServer, make_hello: MakeHello, first: tuple[str, dict[str, Any]]
 ) -> None:
-    """It is refused under a code that leaves the robot to it: nobody else tells that one the safe action.
+    """With this code the refused driver keeps the robot safe, because no other driver does.
 
-    The name may be another role's, or that of a driver which is dead, and which it cannot replace: it has the same
-    incarnation, so that Steps could be mixed up, or another key.
+    The name may belong to another role, or to a dead driver that cannot be replaced: it has another key, or the same
+    incarnation, so that Steps could be mixed up.
     """
     role, how = first
     server = make_server()
@@ -327,8 +327,8 @@ def test_a_driver_whose_name_nobody_who_is_heard_drives_with(
         assert ask(server, hello, b"3", now=4.2)[1][0].code == "name"
 
 
-def test_nothing_but_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """However high its incarnation; and none of its Hellos makes the driver wait for who has its name."""
+def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """Even a higher incarnation of another role is refused, and its Hello does not make the driver wait."""
     server = make_server()
     ask(server, make_hello("driver", incarnation=5))
     for role in ("simulator", "policy"):
@@ -338,8 +338,8 @@ def test_nothing_but_a_driver_replaces_a_driver(make_server: MakeServer, make_he
 
 
 @pytest.mark.parametrize("incarnation", [99, 0])
-def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
-    """Also by one with an earlier incarnation: the clock it comes from may have been set back."""
+def test_a_silent_driver_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
+    """Even by an earlier incarnation, because the new driver's clock may have been set back."""
     server = make_server()
     ((first, _),), _ = ask(server, make_hello("driver", incarnation=5), now=0.0)
     second = make_hello("driver", client=8, incarnation=incarnation)
@@ -352,10 +352,10 @@ def test_a_driver_that_is_silent_is_replaced(make_server: MakeServer, make_hello
     [(told, _), (probed, _)] = server.receive(b"3", frames(third), 4.0)[1]
     assert (told, probed) == (b"3", b"2")
     assert ask(server, Bye("done"), b"2", now=4.1)[0]
-    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # it has left: no need to wait
+    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # the driver left: no wait
 
 
-def test_same_client_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_client_may_reconnect_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = ask(server, make_hello())
     inputs, _ = ask(server, make_hello(), b"2")
@@ -364,17 +364,17 @@ def test_same_client_on_a_new_connection(make_server: MakeServer, make_hello: Ma
     assert inputs[1][0].key == b"2"
 
 
-def test_stranger_is_asked_for_hello(make_server: MakeServer, make_step: Any) -> None:
+def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_step: Any) -> None:
     for message in (make_step(), Heartbeat(0, 1), Bye(""), Status("n", "ready", "", {}, {})):
         refused = refusal(make_server(), message)
         assert refused.code == "hello"
         assert refused.reason == "server has not met this client; send Hello"
 
 
-def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
+def test_only_the_hello_of_an_unknown_client_is_decoded(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it sends costs us its name and its size; one that we know is asked for its role's messages alone."""
+    """From strangers the server reads only name and size, and from known clients only messages of their role."""
     server, unpacked = make_server(), []
     decode = codec.decode_as
     monkeypatch.setattr(codec, "decode_as", lambda *message: unpacked.append(message) or decode(*message))
@@ -391,7 +391,7 @@ def test_nothing_of_a_stranger_but_its_hello_is_unpacked(
     assert len(unpacked) == 1
 
 
-def test_refused_peer_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_refused_client_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ask(server, make_hello())
     inputs, replies = ask(server, make_hello(agreement={"task": "Other"}))
@@ -401,10 +401,12 @@ def test_refused_peer_is_forgotten(make_server: MakeServer, make_hello: MakeHell
     assert server.tally.counts == {"refused": 1}
 
 
-# -- the server: what it makes of messages ---------------------------------------------------------------------------
+# -- the server: messages --------------------------------------------------------------------------------------------
 
 
-def test_messages_of_a_role(make_server: MakeServer, make_hello: MakeHello, make_step: Any) -> None:
+def test_only_messages_of_the_clients_role_are_accepted(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any
+) -> None:
     server = make_server()
     ((peer, _),), _ = ask(server, make_hello())
     ((origin, message),), replies = ask(server, make_step(3))
@@ -428,14 +430,14 @@ def test_arrays_must_have_the_sizes_of_the_handshake(
     assert ask(server, make_step(robots=2))[0]
 
 
-def test_heartbeat_is_answered_with_its_stamp(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_heartbeat_is_answered_with_its_stamp(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server(9)
     ask(server, make_hello())
     _, (reply,) = ask(server, Heartbeat(-5, 9))
     assert (reply.stamp, reply.session) == (-5, 9)
 
 
-def test_bye(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_bye_ends_the_link(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((peer, _),), _ = ask(server, make_hello())
     inputs, replies = ask(server, Bye("done"))
@@ -450,7 +452,7 @@ def test_silent_clients_expire(make_server: MakeServer, make_hello: MakeHello, m
     ((silent, _),), _ = ask(server, make_hello(), now=0.0)
     ask(server, make_hello(name="sim-1", client=8), b"2", now=0.0)
     ask(server, make_step(0), b"2", now=1.0)
-    server.receive(b"1", [b"step", b"garbage"], 4.0)  # malformed input is no sign of life
+    server.receive(b"1", [b"step", b"garbage"], 4.0)  # malformed input does not count as activity
     assert server.expire(PEER_TIMEOUT) == []
     ((peer, bye),) = server.expire(PEER_TIMEOUT + 0.5)
     assert peer is silent
@@ -458,10 +460,12 @@ def test_silent_clients_expire(make_server: MakeServer, make_hello: MakeHello, m
     assert bye.reason == "silent for 5.0 s"
     assert list(server.peers) == [b"2"]
     assert refusal(server, make_step(1)).code == "hello"
-    assert ask(server, make_hello())[0]  # and may come back
+    assert ask(server, make_hello())[0]  # it may return
 
 
-def test_adopt_evicts_another_robot(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+def test_adopting_a_robot_removes_clients_of_another_robot(
+    make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
+) -> None:
     server = make_server()
     other = replace(spec, name="Other")
     ((peer, _),), _ = ask(server, make_hello(spec=other))
@@ -482,7 +486,9 @@ def test_adopt_evicts_another_robot(make_server: MakeServer, make_hello: MakeHel
     assert ask(server, make_hello(name="sim-1"), b"3")[0]
 
 
-def test_adopt_keeps_the_same_robot(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+def test_adopting_the_same_robot_keeps_the_client(
+    make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
+) -> None:
     server = make_server()
     ask(server, make_hello())
     assert server.adopt(spec) == ([], [])
@@ -497,22 +503,24 @@ def welcomed(client: ClientLink, session: int = 1, now: float = 0.0) -> ClientLi
     return client
 
 
-def test_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> None:
+def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> None:
     client = make_client()
     assert client.due(0.0) == [client.hello]
     assert client.due(HELLO_PERIOD * 0.9) == []
-    client.sent(HELLO_PERIOD * 0.95)  # what the application sends must not put the Hello off
+    client.sent(HELLO_PERIOD * 0.95)  # other messages must not delay the Hello
     assert client.due(HELLO_PERIOD) == [client.hello]
     ((origin, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.3)
     assert origin == "policy"
     assert isinstance(message, Welcome)
     assert (client.state, client.session) == ("welcome", 4)
-    assert client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []  # a Hello too many, no news
+    assert (
+        client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []
+    )  # the answer to a repeated Hello is not passed on
     assert client.due(0.9) == []
 
 
-def test_a_heartbeat_before_the_welcome_is_passed_on(make_client: MakeClient) -> None:
-    """The server is there, and says neither yes nor no: we go on asking. None but a driver has to know."""
+def test_a_heartbeat_before_the_welcome_is_passed_on_to_a_driver(make_client: MakeClient) -> None:
+    """The server is there but has not decided yet, so the client keeps asking. Only a driver needs to know."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)
@@ -523,7 +531,7 @@ def test_a_heartbeat_before_the_welcome_is_passed_on(make_client: MakeClient) ->
     assert client.receive(frames(Heartbeat(5, 4)), 0.4) == []
 
 
-def test_heartbeat_after_silence(make_client: MakeClient) -> None:
+def test_a_heartbeat_follows_silence(make_client: MakeClient) -> None:
     client = make_client()
     client.due(0.0)
     welcomed(client)
@@ -532,24 +540,24 @@ def test_heartbeat_after_silence(make_client: MakeClient) -> None:
     assert isinstance(beat, Heartbeat)
     assert (beat.stamp, beat.session) == (int(HEARTBEAT_PERIOD * 1e9), 1)
     assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD / 2) == []
-    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # unanswered: asked again
+    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # unanswered: sent again
     client.receive(frames(beat), 2.0)
     client.sent(2.0)
     assert client.due(2.9) == []
 
 
-def test_a_client_that_talks_all_the_time_still_asks_whether_the_server_is_there(make_client: MakeClient) -> None:
+def test_a_client_that_sends_all_the_time_still_checks_the_server(make_client: MakeClient) -> None:
     client = welcomed(make_client())
     asked = 0
-    for tick in range(200):  # 2 s at 100 Hz, and not a word from the server
+    for tick in range(200):  # 2 s at 100 Hz, and no message from the server
         client.sent(tick / 100)
         asked += len(client.due(tick / 100))
     assert asked == 4  # from 1 s on, every HELLO_PERIOD
 
 
-def test_server_restart_is_told_once(make_client: MakeClient) -> None:
+def test_a_server_restart_is_reported_once(make_client: MakeClient) -> None:
     client = welcomed(make_client(), 1)
-    for _ in range(3):  # every message that was under way is answered by the new server
+    for _ in range(3):  # the new server answers every message on its way
         assert client.receive(frames(Refused("hello", "who?")), 5.0) == []
     assert client.state == "connecting"
     assert client.due(5.0) == [client.hello]
@@ -560,23 +568,23 @@ def test_server_restart_is_told_once(make_client: MakeClient) -> None:
     assert client.session == 2
 
 
-def test_welcome_of_another_session_is_passed_on(make_client: MakeClient) -> None:
+def test_a_welcome_of_another_session_is_passed_on(make_client: MakeClient) -> None:
     client = welcomed(make_client(), 1)
     ((_, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 2)), 0.0)
     assert isinstance(message, Welcome)
 
 
 @pytest.mark.parametrize("code", ["protocol", "spec", "agreement", "taken", "name", "a code of later versions"])
-def test_refusal_is_raised(make_client: MakeClient, code: str) -> None:
+def test_a_refusal_raises_an_error(make_client: MakeClient, code: str) -> None:
     client = make_client()
     client.check()
     assert client.receive(frames(Refused(code, "robot is 'A' here, 'B' there")), 0.0) == []
-    assert client.due(10.0) == []  # it stays away
+    assert client.due(10.0) == []  # it does not try again
     with pytest.raises(HandshakeError, match="link policy: refused by the server: robot is 'A' here, 'B' there"):
         client.check()
 
 
-def test_refusal_by_a_server_that_is_not_essential_is_counted_and_it_is_asked_again(make_client: MakeClient) -> None:
+def test_a_refusal_by_an_optional_server_is_counted_and_retried(make_client: MakeClient) -> None:
     client = make_client()
     client.essential = False
     assert len(client.due(0.0)) == 1
@@ -587,14 +595,14 @@ def test_refusal_by_a_server_that_is_not_essential_is_counted_and_it_is_asked_ag
     assert client.due(10.0) == [client.hello]
 
 
-def test_server_of_another_protocol(make_client: MakeClient) -> None:
+def test_a_server_with_another_protocol_version_is_an_error(make_client: MakeClient) -> None:
     client = make_client()
     assert client.receive(frames(Welcome(PROTOCOL_VERSION + 1, "server", 1)), 0.0) == []
     with pytest.raises(HandshakeError, match=f"version is {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} there"):
         client.check()
 
 
-def test_client_takes_only_what_it_accepts(make_client: MakeClient, make_step: Any) -> None:
+def test_a_client_accepts_only_its_message_kinds(make_client: MakeClient, make_step: Any) -> None:
     client = welcomed(make_client())
     throttle = Throttle("sim-0", 0, 0, 10, 0, 0)
     ((origin, message),) = client.receive(frames(throttle), 0.0)
@@ -618,7 +626,7 @@ anything = st.lists(
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(st.lists(anything, max_size=5))
-def test_no_frames_stop_a_session(messages: list[list[bytes]]) -> None:
+def test_no_frames_end_a_link(messages: list[list[bytes]]) -> None:
     toy = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
     server = ServerLink("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
     client = ClientLink("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,), {})
@@ -649,7 +657,7 @@ def test_malformed_input_is_logged_once_per_kind_and_period(
     assert lines[2].startswith("dropped (malformed, 41 so far)")
 
 
-def test_a_peer_cannot_write_lines_of_its_own_into_the_log(
+def test_a_peer_cannot_add_lines_to_the_log(
     make_server: MakeServer, make_hello: MakeHello, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make_server()
@@ -659,10 +667,10 @@ def test_a_peer_cannot_write_lines_of_its_own_into_the_log(
     assert "\x1b" not in caplog.records[0].message
 
 
-def test_peers_are_told_apart_by_identity(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_peer_objects_are_distinct_after_a_reconnect(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((one, _),), _ = ask(server, make_hello())
     ask(server, Bye(""))
     ((two, _),), _ = ask(server, make_hello())
     assert isinstance(one, Peer)
-    assert one != two  # the same name and connection, and yet another stay
+    assert one != two  # the same name and connection, but a new stay

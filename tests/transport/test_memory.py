@@ -1,4 +1,4 @@
-"""What the bus in memory offers beyond the contract: restarts on the spot, and links to tamper with."""
+"""What the in-memory bus offers beyond the contract: immediate restarts, and links that a test can change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def linked(make_server: Make, make_client: Make) -> tuple[MemoryBus, MemoryBus, Any]:
-    """A server bus, a client bus, and the client as the server knows it; time stands still."""
+    """A server bus, a client bus, and the client's peer object on the server. Time stands still."""
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     server.serve("policy", make_server())
@@ -56,7 +56,7 @@ def test_a_test_can_lose_messages(linked: tuple[MemoryBus, MemoryBus, Any], make
     assert [message.sequence for _, message in server.receive(0.0) if isinstance(message, Step)] == [2, 3]
 
 
-def test_a_heartbeat_that_an_application_sends_reaches_no_core(linked: tuple[MemoryBus, MemoryBus, Any]) -> None:
+def test_an_applications_heartbeat_reaches_no_core(linked: tuple[MemoryBus, MemoryBus, Any]) -> None:
     server, client, peer = linked
     assert client.send("policy", Heartbeat(1, 1))
     assert server.receive(0.0) == []

@@ -1,4 +1,4 @@
-"""What is offered to a recorder: each message once, nothing waited for, what is missed counted."""
+"""The tap offers each message once to a recorder, never waits, and counts lost messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS = Status("sim-0", "ready", "", {}, {})
 
 
 class Recorder:
-    """The other end of a tap, in memory: a session, and what came through it."""
+    """The other end of a tap in memory: its link and the records it received."""
 
     def __init__(self, client: ClientLink, wall: Callable[[], int] = lambda: 17, **options: Any) -> None:
         self.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
@@ -44,7 +44,7 @@ class Recorder:
         return True
 
     def offer(self, *messages: Any, link: str = "learner") -> None:
-        """Said in one turn of a node, and gathered for long enough."""
+        """Offer messages in one turn and wait until the batch is due."""
         for message in messages:
             self.tap.offer(link, message, codec.encode(message))
         self.now += GATHERED_S
@@ -56,17 +56,17 @@ class Recorder:
 
 @pytest.fixture
 def recorder(make_client: Make) -> Recorder:
-    """One that has welcomed the tap."""
+    """A recorder that has welcomed the tap."""
     result = Recorder(make_client(link="recorder"))
     result.tap.turn(0.0)
     return result
 
 
-def test_a_message_to_two_links_is_offered_once_with_its_wire_bytes(recorder: Recorder, make_step: Make) -> None:
+def test_a_message_to_two_links_is_recorded_once_with_its_bytes(recorder: Recorder, make_step: Make) -> None:
     first, second = make_step(0), make_step(1)
     recorder.offer(first, link="policy")
     recorder.offer(first, second, link="learner")
-    recorder.offer(first, link="learner")  # repeated to a server that was started anew
+    recorder.offer(first, link="learner")  # repeated to a restarted server
     assert [(r.topic, r.link, r.sequence, r.stamp) for r in recorder.got] == [
         ("step", "policy", 0, 17),
         ("step", "learner", 1, 17),
@@ -75,8 +75,8 @@ def test_a_message_to_two_links_is_offered_once_with_its_wire_bytes(recorder: Re
     assert recorder.tap.counts() == {}
 
 
-def test_a_step_that_is_sent_again_is_recorded_once(recorder: Recorder, make_step: Make) -> None:
-    """To a learner that came back, as another object; a later incarnation begins at 0 again."""
+def test_a_repeated_step_is_recorded_once(recorder: Recorder, make_step: Make) -> None:
+    """A learner that returns gets an equal object. A later incarnation starts at 0 again."""
     recorder.offer(make_step(0), make_step(2), make_step(1), *(make_step(sequence) for sequence in range(4)))
     recorder.offer(make_step(0, incarnation=1))
     steps = [codec.decode("step", record.payload) for record in recorder.got]
@@ -89,7 +89,7 @@ def test_heartbeats_and_records_are_not_recorded(recorder: Recorder) -> None:
     assert recorder.topics() == [("status", 0)]
 
 
-def test_what_finds_no_room_is_dropped_and_counted(recorder: Recorder, make_step: Make) -> None:
+def test_messages_without_room_are_dropped_and_counted(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.room = False
     recorder.offer(make_step(1), make_step(2))
@@ -99,7 +99,7 @@ def test_what_finds_no_room_is_dropped_and_counted(recorder: Recorder, make_step
     assert recorder.tap.counts() == {"not_recorded": 2}
 
 
-def test_without_a_recorder_nothing_is_counted_unless_one_is_expected(make_client: Make, make_step: Make) -> None:
+def test_lost_messages_are_counted_only_if_a_recorder_is_expected(make_client: Make, make_step: Make) -> None:
     for expected, counted in ((False, {}), (True, {"not_recorded": 2})):
         alone = Recorder(make_client(link="recorder"), expected=expected)
         alone.there = False
@@ -109,7 +109,7 @@ def test_without_a_recorder_nothing_is_counted_unless_one_is_expected(make_clien
         assert alone.tap.counts() == counted
 
 
-def test_a_recorder_that_comes_later_is_told_who_we_are_and_the_newest_weights(
+def test_a_late_recorder_gets_the_hello_and_the_newest_weights(
     make_client: Make, make_hello: Make, make_step: Make
 ) -> None:
     late = Recorder(make_client(link="recorder"))
@@ -123,9 +123,7 @@ def test_a_recorder_that_comes_later_is_told_who_we_are_and_the_newest_weights(
     assert late.topics()[3:] == [("step", 1)]
 
 
-def test_a_monitor_that_comes_later_is_told_states_too_and_what_it_misses_is_its_own_affair(
-    make_client: Make, make_step: Make
-) -> None:
+def test_a_late_monitor_gets_the_states_and_its_losses_are_not_counted(make_client: Make, make_step: Make) -> None:
     late = Recorder(make_client(link="monitor"))
     late.there = False
     changes = [LifecycleChange("sim-0", "", state, "", number) for number, state in enumerate(("inactive", "active"))]
@@ -142,8 +140,8 @@ def test_a_monitor_that_comes_later_is_told_states_too_and_what_it_misses_is_its
 
 
 @pytest.mark.parametrize(("link", "told"), [("recorder", ["turn", "command"]), ("monitor", ["command"])])
-def test_what_operators_say_is_heard_from_who_takes_it(make_client: Make, link: str, told: list[str]) -> None:
-    """Turns are for replay alone."""
+def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make, link: str, told: list[str]) -> None:
+    """Only a recorder gets the turns, for replay."""
     listener = Recorder(make_client(link=link))
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
@@ -152,10 +150,10 @@ def test_what_operators_say_is_heard_from_who_takes_it(make_client: Make, link: 
     assert [record.topic for record in listener.got] == told
 
 
-def test_messages_are_gathered_and_sent_together(recorder: Recorder, make_step: Make) -> None:
+def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> None:
     posted = []
     recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
-    for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):  # the first of all at once, then each 0.1 s
+    for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):  # the first at once, then a batch every 0.1 s
         recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
     handfuls = [codec.decode_records(payload) for _, payload in posted]
@@ -163,36 +161,36 @@ def test_messages_are_gathered_and_sent_together(recorder: Recorder, make_step: 
     assert {name for name, _ in posted} == {"record"}
 
 
-def test_a_message_holds_so_many_records_and_one_that_is_long_alone(recorder: Recorder, make_step: Make) -> None:
-    """300 short ones are 256 and 44; 70,000 bytes are above the 65,536 at which more would be gathered."""
+def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder: Recorder, make_step: Make) -> None:
+    """300 short ones become 256 and 44. A record of 70,000 bytes exceeds the batch limit of 65,536."""
     sizes = []
     recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
     recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
     assert sizes == [256, 44, 1, 1]
     recorder.tap.flush(0.0)
     recorder.tap.offer("learner", weights := Weights(2, 0, 0, "", bytes(70_000)), codec.encode(weights))
-    recorder.tap.flush(0.0)  # not yet time, but too much to be kept
+    recorder.tap.flush(0.0)  # not yet due, but too large to keep
     assert sizes == [256, 44, 1, 1, 1]
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_node_that_stood_still_is_recorded_without_a_gap(
+def test_a_paused_node_is_recorded_without_a_gap(
     recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
-    """The recorder has taken it for gone by then, and must be told first who speaks."""
-    for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # as before nobody_expires
+    """The recorder has dropped the node by then, so the tap must introduce it first."""
+    for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # undo nobody_expires
         monkeypatch.setattr(f"td3_robot.transport.link.{name}", value)
     recorder.offer(make_step(0))
     recorder.now += PEER_TIMEOUT + 1
     assert [bye.NAME for _, bye in recorder.server.expire(recorder.now)] == ["bye"]
-    recorder.offer(make_step(1))  # a Hello goes before it
+    recorder.offer(make_step(1))  # a Hello goes first
     recorder.offer(make_step(2))
     assert recorder.server.tally.counts == {}
     assert recorder.topics() == [("step", 0), ("step", 1), ("step", 2)]
     recorder.now += PEER_TIMEOUT + 1
     recorder.server.expire(recorder.now)
     recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
-    if flushed:  # as a node does in the end
+    if flushed:  # as a node does at its end
         recorder.tap.flush(recorder.now, at_once=True)
     recorder.tap.leave("stopped", recorder.now)
     assert recorder.topics()[3:] == [("step", 3)]
@@ -201,8 +199,8 @@ def test_a_node_that_stood_still_is_recorded_without_a_gap(
     assert not recorder.server.peers
 
 
-def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(recorder: Recorder, make_step: Make) -> None:
-    """What its predecessor may not have written, and the Records that show that the new one does not know us."""
+def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Recorder, make_step: Make) -> None:
+    """The old recorder may not have written them. Records that the new one refuses show that it is new."""
     recorder.offer(make_step(0))
     recorder.now = 3.0
     recorder.tap.turn(recorder.now)
@@ -218,8 +216,8 @@ def test_a_recorder_that_was_restarted_gets_what_was_sent_to_it_meanwhile(record
     assert recorder.tap.counts() == {}
 
 
-def test_what_is_said_while_a_recorder_is_away_waits_for_two_seconds(recorder: Recorder, make_step: Make) -> None:
-    """Steps 0 to 29, one each 0.1 s; away from 1.1 s on, and met anew at 3.1 s: of what was said from 1.1 s on."""
+def test_messages_wait_two_seconds_for_an_absent_recorder(recorder: Recorder, make_step: Make) -> None:
+    """Steps every 0.1 s. The recorder is absent from 1.1 s to 3.1 s, so some Steps since 1.1 s are lost."""
     recorder.offer(*(make_step(number) for number in range(1)))
     for number in range(1, 31):
         if number == 11:
@@ -235,14 +233,14 @@ def test_what_is_said_while_a_recorder_is_away_waits_for_two_seconds(recorder: R
     recorder.tap.turn(recorder.now)
     sequences = [sequence for _, sequence in recorder.topics()]
     assert sequences == list(range(sequences[0], 31))
-    assert 11 <= sequences[0] <= 16  # those older than 2 s have gone
+    assert 11 <= sequences[0] <= 16  # those older than 2 s are dropped
     assert recorder.tap.counts().get("not_recorded", 0) == sequences[0] - 11
 
 
-def test_who_is_not_met_anew_in_time_is_not_gathered_for(recorder: Recorder, make_step: Make) -> None:
+def test_without_a_reconnect_in_time_messages_are_dropped(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
-    recorder.offer(make_step(1))  # refused: it is to be met anew
+    recorder.offer(make_step(1))  # refused: the tap must connect again
     recorder.there = False
     recorder.offer(make_step(2), make_step(3))
     recorder.now += 3.0
@@ -251,7 +249,7 @@ def test_who_is_not_met_anew_in_time_is_not_gathered_for(recorder: Recorder, mak
     assert recorder.tap.counts() == {"not_recorded": 3}
 
 
-def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> None:
+def test_a_monitor_gets_each_message_at_once(make_client: Make, make_step: Make) -> None:
     monitor = Recorder(make_client(link="monitor"))
     monitor.tap.turn(0.0)
     for number in range(3):
@@ -260,7 +258,7 @@ def test_who_watches_is_told_each_turn(make_client: Make, make_step: Make) -> No
         assert len(monitor.got) == number + 1
 
 
-def test_what_was_gathered_is_said_before_the_bye(recorder: Recorder, make_step: Make) -> None:
+def test_pending_messages_are_sent_before_the_bye(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.tap.offer("policy", make_step(1), codec.encode(make_step(1)))
     recorder.tap.leave("stopped", recorder.now)
@@ -268,7 +266,7 @@ def test_what_was_gathered_is_said_before_the_bye(recorder: Recorder, make_step:
     assert not recorder.server.peers
 
 
-def test_the_bus_offers_the_same_to_recorder_and_monitor(
+def test_recorder_and_monitor_get_the_same_messages(
     make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
     server, client = make_bus(), make_bus()
@@ -288,7 +286,7 @@ def test_the_bus_offers_the_same_to_recorder_and_monitor(
     assert [topic for topic, _, _ in heard[0]] == ["hello", "step", "step", "step"]
 
 
-def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make, make_step: Make) -> None:
+def test_an_expected_recorder_gets_the_messages_from_the_beginning(make_client: Make, make_step: Make) -> None:
     late = Recorder(make_client(link="recorder"), expected=True)
     late.there = False
     late.offer(make_step(0), STATUS, make_step(1))
@@ -302,12 +300,12 @@ def test_an_expected_recorder_misses_nothing_of_the_beginning(make_client: Make,
     many.offer(*(make_step(number) for number in range(1100)))
     many.there = True
     many.tap.turn(1.0)
-    assert [number for _, number in many.topics()] == list(range(1024))  # those after are lost, and counted
+    assert [number for _, number in many.topics()] == list(range(1024))  # later ones are lost and counted
     assert many.tap.counts() == {"not_recorded": 76}
 
 
 def test_a_clock_that_is_set_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
-    """As on a computer that learns late what time it is: the second Step must not come before the first."""
+    """A computer may correct its clock late. The second Step must not come before the first."""
     late = Recorder(make_client(link="recorder"), wall=iter([9, 8, 2, 1]).__next__, expected=True)
     late.there = False
     late.offer(make_step(0), Weights(1, 0, 0, "0" * 64, b"x"), make_step(1), Weights(2, 0, 0, "0" * 64, b"y"))
@@ -317,8 +315,8 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(make_client: Make, m
     assert [record.stamp for record in late.got] == [9, 8, 2, 1]
 
 
-def test_what_is_held_back_for_a_recorder_is_bounded_in_bytes(make_client: Make) -> None:
-    """32 MiB: nine messages of 4 MB are above it, so the tenth is not kept; it is counted."""
+def test_the_memory_for_an_absent_recorder_is_bounded(make_client: Make) -> None:
+    """The limit is 32 MiB. Nine messages of 4 MB exceed it, so the tenth is dropped and counted."""
     waiting = Recorder(make_client(link="recorder"), expected=True)
     policies = [Command(number, "", "load", "", 0, "", bytes(4_000_000)) for number in range(10)]
     waiting.offer(*policies, link="policy")
@@ -328,7 +326,7 @@ def test_what_is_held_back_for_a_recorder_is_bounded_in_bytes(make_client: Make)
     assert waiting.tap.counts()["not_recorded"] == 1
 
 
-def test_a_refusal_costs_the_recording_and_nothing_else(
+def test_a_refusal_by_the_recorder_stops_only_the_recording(
     make_client: Make, make_step: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = Recorder(make_client(link="recorder"))
@@ -340,10 +338,10 @@ def test_a_refusal_costs_the_recording_and_nothing_else(
     assert "the recorder refuses this node and records nothing of it: configuration differs" in caplog.text
 
 
-def test_the_bus_offers_what_it_sends_and_never_waits(
+def test_the_bus_records_what_it_sends_and_never_waits(
     make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
-    """Over sockets, handshake included; with the recorder gone, sending goes on."""
+    """Over sockets, with the handshake. Without the recorder, sending continues."""
     endpoints = {link: f"ipc://{tmp_path}/{link}" for link in ("policy", "learner", "recorder")}
     server, client = make_bus(), make_bus()
     server.serve(endpoints["policy"], make_server(1, "policy"))
@@ -376,7 +374,7 @@ def test_the_bus_offers_what_it_sends_and_never_waits(
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_the_last_words_are_recorded(
+def test_the_last_messages_are_recorded(
     make_bus: Make, make_server: Make, make_client: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
     server, client, recording = make_bus(), make_bus(), make_bus()
@@ -390,7 +388,7 @@ def test_the_last_words_are_recorded(
     assert [r.topic for r in of(got[1], Record)][-1] == "bye"
 
 
-def test_the_bus_in_memory_has_a_tap_too(make_server: Make, make_client: Make, make_step: Make) -> None:
+def test_the_in_memory_bus_has_a_tap(make_server: Make, make_client: Make, make_step: Make) -> None:
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     told: list[tuple[str, str]] = []
