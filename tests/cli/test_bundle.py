@@ -23,7 +23,7 @@ from td3_robot.transport.link import hello
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs ``td3-robot bundle``; exit code, output, error."""
+    """Runs ``td3-robot bundle`` and returns its exit code, output and errors."""
 
     def call(*words: object) -> tuple[int, str, str]:
         code = cli.main(["bundle", *map(str, words)])
@@ -39,7 +39,7 @@ def file(tmp_path: Path, make_bundle: Callable[..., Bundle]) -> Path:
     return tmp_path / "policy.safetensors"
 
 
-def test_show(run: Any, file: Path) -> None:
+def test_show_describes_a_policy(run: Any, file: Path) -> None:
     code, out, _ = run("show", file)
     assert code == 0
     assert f"{file}: policy for Toy, every 20 ms" in out
@@ -81,7 +81,7 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("average", [0.0, 0.01])
-def test_create_from_a_run(
+def test_create_a_policy_from_a_run(
     run: Any, tmp_path: Path, make_bundle: Any, average: float, normalised: bool, rng: np.random.Generator
 ) -> None:
     """From a run folder, and from a checkpoint after four updates."""
@@ -123,7 +123,7 @@ def test_create_from_a_run(
     assert "this is a learner's checkpoint; make a policy of it: td3-robot bundle create" in error
 
 
-def test_verify(run: Any, file: Path) -> None:
+def test_verify_accepts_a_valid_policy(run: Any, file: Path) -> None:
     code, out, error = run("verify", file, "--like", file)
     assert (code, error) == (0, "")
     assert out == f"{file}: good; Toy, 3-8-4-2, sha256 {sha256(file.read_bytes())}\n"
@@ -154,7 +154,9 @@ DAMAGE: dict[str, Callable[[Bundle], bytes]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_verify_refuses(run: Any, tmp_path: Path, make_bundle: Callable[..., Bundle], what: str) -> None:
+def test_verify_refuses_a_damaged_policy(
+    run: Any, tmp_path: Path, make_bundle: Callable[..., Bundle], what: str
+) -> None:
     path = tmp_path / "policy.safetensors"
     path.write_bytes(DAMAGE[what](make_bundle()))
     code, out, error = run("verify", path)
@@ -176,7 +178,7 @@ def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make
     assert run("verify", file, "--task", "Ant")[0] == 1
 
 
-def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
+def test_mistakes_are_named(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
     assert "no robot given" in run("import", file, tmp_path / "out")[2]
     for command in ("show", "verify"):
@@ -187,6 +189,6 @@ def test_mistakes(run: Any, file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_export_and_import(run: Any, file: Path, tmp_path: Path) -> None:
+def test_export_to_onnx(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("export", file, tmp_path / "policy.onnx", "--onnx")[0] == 0
     assert (tmp_path / "policy.onnx").stat().st_size > 4 * 78

@@ -15,7 +15,7 @@ from td3_robot.transport.keys import KeyFolder
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs ``td3-robot keys`` on a folder; exit code, output, error."""
+    """Runs ``td3-robot keys`` on a folder and returns its exit code, output and errors."""
 
     def call(*words: str) -> tuple[int, str, str]:
         code = cli.main(["keys", *words, "--keys", str(tmp_path / "keys")])

@@ -30,7 +30,7 @@ def test_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[
             assert line.split(maxsplit=1) == [name, verb.purpose]
 
 
-def test_commands_of_one_group_stand_together() -> None:
+def test_commands_of_one_group_are_listed_together() -> None:
     groups = [group for group, _ in groupby(verb.group for verb in COMMANDS.values())]
     assert len(groups) == len(set(groups))
 

@@ -1,4 +1,4 @@
-"""``td3-robot node`` and ``td3-robot policy``: what is wrong with the words is one line and exit code 2."""
+"""``td3-robot node`` and ``td3-robot policy``: a wrong argument gives one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from td3_robot.transport import codec
         ("policy --run nowhere --set seed=1", "--set needs --config"),
     ],
 )
-def test_usage(
+def test_a_wrong_argument_gives_one_line_and_exit_code_2(
     words: str,
     text: str,
     tmp_path: Path,
@@ -62,12 +62,12 @@ def test_usage(
     make_bundle: Callable[..., Bundle],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # they are pytest's
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     (tmp_path / "empty.yaml").write_text("")
     make_bundle().save(tmp_path / "toy.safetensors")
     try:
         code = main(words.split())
-    except SystemExit as stop:  # how argparse ends
+    except SystemExit as stop:  # argparse ends this way
         code = int(str(stop.code))
     error = capsys.readouterr().err
     assert code == 2
@@ -76,7 +76,7 @@ def test_usage(
 
 
 class Asked:
-    """A bus that remembers what was sent."""
+    """A bus that records what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
@@ -87,13 +87,13 @@ class Asked:
         return True
 
 
-def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
-    """a has stopped; b answers that it has not; c, with a name that would steer a terminal, never answers."""
+def test_an_emergency_stop_names_robots_with_and_without_confirmation() -> None:
+    """a has stopped. b replies that it has not. c never replies, and its name contains a terminal control character."""
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
 
     def messages() -> Iterator[Reply]:
-        yield Reply(2, "b", "", "fault", {"stopped": True})  # to another question
+        yield Reply(2, "b", "", "fault", {"stopped": True})  # answers another command
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "fault", {"stopped": command.target == "a"})
 
@@ -103,14 +103,16 @@ def test_an_emergency_stop_names_who_has_confirmed_it_and_who_has_not() -> None:
     assert words == r"estop is NOT confirmed by 'b (fault), c\x1b (no answer)'"
 
 
-def test_robots_that_do_not_follow_an_activate_are_named_with_their_states() -> None:
+def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "active", {"connected": ["a", "b", "c"]})
 
     def messages() -> Iterator[Reply]:
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
-        yield Reply(bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {})  # for it: it has just gone
+        yield Reply(
+            bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {}
+        )  # the server replies for c, which has just disconnected
 
     answer, words = _confirmed(bus, "activate", reply, messages())
     assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])
@@ -120,7 +122,7 @@ def test_robots_that_do_not_follow_an_activate_are_named_with_their_states() -> 
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
 
-def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() -> None:
+def test_an_emergency_stop_counts_the_robots_that_the_reply_does_not_name() -> None:
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
 
@@ -133,21 +135,21 @@ def test_an_emergency_stop_counts_the_robots_that_the_reply_has_no_room_for() ->
 
 
 @pytest.mark.parametrize("reason", ["smoke \udce9", "x" * 5000])
-def test_an_emergency_stop_is_not_refused_for_its_reason(reason: str) -> None:
-    """A terminal that is not UTF-8, or what was in the clipboard."""
+def test_an_emergency_stop_is_sent_whatever_its_reason(reason: str) -> None:
+    """The reason may come from a terminal that is not UTF-8, or be a long text from the clipboard."""
     parsed = node_command._parser().parse_args(["estop", "--endpoint", "ipc://x", "--reason", reason])
     command = node_command._command(parsed)
     codec.encode(command)
     assert command.reason == ("smoke ?" if "smoke" in reason else "x" * 1000)
 
 
-def test_an_emergency_stop_that_reaches_nobody_says_so() -> None:
+def test_an_emergency_stop_without_a_connected_robot_says_so() -> None:
     bus: Any = Asked()
     _, words = _confirmed(bus, "estop", Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
     assert words == "no robot is connected: none has confirmed the stop"
 
 
-def test_a_policy_too_large_for_a_command(
+def test_a_policy_too_large_for_a_command_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -161,13 +163,13 @@ def test_a_policy_too_large_for_a_command(
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
-def test_a_time_that_is_none_is_refused_before_anything_is_sent(
+def test_an_invalid_timeout_is_refused_before_anything_is_sent(
     seconds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["node", "estop", "--endpoint", "tcp://127.0.0.1:1", f"--timeout={seconds}"]) == 2
     assert f"--timeout is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
 
 
-def test_an_endpoint_that_is_empty_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "state", "--endpoint", ""]) == 2
     assert "endpoint '' is not understood; allowed: ipc://PATH, tcp://HOST:PORT" in capsys.readouterr().err

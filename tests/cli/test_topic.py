@@ -1,4 +1,4 @@
-"""``td3-robot topic``: the tables; tests/process/test_topic.py tests echo."""
+"""The tables of ``td3-robot topic``. tests/process/test_topic.py tests echo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_show_has_every_field(topic: str, capsys: pytest.CaptureFixture[str]) ->
     assert all(row["type"] and row["meaning"] for row in rows)
 
 
-def test_show_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_in_readable_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topic", "show", "step"]) == 0
     what, head, *lines = capsys.readouterr().out.splitlines()
     assert what.startswith("What ")

@@ -76,7 +76,7 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_notices(LearnerConfig()) == []
     assert compile_notices(LearnerConfig(compile=True, precision="bf16")) == []
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
-    monkeypatch.setenv("CXX", sys.executable)  # a program that is there
+    monkeypatch.setenv("CXX", sys.executable)  # a program that exists
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
     monkeypatch.setenv("CXX", "/nowhere/g++")
@@ -84,7 +84,7 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith("learner.compile is true and there is no C++ compiler '/nowhere/g++' (CXX names another o")
     assert line.endswith("updates run uncompiled, which is slower")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
-    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []  # it has one thread
+    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []  # the compiled code uses one thread
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")

@@ -163,7 +163,7 @@ def test_every_key_of_the_agreement_is_a_key() -> None:
             value = getattr(value, part)
 
 
-def test_record_true_is_short_for_a_section() -> None:
+def test_record_true_stands_for_a_whole_section() -> None:
     assert configuration.parse({"record": True}).record.enabled
     assert not configuration.parse({"record": {"enabled": True}}, ["record=false"]).record.enabled
     assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
@@ -180,7 +180,7 @@ def test_record_true_is_short_for_a_section() -> None:
     ],
 )
 def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    """PyYAML keeps the last one and says nothing, which could drop safety limits."""
+    """PyYAML keeps the last one without a warning, which could drop safety limits."""
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         configuration.load(tmp_path / "c.yaml")

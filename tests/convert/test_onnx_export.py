@@ -1,4 +1,4 @@
-"""ONNX models compute what the policy server computes."""
+"""ONNX models compute the same actions as the policy server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from td3_robot.specs import RobotSpec
 @pytest.mark.parametrize("hidden", [(8, 4), (400, 300), (5,)])
 @pytest.mark.parametrize("robots", [1, 7])
 @pytest.mark.parametrize("normalised", [False, True])
-def test_same_actions(
+def test_onnx_gives_the_actors_actions(
     make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], robots: int, normalised: bool
 ) -> None:
     bundle = make_bundle(hidden=hidden, tame=True)
@@ -34,7 +34,7 @@ def test_same_actions(
     assert (action <= bundle.spec.action_high).all()
 
 
-def test_describes_itself(make_bundle: Callable[..., Bundle], spec: RobotSpec) -> None:
+def test_the_model_describes_its_robot_and_shapes(make_bundle: Callable[..., Bundle], spec: RobotSpec) -> None:
     model = onnxruntime.InferenceSession(onnx_export.convert(make_bundle()), providers=["CPUExecutionProvider"])
     described = json.loads(model.get_modelmeta().custom_metadata_map["td3_robot"])
     assert RobotSpec.from_description(described["spec"]) == spec

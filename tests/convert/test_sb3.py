@@ -1,4 +1,4 @@
-"""Policies of Stable-Baselines3: the same actions, and no code in the file runs."""
+"""Policies from Stable-Baselines3 give the same actions, and no code in their files runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 
 class Toy(gymnasium.Env[Any, Any]):
-    """The toy robot's spaces; its limits are neither symmetric nor alike."""
+    """The toy robot's spaces. Its action limits are asymmetric and differ between channels."""
 
     observation_space = gymnasium.spaces.Box(-5, 5, (3,), np.float32)
     action_space = gymnasium.spaces.Box(np.array([-1.0, -0.5], "f4"), np.array([3.0, 0.5], "f4"))
@@ -43,7 +43,7 @@ def saved(folder: Path, algorithm: Any = TD3, **settings: Any) -> Path:
 
 @pytest.fixture
 def rewrite(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a saved model again with members changed: new content, or None to leave one out."""
+    """Copies a saved model with changed members: new content, or None to leave a member out."""
 
     def change(model: Path, **members: bytes | None) -> Path:
         out = tmp_path / "changed.zip"
@@ -58,7 +58,9 @@ def rewrite(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("algorithm", [TD3, DDPG])
-def test_same_actions(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator, algorithm: Any) -> None:
+def test_imported_policies_give_the_same_actions(
+    tmp_path: Path, spec: RobotSpec, rng: np.random.Generator, algorithm: Any
+) -> None:
     model = saved(tmp_path, algorithm)
     bundle = sb3.read(model, spec)
     assert bundle.hidden == (16, 8)
@@ -70,7 +72,7 @@ def test_same_actions(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator,
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_file_of_a_trained_model_says_how_long(tmp_path: Path) -> None:
+def test_provenance_holds_the_training_steps_of_the_model(tmp_path: Path) -> None:
     environment = gymnasium.make("Pendulum-v1")
     model = TD3("MlpPolicy", environment, policy_kwargs={"net_arch": [8]}, learning_starts=10, batch_size=4)
     model.learn(30)
@@ -87,7 +89,9 @@ def test_file_of_a_trained_model_says_how_long(tmp_path: Path) -> None:
         ({"net_arch": {"pi": [4], "qf": [4]}}, None),
     ],
 )
-def test_networks(tmp_path: Path, spec: RobotSpec, settings: dict[str, Any], message: str | None) -> None:
+def test_only_relu_networks_are_accepted(
+    tmp_path: Path, spec: RobotSpec, settings: dict[str, Any], message: str | None
+) -> None:
     model = saved(tmp_path, **settings)
     if message is None:
         assert sb3.read(model, spec).hidden == (4,)
@@ -96,12 +100,12 @@ def test_networks(tmp_path: Path, spec: RobotSpec, settings: dict[str, Any], mes
             sb3.read(model, spec)
 
 
-def test_other_algorithm(tmp_path: Path, spec: RobotSpec) -> None:
+def test_another_algorithm_is_refused(tmp_path: Path, spec: RobotSpec) -> None:
     with pytest.raises(BundleError, match=r"its policy is of stable_baselines3.sac.policies; allowed: TD3 and DDPG"):
         sb3.read(saved(tmp_path, SAC), spec)
 
 
-def test_other_robot(tmp_path: Path, spec: RobotSpec) -> None:
+def test_another_robot_is_refused(tmp_path: Path, spec: RobotSpec) -> None:
     model = saved(tmp_path)
     wider = RobotSpec("Wider", (*spec.observations, Channel("o3", "m", -5, 5)), spec.actions, 0.02)
     with pytest.raises(BundleError, match=r"actor.0.weight is float32\[16, 3\], needed is float32\[16, 4\]"):
@@ -116,10 +120,10 @@ class Bomb:
         return (Path.write_text, (Path("bomb-went-off"), "boom"))
 
 
-def test_nothing_is_run(
+def test_no_code_in_the_file_runs(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bomb in every place where loading with the library would set it off."""
+    """Loading with the library would run this code, wherever the test puts it."""
     monkeypatch.chdir(tmp_path)
     model = saved(tmp_path)
     with pytest.raises(BundleError, match="not a plain dictionary of tensors"):
@@ -133,19 +137,19 @@ def test_nothing_is_run(
 
 
 @pytest.mark.parametrize("member", ["data", "policy"])
-def test_member_missing(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], member: str) -> None:
+def test_a_missing_member_is_named(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], member: str) -> None:
     with pytest.raises(BundleError, match=f"it has no member '{member}"):
         sb3.read(rewrite(saved(tmp_path), **{member: None}), spec)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"policy_class": {}}', b"[" * 100_000])
-def test_damaged_data(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes) -> None:
+def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes) -> None:
     with pytest.raises(BundleError, match="its data do not describe a model"):
         sb3.read(rewrite(saved(tmp_path), data=content), spec)
 
 
-def test_damaged_files(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator) -> None:
-    """Cut off anywhere, or with one byte changed: an error, or a policy that is whole all the same."""
+def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator) -> None:
+    """A truncated file is an error. A file with one changed byte is an error or gives a complete policy."""
     whole = saved(tmp_path).read_bytes()
     damaged = tmp_path / "damaged.zip"
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
@@ -165,10 +169,10 @@ def test_damaged_files(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator
         sb3.read(tmp_path / "missing.zip", spec)
 
 
-def test_damaged_tensors(
+def test_damaged_tensors_are_refused_or_read_completely(
     tmp_path: Path, spec: RobotSpec, rng: np.random.Generator, rewrite: Callable[..., Path]
 ) -> None:
-    """One byte of policy.pth changed: an error, or a policy that is whole all the same."""
+    """One byte of policy.pth is changed. The result is an error or a complete policy."""
     model = saved(tmp_path)
     whole = zipfile.ZipFile(model).read("policy.pth")
     for _ in range(60):
@@ -198,17 +202,17 @@ def saved_by_torch(content: Any) -> bytes:
         (b"", "policy.pth: not a zip file"),
     ],
 )
-def test_what_is_not_a_state_dict(
+def test_anything_but_a_state_dict_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes, message: str
 ) -> None:
     with pytest.raises(BundleError, match=message):
         sb3.read(rewrite(saved(tmp_path), policy=content), spec)
 
 
-def test_zip_bomb(
+def test_a_zip_bomb_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member is never unpacked beyond the limit."""
+    """No member is unpacked beyond the limit."""
     model = saved(tmp_path)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""States of a node that moves a robot, and the watchdog over what it needs."""
+"""The states of a node that moves a robot, and its watchdog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNCONFIGURED, INACTIVE, ACTIVE, FAULT, FINALIZED = State
 
 
 def at(state: State) -> Lifecycle:
-    """A lifecycle in that state."""
+    """Return a lifecycle in the given state."""
     lifecycle = Lifecycle("node")
     for verb in {
         UNCONFIGURED: [],
@@ -82,7 +82,7 @@ def test_every_command_from_every_state(state: str, verb: str, then: str | None)
     assert lifecycle.changes() == []
 
 
-def test_an_emergency_stop_wins_until_it_is_reset() -> None:
+def test_an_emergency_stop_holds_until_a_reset() -> None:
     lifecycle = at(ACTIVE)
     lifecycle.command("estop", 1.0, "smoke")
     for verb in ("activate", "configure", "deactivate"):
@@ -98,7 +98,7 @@ def test_an_emergency_stop_wins_until_it_is_reset() -> None:
     assert lifecycle.active
 
 
-def test_a_stop_before_configuring_does_not_configure() -> None:
+def test_reset_after_a_stop_does_not_configure_a_node() -> None:
     lifecycle = at(UNCONFIGURED)
     lifecycle.command("estop", 0.0)
     lifecycle.command("reset", 0.0)
@@ -112,7 +112,7 @@ def test_only_an_active_node_faults(state: str) -> None:
     assert lifecycle.changes() == []
 
 
-def test_changes_that_nobody_fetches_are_bounded() -> None:
+def test_the_list_of_unread_changes_is_bounded() -> None:
     lifecycle = at(INACTIVE)
     for _ in range(1000):
         lifecycle.command("activate", 0.0)
@@ -120,11 +120,11 @@ def test_changes_that_nobody_fetches_are_bounded() -> None:
     assert len(lifecycle.changes()) <= 101
 
 
-def test_watchdog_by_hand() -> None:
-    """Deadline 0.1 s; fed at 1.0 and 1.05: it is still quiet at 1.15, and bites beyond."""
+def test_the_watchdog_fires_after_its_deadline() -> None:
+    """Deadline 0.1 s, fed at 1.0 and 1.05: it does not fire until 1.15, and fires after that."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
-    assert watchdog.due is None  # nothing has been there yet
+    assert watchdog.due is None  # not fed yet
     assert not watchdog.bites(99.0)
     watchdog.feed(1.0)
     watchdog.feed(1.05)
@@ -133,8 +133,8 @@ def test_watchdog_by_hand() -> None:
     assert watchdog.bites(1.1501)
     assert lifecycle.state == FAULT
     assert lifecycle.reason == "no action for 100 ms"
-    assert not watchdog.bites(2.0)  # once is enough
-    for number in range(100):  # and by itself nothing brings it back
+    assert not watchdog.bites(2.0)  # it fires once
+    for number in range(100):  # feeding alone does not end the fault
         watchdog.feed(2.0 + number * 0.01)
     assert lifecycle.state == FAULT
     watchdog.disarm()
@@ -142,8 +142,8 @@ def test_watchdog_by_hand() -> None:
     assert not watchdog.bites(9.0)
 
 
-def test_automatic_recovery_wants_feeds_without_a_pause() -> None:
-    """0.3 s of feeds, none 0.1 s apart: from 2.0 there is a pause at 2.2, so they count from 2.35 on."""
+def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
+    """Recovery needs 0.3 s of feeds less than 0.1 s apart. After the gap at 2.2, they count from 2.35 on."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
@@ -156,8 +156,8 @@ def test_automatic_recovery_wants_feeds_without_a_pause() -> None:
     assert "have come for 300 ms" in lifecycle.reason
 
 
-def test_a_clock_that_jumps_ahead_is_a_deadline_missed() -> None:
-    """As after a suspend: what was fed before is old, however long it really took."""
+def test_a_clock_that_jumps_ahead_misses_the_deadline() -> None:
+    """This happens after a suspend. The last feed counts as old, whatever time really passed."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)
@@ -165,7 +165,7 @@ def test_a_clock_that_jumps_ahead_is_a_deadline_missed() -> None:
 
 
 def test_a_refusal_in_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """The reason of a stop is a peer's."""
+    """The reason of a stop comes from a peer."""
     lifecycle = Lifecycle("policy")
     verbs = {"activate": lambda command, now: lifecycle.command(command.verb, now)}
     lifecycle.stop("x\ny\x1b[31m", 0.0)

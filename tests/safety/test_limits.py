@@ -1,4 +1,4 @@
-"""Safety settings: what they resolve to for a robot, that joining only tightens, and what is refused."""
+"""Safety settings: how they apply to a robot, how two of them are joined, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = RobotSpec(
 )
 
 
-def test_nothing_set_is_the_specification(spec: RobotSpec) -> None:
+def test_without_settings_the_limits_are_those_of_the_specification(spec: RobotSpec) -> None:
     envelope = joined(NOTHING, NOTHING, spec)
     assert envelope.low.tolist() == [-1, -0.5]
     assert envelope.high.tolist() == [3, 0.5]
@@ -31,11 +31,11 @@ def test_nothing_set_is_the_specification(spec: RobotSpec) -> None:
     assert NOTHING.settings() == {}
 
 
-def test_by_hand(spec: RobotSpec) -> None:
+def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     """Period 0.02 s: 5 N/s is 0.1 N a period; a cut-off of 10 Hz blends 1 - exp(-2π·10·0.02) = 0.71539."""
     robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
     envelope = joined(robot, NOTHING, spec)
-    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one for all is cut to the specification
+    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one value for all is limited by the specification
     assert envelope.high.tolist() == pytest.approx([2, 0.5])
     assert envelope.step is not None
     assert envelope.step.tolist() == pytest.approx([0.1, math.inf])
@@ -46,7 +46,7 @@ def test_by_hand(spec: RobotSpec) -> None:
     assert envelope.guarded
 
 
-def test_joining_takes_the_stricter_of_each(spec: RobotSpec) -> None:
+def test_joining_takes_the_stricter_value(spec: RobotSpec) -> None:
     robot = SafetyConfig(
         limits={"left": (0.0, 3.0)}, rate=5.0, observation_deadline_ms=100, recovery="automatic", recovery_ms=50
     )
@@ -71,7 +71,7 @@ def test_joining_takes_the_stricter_of_each(spec: RobotSpec) -> None:
     assert joined(robot, SafetyConfig(recovery="manual"), spec).recovery_s is None
     assert joined(NOTHING, SafetyConfig(recovery="automatic"), spec).recovery_s is None
     hold = joined(SafetyConfig(safe_action="hold"), policy, spec)
-    assert hold.safe is None  # the safe action is a choice: the robot's
+    assert hold.safe is None  # the robot's choice of safe action wins
 
 
 Bound = st.floats(-3, 3, width=32)
@@ -105,7 +105,7 @@ def test_joining_never_loosens(robot: SafetyConfig, policy: SafetyConfig) -> Non
 
 
 @given(Configs)
-def test_settings_come_back(config: SafetyConfig) -> None:
+def test_settings_survive_writing_and_parsing(config: SafetyConfig) -> None:
     assert parse(config.settings()) == config
 
 
@@ -123,12 +123,12 @@ def test_settings_come_back(config: SafetyConfig) -> None:
         ({"limits": (-0.1, 0.1), "safe_action": {"left": 1.0}}, "safe_action of 'left' is 1.0 N"),
     ],
 )
-def test_what_does_not_fit_the_robot_is_refused(spec: RobotSpec, config: dict[str, Any], words: str) -> None:
+def test_settings_that_do_not_fit_the_robot_are_refused(spec: RobotSpec, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         joined(SafetyConfig(**config), NOTHING, spec)
 
 
-def test_robot_and_policy_without_a_common_range(spec: RobotSpec) -> None:
+def test_limits_of_robot_and_policy_without_a_common_range_are_refused(spec: RobotSpec) -> None:
     with pytest.raises(ConfigError, match="must have a common range"):
         joined(SafetyConfig(limits={"left": (-1.0, 0.0)}), SafetyConfig(limits={"left": (1.0, 2.0)}), spec)
 
@@ -144,18 +144,18 @@ def test_robot_and_policy_without_a_common_range(spec: RobotSpec) -> None:
         ({"frozen_ms": 0}, "safety.frozen_ms is 0"),
     ],
 )
-def test_bad_configuration_is_one_line(content: dict[str, Any], words: str) -> None:
+def test_an_invalid_setting_gives_a_one_line_error(content: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         configuration.parse({"safety": content})
     assert "\n" not in str(caught.value)
 
 
-def test_lockstep_and_deadlines_contradict_each_other() -> None:
+def test_deadlines_are_refused_in_lockstep() -> None:
     with pytest.raises(ConfigError, match=r"safety\.observation_deadline_ms is 100\.0 and timing is 'lockstep'"):
         configuration.parse({"timing": "lockstep", "safety": {"observation_deadline_ms": 100.0}})
 
 
-def test_a_floor_is_only_tightened(spec: RobotSpec) -> None:
+def test_settings_can_only_tighten_a_floor(spec: RobotSpec) -> None:
     floor = SafetyConfig(limits={"left": (-0.5, 1.0)}, rate=2.0, safe_action={"left": 0.25}, frozen_ms=100)
     policy = SafetyConfig(limits={"left": (-1.0, 0.75)}, rate=9.0, safe_action="hold", frozen_ms=50)
     envelope = joined(SafetyConfig(), policy, spec, floor=floor)

@@ -12,8 +12,8 @@ from td3_robot.util.arrays import FEW, finite
 
 @pytest.mark.parametrize("size", [1, FEW, FEW + 1, 1000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_finite(size: int, dtype: Any) -> None:
-    """Each number counts, wherever it stands; numbers whose sum or squares overflow are finite themselves."""
+def test_finite_checks_every_number(size: int, dtype: Any) -> None:
+    """The position of a number does not matter. Finite numbers are finite even if their sum or squares overflow."""
     largest = np.finfo(dtype).max
     for value in (0.0, -1.5, largest, -largest):
         assert finite(np.full((1, size), value, dtype))

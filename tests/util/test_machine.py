@@ -11,7 +11,7 @@ import pytest
 from td3_robot.util import machine
 
 
-def test_there_is_a_core() -> None:
+def test_this_machine_has_a_core() -> None:
     assert machine.available_cores() >= 1
 
 
