@@ -130,7 +130,7 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
     """Run blocks of calls until the time is over, at least one block.
 
     Args:
-        seconds: how long to go on.
+        seconds: the least time to run.
         run: makes that many calls.
         block: calls between two looks at the clock.
 

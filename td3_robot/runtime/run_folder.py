@@ -78,7 +78,7 @@ class RunFolder:
         run = cls(path)
         if run.config_file.exists():
             raise RunFolderError(
-                f"run folder {str(path)!r} already holds a run; go on with --resume {path}, or name another --out"
+                f"run folder {str(path)!r} already holds a run; continue it with --resume {path}, or name another --out"
             )
         try:
             if path.exists() and any(path.iterdir()):

@@ -29,4 +29,4 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     words = list(known)
     if alike := similar(word, words):
         return f"did you mean {alike[0]!r}?"
-    return f"{otherwise} {', '.join(words[:_LISTED])}" + ", …" * (len(words) > _LISTED)
+    return f"{otherwise} {', '.join(words[:_LISTED]) or 'none'}" + ", …" * (len(words) > _LISTED)

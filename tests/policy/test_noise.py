@@ -231,7 +231,7 @@ def test_a_bundle_with_an_unknown_noise_is_refused(
     [
         ({"kind": "pink"}, "exploration.kind is 'pink'; allowed: gaussian, ornstein_uhlenbeck$"),
         ({"kind": "uniform"}, "exploration.kind is 'uniform'; allowed: gaussian, ornstein_uhlenbeck$"),
-        ({"parameters": {"size": 1}}, "exploration.parameters: gaussian noise has no parameter 'size'; allowed:"),
+        ({"parameters": {"size": 1}}, "exploration.parameters: gaussian noise has no parameter 'size'; allowed: none"),
     ],
 )
 def test_an_invalid_noise_configuration_is_refused(section: dict[str, Any], words: str) -> None:

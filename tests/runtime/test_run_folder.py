@@ -22,7 +22,7 @@ def test_create_and_open(tmp_path: Path) -> None:
 
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Config())
-    with pytest.raises(RunFolderError, match=r"already holds a run; go on with --resume"):
+    with pytest.raises(RunFolderError, match=r"already holds a run; continue it with --resume"):
         RunFolder.create(tmp_path / "run", Config())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
