@@ -1,36 +1,53 @@
 """How close to a bare echo a policy server in Python can get: one that checks nothing, beside ours and the echo.
 
-    python benchmarks/link_floor.py [--transport ipc|tcp] [--trips 8000] [--json]
+    python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 
+The echo is a bare ROUTER that returns as many bytes as an Action has.
 The floor has no session, watchdog, lifecycle or counters, validates nothing, and waits in libzmq's own receive. It only
 unpacks the Step, computes the actor and the safety filter, and packs the Action.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache, partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 
 from td3_robot.bench import example, harness
-from td3_robot.bench.link import Link, in_turns, p50_ratio
-from td3_robot.bench.peers import started
+from td3_robot.bench.link import Link
+from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.messages import Action, Step
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety_filter import SafetyFilter
-from td3_robot.runtime.realtime import RealtimeConfig
 from td3_robot.safety.limits import joined
 from td3_robot.transport import codec
 
+_BLOCK = 200  # round trips in one turn
+_UNPACK = msgspec.msgpack.Decoder().decode
 
-def serve(endpoint: str) -> None:
+
+def serve_echo(pipe: Connection, endpoint: str) -> None:
+    """Serve what ZeroMQ alone costs in Python; never returns."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(endpoint)
+        pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        while True:
+            key, topic, payload = router.recv_multipart()
+            router.send_multipart([key, topic, payload[: int.from_bytes(payload[:4], "little")]])
+
+
+def serve_floor(pipe: Connection, endpoint: str) -> None:
     """Serve the floor; never returns."""
     bundle = example.bundle()
     actor = Actor(bundle)
@@ -38,12 +55,12 @@ def serve(endpoint: str) -> None:
     unpack, pack = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
-        print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+        pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
         while True:
             key, _, payload = router.recv_multipart()
             step = unpack(payload)
-            observation = np.frombuffer(step["observation"], np.float32)[None]
-            applied = np.frombuffer(step["action"], np.float32)[None]
+            observation = np.frombuffer(step["observation"], np.float32).reshape(-1, example.OBSERVATIONS)
+            applied = np.frombuffer(step["action"], np.float32).reshape(-1, example.ACTIONS)
             action = {
                 "source": step["source"],
                 "incarnation": step["incarnation"],
@@ -58,55 +75,89 @@ def serve(endpoint: str) -> None:
 
 
 @contextlib.contextmanager
-def floor(endpoint: str) -> Iterator[Callable[[], int]]:
-    """Start the floor; yields a function that makes one round trip and returns its time in ns."""
-    rng = np.random.default_rng(0)
-    steps = [example.step(sequence, 1, rng) for sequence in range(1000)]
-    unpack = msgspec.msgpack.Decoder().decode
-    sent = 0
-    command = [sys.executable, __file__, "--serve", endpoint]
-    with started("floor", command) as (_, bound), zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.connect(bound)
+def connected(name: str, serve: Callable[[Connection, str], None], endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    """Start a server process, and yield a socket that is connected to it."""
+    with (
+        harness.Worker(name, serve, endpoint) as worker,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(worker.receive())
+        yield dealer
 
-        def trip() -> int:
-            nonlocal sent
-            sent += 1
-            begin = time.perf_counter_ns()
-            socket.send_multipart([b"step", codec.encode(steps[sent % len(steps)])])
-            np.frombuffer(unpack(socket.recv_multipart()[1])["action"], np.float32)
-            return time.perf_counter_ns() - begin
 
-        yield trip
+def echo_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
+    """Send as many bytes as a Step has, and receive as many as an Action has; return the time in ns."""
+    step, action = _messages(robots)
+    frames = [b"step", len(action).to_bytes(4, "little") + codec.encode(step)[4:]]
+    begin = time.perf_counter_ns()
+    dealer.send_multipart(frames)
+    dealer.recv_multipart()
+    return time.perf_counter_ns() - begin
+
+
+def floor_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
+    """Make one round trip to the floor, with encoding and decoding; return the time in ns."""
+    step, _ = _messages(robots)
+    begin = time.perf_counter_ns()
+    dealer.send_multipart([b"step", codec.encode(step)])
+    np.frombuffer(_UNPACK(dealer.recv_multipart()[1])["action"], np.float32)
+    return time.perf_counter_ns() - begin
+
+
+@cache
+def _messages(robots: int) -> tuple[Step, bytes]:
+    """A Step of that many robots, and the bytes of an Action for it."""
+    zeros = np.zeros((robots, example.ACTIONS), np.float32)
+    action = Action(example.SOURCE, 0, 500, 500, zeros, 1, 1, 0)
+    return example.step(500, robots, np.random.default_rng(0)), codec.encode(action)
 
 
 def main() -> int:
     parser = harness.Options("python benchmarks/link_floor.py", "Measure a policy server that checks nothing.")
     parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
+    parser.number("--robots", [1], "N", "numbers of robots")
     parser.number("--trips", 8000, "N", "round trips of each kind")
-    parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    parser.number("--spin", 0, "US", "realtime.spin_us of our policy server", low=0)
     options = parser.parse(None)
-    if options.serve:
-        serve(options.serve)
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq")}
-    report["transport"] = options.transport
-    with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as name, contextlib.ExitStack() as stack:
-        link = Link(options.transport, Path(name), RealtimeConfig())
-        trips = {
-            "echo": stack.enter_context(link.echo(1)).round_trip,
-            "floor": stack.enter_context(floor(link.endpoint("floor"))),
-            "td3-robot": stack.enter_context(link.robot(stack.enter_context(link.policy()), 1)).round_trip,
-        }
-        taken = in_turns(trips, options.trips)
-    for kind, blocks in taken.items():
-        report[kind] = {**harness.percentiles(blocks), "p50_over_echo": p50_ratio(blocks, taken["echo"])}
+    report |= {"transport": options.transport, "robots": {}}
+    for robots in options.robots:
+        with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:
+            link = Link(options.transport, Path(folder), RealtimeConfig(spin_us=options.spin))
+            report["robots"][str(robots)] = measure(link, robots, options.trips)
     return harness.show(report, options.json, _lines)
+
+
+def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
+    """Percentiles of round trips to each server; ``p50_over_echo`` compares blocks of the same round."""
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        kinds = {
+            "echo": partial(echo_trip, enter(connected("echo", serve_echo, link.endpoint("echo"))), robots),
+            "floor": partial(floor_trip, enter(connected("floor", serve_floor, link.endpoint("floor"))), robots),
+            "td3-robot": enter(link.robot(enter(link.policy()), robots)).round_trip,
+        }
+        turns = {kind: partial(block, trip) for kind, trip in kinds.items()}
+        taken = harness.take_turns(turns, -(-trips // _BLOCK), warm_up=True)
+    medians = {kind: [statistics.median(times) for times in blocks] for kind, blocks in taken.items()}
+    return {
+        kind: harness.percentiles(blocks) | {"p50_over_echo": round(harness.ratio(medians[kind], medians["echo"]), 2)}
+        for kind, blocks in taken.items()
+    }
+
+
+def block(trip: Callable[[], int]) -> list[int]:
+    return [trip() for _ in range(_BLOCK)]
 
 
 def _lines(report: harness.Report) -> Iterator[str]:
     yield f"over {report['transport']}"
     yield harness.PERCENTILES
-    for kind in ("echo", "floor", "td3-robot"):
-        yield harness.percentile_row(kind, report[kind]) + f"   {report[kind]['p50_over_echo']} × echo"
+    for robots, rows in report["robots"].items():
+        for kind, row in rows.items():
+            yield harness.percentile_row(f"{robots:>2} robots, {kind}", row) + f"   {row['p50_over_echo']} × echo"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def _policy(report: harness.Report) -> Figures:
 
 def _link(report: harness.Report) -> Figures:
     rows = report["round_trip_us"].items()
-    return {f"{robots} robots, {kind}": (row[kind]["p50"], "µs") for robots, row in rows for kind in ("policy", "echo")}
+    return {f"{robots} robots": (row["policy"]["p50"], "µs") for robots, row in rows}
 
 
 def _sim(report: harness.Report) -> Figures:

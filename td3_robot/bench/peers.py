@@ -1,4 +1,4 @@
-"""Both ends of a measured link: server processes, and a robot in this process that asks for actions."""
+"""Both ends of a measured link: a policy server process, and a robot in this process."""
 
 from __future__ import annotations
 
@@ -7,44 +7,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import zmq
 
 from td3_robot.bench import example
 from td3_robot.errors import NodeError
 from td3_robot.messages import Action, Welcome
-from td3_robot.transport import codec, curve
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import AllowList, KeyFolder
+from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import ClientLink
 
 TIMEOUT = 30.0  # seconds to wait for a server
 
 
-def serving(what: str, endpoint: str, *options: str) -> contextlib.AbstractContextManager[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`; see :func:`started`."""
-    return started(what, [sys.executable, "-m", "td3_robot.bench.server", what, "--endpoint", endpoint, *options])
-
-
 @contextlib.contextmanager
-def started(what: str, command: list[str]) -> Iterator[tuple[int, str]]:
-    """Start a server process that prints the endpoint it serves, and stop it at the end.
+def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
+    """Start :mod:`td3_robot.bench.server`, and stop it at the end.
 
     Yields:
-        Its process id and its endpoint.
+        Its process id and the endpoint that it serves.
 
     Raises:
-        NodeError: it ended before it served.
+        NodeError: the server ended before it served.
     """
+    command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
         bound = process.stdout.readline().strip()
         if not bound:
-            raise NodeError(f"the {what} process of the benchmark ended with exit code {process.wait(TIMEOUT)}")
+            raise NodeError(f"the policy server of the benchmark ended with exit code {process.wait(TIMEOUT)}")
         yield process.pid, bound
     finally:
         process.terminate()
@@ -116,30 +109,3 @@ class Robot:
 
     def close(self) -> None:
         self.bus.close()
-
-
-class Echo:
-    """A bare DEALER that sends as many bytes as a Step has, and gets back as many as an Action has."""
-
-    def __init__(self, endpoint: str, robots: int, keys: str | None = None) -> None:
-        rng = np.random.default_rng(0)
-        step = codec.encode(example.step(500, robots, rng))
-        zeros = np.zeros((robots, example.ACTIONS), np.float32)
-        action = codec.encode(Action(example.SOURCE, 0, 500, 500, zeros, 1, 1, 0))
-        self._frames = [b"step", len(action).to_bytes(4, "little") + step[4:]]
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        if keys:
-            curve.as_client(self._socket, "policy", AllowList(KeyFolder(Path(keys))))
-        self._socket.connect(endpoint)
-
-    def round_trip(self) -> int:
-        begin = time.perf_counter_ns()
-        self._socket.send_multipart(self._frames)
-        self._socket.recv_multipart()
-        return time.perf_counter_ns() - begin
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()

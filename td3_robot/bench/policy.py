@@ -137,7 +137,7 @@ def start(times: int) -> dict[str, Any]:
         example.bundle().save(bundle)
         for number in range(times):
             begin = time.perf_counter()
-            with serving("policy", f"ipc://{folder}/{number}", "--bundle", str(bundle)) as (process, endpoint):
+            with serving(f"ipc://{folder}/{number}", "--bundle", str(bundle)) as (process, endpoint):
                 # The robot connects when the server is up: otherwise ZeroMQ's reconnect interval would be measured.
                 with contextlib.closing(Robot(endpoint, 1)) as robot:
                     robot.round_trip()

@@ -1,6 +1,6 @@
-"""The server process of ``bench link`` and ``bench policy``: the real policy core on the real bus, or an echo.
+"""The server process of ``bench link`` and ``bench policy``: the real policy core on the real bus.
 
-``python -m td3_robot.bench.server policy|echo --endpoint E`` prints the endpoint that it serves.
+``python -m td3_robot.bench.server --endpoint E`` prints the endpoint that it serves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from td3_robot.bench import example
 from td3_robot.bundle import Bundle
@@ -21,7 +20,7 @@ from td3_robot.policy.core import ACCEPTS, PolicyCore
 from td3_robot.runtime import realtime
 from td3_robot.runtime.arguments import Parser
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import KeyFolder, open_keys
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ServerLink
 
 _IDLE = 0.05  # seconds
@@ -29,7 +28,6 @@ _IDLE = 0.05  # seconds
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m td3_robot.bench.server", description=__doc__)
-    parser.add_argument("what", choices=("policy", "echo"))
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--bundle", type=Path, help="policy to serve (default: the example)")
     parser.add_argument("--keys", help="folder of keys")
@@ -37,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     requested = msgspec.json.decode(options.realtime, type=RealtimeConfig)
     realtime.apply(requested)
-    if options.what == "echo":
-        _echo(options.endpoint, options.keys)
     bundle = Bundle.load(options.bundle) if options.bundle else example.bundle()
     core = PolicyCore(0, exploring=False, safety=example.SAFETY)
     core.load(1, bundle)
@@ -49,20 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while True:
         for to, action in core.step(bus.receive(_IDLE), time.monotonic()):
             bus.send(to, action)
-
-
-def _echo(endpoint: str, keys: str | None) -> None:
-    """Serve what ZeroMQ alone costs in Python: a ROUTER returns as many bytes as an Action has."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        if keys:
-            router.curve_server = True
-            router.curve_secretkey = KeyFolder(Path(keys)).identity().secret.encode()
-        router.bind(endpoint)
-        print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
-        while True:
-            key, topic, payload = router.recv_multipart()
-            size = int.from_bytes(payload[:4], "little")
-            router.send_multipart([key, topic, payload[:size]])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ from td3_robot.errors import EXIT_GOOD, UsageError
 
 BENCHMARKS: dict[str, Verb] = {
     "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, start and memory"),
-    "link": Verb(
-        "td3_robot.bench.link:main", "observation to action over a link, beside an echo; a 1 kHz loop; attacks"
-    ),
+    "link": Verb("td3_robot.bench.link:main", "time from observation to action over a link; a 1 kHz loop"),
     "sim": Verb(
         "td3_robot_sims.bench_sim:main", "simulator steps per second beside published robots; memory of a robot"
     ),

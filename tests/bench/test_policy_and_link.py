@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from td3_robot.bench import attack, harness
+from td3_robot.bench import harness
 from td3_robot.bench.peers import Robot
 from td3_robot.cli import main as cli
 from td3_robot.messages import Hello, Step
@@ -44,18 +44,10 @@ def test_link_benchmark() -> None:
     assert told["realtime"] == {"applied": ["garbage collector frozen"], "refused": [], "spin_us": 500}
     for row in told["round_trip_us"].values():
         assert row["policy"]["p50"] > 0
-        assert row["p50_over_echo"] > 0
     turned = told["loop"]
     assert turned["turns"] == 300  # 1 kHz for 0.3 s, late turns included
     assert sum(turned["late_histogram_us"].values()) <= 300
     assert 0 <= turned["missed_deadlines"] <= 300
-
-
-def test_policy_server_answers_every_step_under_attack() -> None:
-    """The benchmark fails if a Step gets no Action."""
-    told = report("link", "--attack", "--trips", "200")
-    assert set(told["attacks"]) == set(attack.KINDS)
-    assert all(row["attacked"]["p50"] > 0 for row in told["attacks"].values())
 
 
 def test_robot_sends_its_step_again_after_the_server_dropped_it(tmp_path: Path) -> None:

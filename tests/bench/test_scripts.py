@@ -137,3 +137,17 @@ def test_recorded_training() -> None:
     assert figures["processor_time_ratio"]["median"] > 0
     assert 0 <= figures["recorder_share"] < 1  # the system counts in ticks of 10 ms
     assert figures["recorded_mb"] > 0
+
+
+def test_link_floor() -> None:
+    rows = report("link_floor.py", "--trips", "200", "--robots", "1", "8")["robots"]
+    for kinds in rows.values():
+        assert kinds["echo"]["p50_over_echo"] == 1
+        assert all(row["p50"] > 0 for row in kinds.values())
+
+
+def test_policy_server_answers_every_step_under_attack() -> None:
+    """The benchmark fails if a Step gets no Action."""
+    attacks = report("link_attack.py", "--trips", "200")["attacks"]
+    assert attacks.keys() == module("link_attack.py").KINDS.keys()
+    assert all(row["attacked"]["p50"] > 0 for row in attacks.values())

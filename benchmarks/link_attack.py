@@ -1,4 +1,10 @@
-"""The attacking process of ``bench link --attack``: what strangers, and broken peers with a valid key, do to a port."""
+"""Round trips of a robot while strangers, or broken peers with a valid key, attack the policy server's port.
+
+    python benchmarks/link_attack.py [--trips 5000] [--json]
+
+The link is TCP with keys. Attacker, server and robot share one machine, so the attacker's processor time is part of
+the cost.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,18 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import zmq
 
+from td3_robot.bench import harness
+from td3_robot.bench.link import Link
+from td3_robot.bench.peers import Robot
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
@@ -25,6 +37,7 @@ KINDS = {
     "frames": "a client with an allowed key that sends a message of 2,000 empty frames every 20 ms",
     "flood": "a client with an allowed key that sends 20 random messages every ms",
 }
+_BLOCK = 200  # round trips in one turn
 _PAUSE = 0.001  # seconds between two attempts
 _CONNECTIONS = 200  # that stay open
 _CLIENTS = 20  # that stay open
@@ -41,7 +54,7 @@ def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
         endpoint: to attack.
         keys: folder with the server's keys.
     """
-    command = [sys.executable, "-m", "td3_robot.bench.attack", kind, endpoint, keys]
+    command = [sys.executable, __file__, kind, endpoint, keys]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
@@ -54,7 +67,7 @@ def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
             process.stdout.close()
 
 
-def main(arguments: list[str]) -> None:
+def attack(arguments: list[str]) -> None:
     kind, endpoint, keys = arguments
     attempts = {
         "half-open": lambda: _connections(endpoint, b"\xff" + bytes(8) + b"\x7f\x03"),
@@ -120,5 +133,47 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
     return dealer
 
 
+def main() -> int:
+    parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and under attacks.")
+    parser.number("--trips", 5000, "N", "round trips of each kind", low=_BLOCK)
+    options = parser.parse(None)
+    report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "attacks": {}}
+    with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder, contextlib.ExitStack() as stack:
+        KeyFolder(Path(folder) / "keys").create("bench")
+        link = Link("curve", Path(folder), RealtimeConfig())
+        served = stack.enter_context(link.policy())
+        robot = stack.enter_context(link.robot(served, 1))
+        for kind in KINDS:
+            report["attacks"][kind] = measure(robot, options.trips, kind, served, str(link.keys))
+    return harness.show(report, options.json, _lines)
+
+
+def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
+    """Round trips without and under an attack, in turns; ``p99_over_quiet`` compares the two."""
+
+    def quiet() -> list[int]:
+        return [robot.round_trip() for _ in range(_BLOCK)]
+
+    def attacked() -> list[int]:
+        with running(kind, endpoint, keys):
+            return quiet()
+
+    blocks = harness.take_turns({"quiet": quiet, "attacked": attacked}, -(-trips // _BLOCK), warm_up=True)
+    figures = {name: harness.percentiles(times) for name, times in blocks.items()}
+    ratios = {
+        f"{part}_over_quiet": round(figures["attacked"][part] / figures["quiet"][part], 2) for part in ("p50", "p99")
+    }
+    return {"attack": KINDS[kind], **figures, **ratios}
+
+
+def _lines(report: harness.Report) -> Iterator[str]:
+    yield harness.PERCENTILES
+    for kind, row in report["attacks"].items():
+        yield harness.percentile_row(f"{kind}, quiet", row["quiet"])
+        yield harness.percentile_row(f"{kind}, attacked", row["attacked"]) + f"   p99 × {row['p99_over_quiet']}"
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] and sys.argv[1] in KINDS:
+        attack(sys.argv[1:])
+    sys.exit(main())
