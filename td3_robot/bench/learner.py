@@ -28,7 +28,6 @@ from td3_robot.learner import compute
 from td3_robot.learner.engine import selection
 from td3_robot.learner.engine.threads import use_threads
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.device import DeviceReplay
 
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
 STORED = 200_000  # transitions in each replay buffer
@@ -153,11 +152,12 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     )
     use_threads(threads, config.threads_in)
     algorithm = selection.implementation(config)(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
-    host = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
-    algorithm.prepare(host.example(BATCH))
+    buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
+    algorithm.prepare(buffer.example(BATCH))
     if config.compile and not algorithm.compiled:
         raise LacksError("the update cannot be compiled; the log has the reason")
-    buffer = DeviceReplay(host, device) if device.type == "cuda" else host
+    if device.type == "cuda":
+        buffer.use_device(device)
     buffer.add(*transitions(STORED), np.ones(STORED, np.float32))
 
     def run(updates: int) -> None:

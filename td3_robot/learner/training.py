@@ -22,7 +22,6 @@ from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.experience.value_check import ValueCheck
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
-from td3_robot.learner.replay_buffer.device import DeviceReplay
 from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
 from td3_robot.learner.replay_buffer.storage import Note, Storage
 from td3_robot.messages import Step
@@ -55,7 +54,9 @@ class Training:
             rows = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
         else:
             rows = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
-        self.replay: ReplayBuffer | DeviceReplay = DeviceReplay(rows, device) if device.type == "cuda" else rows
+        self.replay = rows
+        if device.type == "cuda":
+            rows.use_device(device)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         self.algorithm.prepare(self._prepared(rows.example(learner.batch_size)))
         self.n_step = NStep(learner.n_step, learner.discount, *sizes)

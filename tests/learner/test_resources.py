@@ -17,7 +17,6 @@ from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.device import DeviceReplay
 from td3_robot.learner.replay_buffer.storage import ROWS, File
 from td3_robot.learner.resources import announce, needs
 from td3_robot.runtime.run_folder import RunFolder
@@ -134,12 +133,13 @@ def test_what_lies_on_a_gpu_by_its_tensors(precision: str, device: torch.device)
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
     )
     td3 = FastTD3(22, 6, config.network.hidden, config.learner, 0, device)
-    replay = DeviceReplay(ReplayBuffer(20_000, 22, 6, 0), device)
+    replay = ReplayBuffer(20_000, 22, 6, 0)
+    replay.use_device(device)
     replay.add(*(np.ones((300, *shape), np.float32) for shape in ((22,), (6,), (), (22,), ())))
     td3.learn(replay.sample(256))
     blocks = storages(td3, {}, set())
-    for name in ("_rows", "_batch_rows"):
-        storages(getattr(replay, name), blocks, set())
+    for name in ("_rows", "_batch"):
+        storages(getattr(replay._on_device, name), blocks, set())
     assert sum(blocks.values()) == pytest.approx(needs(config, 22, 6).device, rel=0.02)
 
 

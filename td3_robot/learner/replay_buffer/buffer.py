@@ -13,6 +13,7 @@ from torch import Tensor
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
+from td3_robot.learner.replay_buffer.device import DeviceRows
 from td3_robot.learner.replay_buffer.storage import Memory, Storage, row_size
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ Float32 = NDArray[np.float32]
 
 
 class Batch(NamedTuple):
-    """Transitions drawn from a buffer: torch float32 tensors on the CPU, views of one block of memory.
+    """Transitions drawn from a buffer: torch float32 tensors, views of one block of memory.
 
     Attributes:
         observation: [B, O], in the units of the robot's channels.
@@ -79,6 +80,25 @@ class ReplayBuffer:
         self.storage = storage(capacity, row_size(observation_size, action_size))
         self._rows = self.storage.rows
         self._random = np.random.Generator(np.random.PCG64(seed))
+        self._on_device: DeviceRows | None = None
+        self._device_batch: tuple[Tensor, Batch] | None = None
+
+    def use_device(self, device: torch.device) -> None:
+        """Keep a copy of the rows on a device; batches then come from there, in the same order as without it.
+
+        The rows on the host stay: checkpoints and files are made from them. Only :meth:`restore` and :meth:`recover`
+        wait for the device.
+
+        Raises:
+            ConfigError: the device lacks the memory for all rows.
+        """
+        self._on_device = DeviceRows(self._rows, device)
+        self._copy(0)
+
+    def _copy(self, since: int) -> None:
+        """Copy the transitions from number ``since`` on to the device, if there is one."""
+        if self._on_device:
+            self._on_device.copy(since, self.total_added)
 
     def __len__(self) -> int:
         """Number of stored transitions, at most ``capacity``."""
@@ -104,6 +124,7 @@ class ReplayBuffer:
             ValueError: the shapes do not belong together.
         """
         rows = self._pack(observation, action, reward, next_observation, discount)
+        before = self.total_added
         start = self.total_added + max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         first = start % self.capacity
@@ -111,19 +132,30 @@ class ReplayBuffer:
         self.storage.write(first, rows[:until_the_end])
         self.storage.write(0, rows[until_the_end:])
         self.total_added = start + len(rows)
+        self._copy(before)
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
+
+        With a device, the batch is there, in memory that the next call overwrites.
 
         Raises:
             ValueError: the buffer is empty.
         """
         chosen = self.draw(batch_size)
+        if self._on_device:
+            return self._batch_on_device(self._on_device.gather(chosen))
         # torch's memory always has the same alignment, and so matrix products always add up in the same order: equal
         # batches give equal bits. numpy's memory does not guarantee that.
         rows = torch.empty((batch_size, self._rows.shape[1]))
         np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
         return self.batch(rows)
+
+    def _batch_on_device(self, rows: Tensor) -> Batch:
+        """The columns of rows; the same object for the same memory, as a CUDA graph needs it."""
+        if self._device_batch is None or self._device_batch[0] is not rows:
+            self._device_batch = rows, self.batch(rows)
+        return self._device_batch[1]
 
     def draw(self, batch_size: int) -> NDArray[np.int64]:
         """Draw the row numbers of the next batch, int64[batch_size].
@@ -200,6 +232,7 @@ class ReplayBuffer:
             self.storage.write(0, rows)
         self.total_added = total_added
         self._random = generator
+        self._copy(0)
 
     def _check_file(self, total_added: int) -> None:
         """Check that a durable storage holds the rows of a saved state.
@@ -219,6 +252,7 @@ class ReplayBuffer:
     def recover(self) -> None:
         """Take up the rows that a durable storage holds beyond the restored state."""
         self.total_added = max(self.total_added, self.storage.committed)
+        self._copy(0)
 
     def _pack(
         self,

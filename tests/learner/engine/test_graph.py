@@ -13,7 +13,6 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.engine.graph import CapturedUpdate, Work, aside, difference
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.device import DeviceReplay
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 
@@ -34,9 +33,11 @@ class Recorder:
         return launch
 
 
-def buffer(device: torch.device) -> DeviceReplay:
+def buffer(device: torch.device | None) -> ReplayBuffer:
     random = np.random.default_rng(1)
-    made = DeviceReplay(ReplayBuffer(100, O, A, seed=2), device)
+    made = ReplayBuffer(100, O, A, seed=2)
+    if device:
+        made.use_device(device)
 
     def normal(*shape: int) -> Any:
         return random.standard_normal((100, *shape)).astype(np.float32)
@@ -186,7 +187,7 @@ def test_another_batch_reaches_the_captured_memory() -> None:
     for captured in (False, True):
         td3 = FastTD3(O, A, (24, 16), LearnerConfig(), 3)
         update = CapturedUpdate(td3, recorder, do) if captured else td3.learn
-        host = buffer(torch.device("cpu")).host
+        host = buffer(None)
         for size in (B, B, B, B, B, B, 16, 16, 16):
             update(host.sample(size))
         results.append(td3)

@@ -13,7 +13,6 @@ import torch
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.learner.replay_buffer import device as device_buffer
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.device import DeviceReplay
 from td3_robot.learner.replay_buffer.storage import File, Note
 
 O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
@@ -26,7 +25,12 @@ def transitions(random: np.random.Generator, count: int) -> tuple[Any, ...]:
     return normal(O), np.tanh(normal(A)), normal(), normal(O), random.random(count) < 0.2
 
 
-def same(device: DeviceReplay, host: ReplayBuffer) -> bool:
+def mirrored(buffer: ReplayBuffer, device: torch.device) -> ReplayBuffer:
+    buffer.use_device(device)
+    return buffer
+
+
+def same(device: ReplayBuffer, host: ReplayBuffer) -> bool:
     ours, theirs = device.sample(64), host.sample(64)
     return all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
@@ -34,7 +38,7 @@ def same(device: DeviceReplay, host: ReplayBuffer) -> bool:
 def test_samples_are_those_of_the_host(seed: int, device: torch.device) -> None:
     """Capacity 10: additions that fit, that run over the end, that fill it exactly, and that are longer than it."""
     random = np.random.default_rng(seed)
-    host, on_device = ReplayBuffer(10, O, A, seed=1), DeviceReplay(ReplayBuffer(10, O, A, seed=1), device)
+    host, on_device = ReplayBuffer(10, O, A, seed=1), mirrored(ReplayBuffer(10, O, A, seed=1), device)
     for count in (1, 4, 3, 7, 10, 25, 1, 0, 9):
         new = transitions(random, count)
         host.add(*new)
@@ -54,22 +58,22 @@ def test_rows_of_a_file_go_there_block_by_block(
     def in_file(number: int) -> ReplayBuffer:
         return ReplayBuffer(10, O, A, number, lambda *size: File(tmp_path, *size))
 
-    host, on_device = ReplayBuffer(10, O, A, seed=1), DeviceReplay(in_file(1), device)
+    host, on_device = ReplayBuffer(10, O, A, seed=1), mirrored(in_file(1), device)
     for count in (3, 6, 9):
         new = transitions(random, count)
         host.add(*new)
         on_device.add(*new)
         assert same(on_device, host)
     on_device.storage.commit(Note(18, 18, "sim-0", {}, {}))
-    host, again = ReplayBuffer(10, O, A, seed=5), DeviceReplay(in_file(5), device)
+    host, again = ReplayBuffer(10, O, A, seed=5), mirrored(in_file(5), device)
     assert len(again) == 0
     again.recover()
-    host.total_added, host.rows[:] = 18, on_device.host.rows
+    host.total_added, host.rows[:] = 18, on_device.rows
     assert same(again, host)
 
 
 def test_a_batch_lies_on_the_device_and_in_the_same_memory_each_time(device: torch.device) -> None:
-    buffer = DeviceReplay(ReplayBuffer(10, O, A, seed=1), device)
+    buffer = mirrored(ReplayBuffer(10, O, A, seed=1), device)
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(4)
     buffer.add(*transitions(np.random.default_rng(0), 5))
@@ -85,7 +89,7 @@ def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
     host.add(*transitions(random, 13))
     host.sample(5)
     arrays, scalars = host.state()
-    on_device = DeviceReplay(ReplayBuffer(10, O, A, seed=9), device)
+    on_device = mirrored(ReplayBuffer(10, O, A, seed=9), device)
     on_device.restore({"rows": arrays["rows"].copy()}, json.loads(json.dumps(scalars)))
     assert same(on_device, host)
     again = ReplayBuffer(10, O, A, seed=9)
@@ -103,4 +107,4 @@ def test_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(ConfigError, match=r"learner.buffer_size is 10: 0.0 GB do not fit into the memory of cpu; use"):
-        DeviceReplay(ReplayBuffer(10, O, A, seed=1), torch.device("cpu"))
+        mirrored(ReplayBuffer(10, O, A, seed=1), torch.device("cpu"))
