@@ -1,21 +1,19 @@
-"""``td3-robot bench sim``: simulation speed beside the published robots, and memory of a robot.
+"""``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All contestants step through the same random actions, and through the resets that these lead to. Resets count as work.
+All robots step through the same random actions, and through the resets that these lead to. Resets count as steps.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-import gymnasium
 import numpy as np
 
 from td3_robot.bench import harness
 from td3_robot.bench.harness import Report, ratio, seconds_of, take_turns
-from td3_robot.errors import UsageError
 from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
@@ -24,46 +22,76 @@ from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
+ALONE = 0  # size of a robot that is stepped without a fleet
 FLEETS = (1, 4, 16)
-PUBLISHED = "pybullet_envs_gymnasium"
 OURS = "td3_robot"
-WRAPPED = "td3_robot_gymnasium"  # from gymnasium.make(), which adds the same wrappers to the published robot
-_SEED = 0
+SEED = 0
+
+
+class Robots(Protocol):
+    """One robot or a fleet."""
+
+    def step(self, action: Float32) -> object:
+        """Step all robots, or reset those that have ended; ``action`` has a row for each robot."""
+
+    def close(self) -> None: ...
+
+
+Contestants = dict[tuple[str, int], Robots]
+"""By name and size."""
+Times = Mapping[tuple[str, int], Sequence[float]]
+"""By name and size: seconds for the step of a robot, for each round."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = harness.Options(
-        "td3-robot bench sim",
-        "Measure steps per second of our robots and of the published ones, and the memory of a robot.",
-        ("", "--json > sim.json", "--steps 5000 --rounds 9"),
-    )
+    description = "Measure steps per second of the simulated robots, and the memory of a robot."
+    given = options("td3-robot bench sim", description).parse(arguments)
+    with c_output_on_stderr():  # what a physics engine prints would corrupt the JSON
+        report = measure(given)
+    return harness.show(report, given.json, lines)
+
+
+def options(command: str, description: str) -> harness.Options:
+    """Return the options of this benchmark."""
+    parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"))
     parser.number("--steps", 1000, "N", "steps in one turn")
     parser.number("--rounds", 5, "N", "turns of each contestant")
     parser.number("--resets", 1000, "N", "resets over which to watch memory")
-    options = parser.parse(arguments)
-    if lack := harness.not_installed(PUBLISHED):
-        raise UsageError(lack)
-    with c_output_on_stderr():  # the published robots print when they connect, which would corrupt the JSON
-        importlib.import_module(PUBLISHED)  # registers its robots
-        report: Report = {
-            "benchmark": "sim",
-            "machine": harness.describe("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED),
-            "steps_per_block": options.steps,
-            "rounds": options.rounds,
-            # Memory first: later parts free memory that a new robot would reuse unnoticed.
-            "memory": {task: memory(task, options.resets) for task in TASKS},
-            "one_robot": {task: one_robot(task, options.steps, options.rounds) for task in TASKS},
-            "fleet": {task: fleets(task, options.steps, options.rounds) for task in TASKS},
-        }
-    return harness.show(report, options.json, _lines)
+    return parser
+
+
+def measure(
+    options: argparse.Namespace,
+    others: Callable[[str], Contestants] = lambda _: {},
+    compare: Callable[[Times, int], dict[str, float]] = lambda *_: {},
+) -> Report:
+    """Measure memory and speed of every task.
+
+    Args:
+        options: of :func:`options`.
+        others: returns further contestants for a task.
+        compare: returns further figures for all contestants of a size.
+    """
+    # Memory first: later parts free memory that a new robot would reuse unnoticed.
+    used = {task: memory(task, options.resets) for task in TASKS}
+    rows = {task: speeds(task, options.steps, options.rounds, others(task), compare) for task in TASKS}
+    return {
+        "benchmark": "sim",
+        "machine": harness.describe("td3-robot", "pybullet", "numpy"),
+        "steps_per_block": options.steps,
+        "rounds": options.rounds,
+        "memory": used,
+        "one_robot": {task: rows[task][ALONE] for task in TASKS},
+        "fleet": {task: {str(size): rows[task][size] for size in FLEETS} for task in TASKS},
+    }
 
 
 def memory(task: str, resets: int, robots: int = 8) -> dict[str, Any]:
     """Bytes of RAM for one more robot, and growth of one robot over many resets with a few steps each.
 
-    Values are None where the system does not tell.
+    Values are None on systems other than Linux.
     """
-    first = tasks.make(task, _SEED)
+    first = tasks.make(task, SEED)
     others: list[Environment] = []
     action = np.zeros(first.spec.action_size, np.float32)
     _episodes(first, action, 20)
@@ -92,98 +120,59 @@ def _episodes(environment: Environment, action: Float32, count: int) -> None:
             environment.step(action)
 
 
-def one_robot(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Steps per second of one robot: ours, ours as a Gymnasium environment, and the published one."""
-    importlib.import_module("td3_robot_sims.gymnasium_env")
-    ours = tasks.make(task, _SEED)
-    actions = _actions(steps, ours.spec.action_size)
-    wrapped = gymnasium.make(f"td3_robot/{task}-v0", disable_env_checker=True)
-    published = gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True)
-    wrapped.reset(seed=_SEED)
-    published.reset(seed=_SEED)
-    ours.reset()
+class _Alone:
+    """One robot of ours without a fleet."""
 
-    def step_ours() -> None:
-        for action in actions:
-            outcome = ours.step(action)
-            if outcome.terminated or outcome.truncated:
-                ours.reset()
-
-    def step_gymnasium(env: gymnasium.Env[Any, Any]) -> None:
-        for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    blocks: dict[str, Callable[[], None]] = {
-        OURS: step_ours,
-        WRAPPED: partial(step_gymnasium, wrapped),
-        PUBLISHED: partial(step_gymnasium, published),
-    }
-    seconds = take_turns({name: seconds_of(run) for name, run in blocks.items()}, rounds, warm_up=True)
-    for env in (ours, wrapped, published):
-        env.close()
-    ratios = {f"{name}_over_published": ratio(seconds[PUBLISHED], seconds[name]) for name in (OURS, WRAPPED)}
-    return {name: speed(steps, times) for name, times in seconds.items()} | ratios
-
-
-def fleets(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Robot steps per second of processes with several robots each, ours and published ones; resets count as steps.
-
-    Fleets of all sizes take turns with each other, so that a ratio to one robot is a ratio within one round, too.
-    """
-    contestants: dict[tuple[str, int], VectorEnvironment | _Published] = {}
-    for size in FLEETS:
-        contestants[OURS, size] = VectorEnvironment(lambda seed: tasks.make(task, seed), size, _SEED, "bench", 0)
-        contestants[PUBLISHED, size] = _Published(task, size)
-    calls = {size: -(-steps // size) for size in FLEETS}
-    blocks = {}
-    for (name, size), fleet in contestants.items():
-        actions = _actions(calls[size] * size, tasks.spec(task).action_size).reshape(calls[size], size, -1)
-        blocks[name, size] = seconds_of(partial(_step_all, fleet, actions))
-    seconds = take_turns(blocks, rounds, warm_up=True)
-    for fleet in contestants.values():
-        fleet.close()
-    each = {(name, size): [time / (calls[size] * size) for time in times] for (name, size), times in seconds.items()}
-    return {
-        str(size): {
-            **{name: speed(calls[size] * size, seconds[name, size]) for name in (OURS, PUBLISHED)},
-            f"{OURS}_over_published": ratio(each[PUBLISHED, size], each[OURS, size]),
-            f"{OURS}_over_one_robot": ratio(each[OURS, 1], each[OURS, size]),
-            "threads": contestants[OURS, size].threads,
-        }
-        for size in FLEETS
-    }
-
-
-class _Published:
-    """Published robots, stepped as our fleet steps ours: a step that resets a robot does nothing else with it."""
-
-    threads = 1
-
-    def __init__(self, task: str, size: int) -> None:
-        self._robots = [gymnasium.make(f"{task}BulletEnv-v0", disable_env_checker=True) for _ in range(size)]
-        self._ended = [False] * size
-        for number, robot in enumerate(self._robots):
-            robot.reset(seed=number)
+    def __init__(self, task: str) -> None:
+        self._robot = tasks.make(task, SEED)
+        self._robot.reset()
+        self.close = self._robot.close
 
     def step(self, action: Float32) -> None:
-        for number, robot in enumerate(self._robots):
-            if self._ended[number]:
-                robot.reset()
-                self._ended[number] = False
-            else:
-                _, _, terminated, truncated, _ = robot.step(action[number])
-                self._ended[number] = terminated or truncated
-
-    def close(self) -> None:
-        for robot in self._robots:
-            robot.close()
+        outcome = self._robot.step(action[0])
+        if outcome.terminated or outcome.truncated:
+            self._robot.reset()
 
 
-def _step_all(fleet: VectorEnvironment | _Published, actions: Float32) -> None:
+def speeds(
+    task: str,
+    steps: int,
+    rounds: int,
+    others: Contestants,
+    compare: Callable[[Times, int], dict[str, float]],
+) -> dict[int, dict[str, Any]]:
+    """Robot steps per second of each size, and of fleets over a fleet of one.
+
+    All contestants take turns with each other, so that every ratio is a ratio within one round.
+    """
+    fleets = {size: VectorEnvironment(lambda seed: tasks.make(task, seed), size, SEED, "bench", 0) for size in FLEETS}
+    contestants: Contestants = {
+        (OURS, ALONE): _Alone(task),
+        **{(OURS, size): fleets[size] for size in FLEETS},
+        **others,
+    }
+    blocks, robot_steps = {}, {}
+    for (name, size), robots in contestants.items():
+        calls, rows = -(-steps // max(1, size)), max(1, size)
+        shape = calls, rows, tasks.spec(task).action_size
+        actions = np.random.default_rng(SEED).uniform(-1, 1, shape).astype(np.float32)
+        blocks[name, size] = seconds_of(partial(_step_all, robots, actions))
+        robot_steps[name, size] = calls * rows
+    seconds = take_turns(blocks, rounds, warm_up=True)
+    for robots in contestants.values():
+        robots.close()
+    each = {key: [time / robot_steps[key] for time in times] for key, times in seconds.items()}
+    figures: dict[int, dict[str, Any]] = {}
+    for (name, size), times in each.items():
+        figures.setdefault(size, compare(each, size))[name] = speed(1, times)
+    for size, fleet in fleets.items():
+        figures[size] |= {f"{OURS}_over_one_robot": ratio(each[OURS, 1], each[OURS, size]), "threads": fleet.threads}
+    return figures
+
+
+def _step_all(robots: Robots, actions: Float32) -> None:
     for action in actions:
-        fleet.step(action)
+        robots.step(action)
 
 
 def speed(steps: int, seconds: Sequence[float]) -> dict[str, float]:
@@ -191,20 +180,12 @@ def speed(steps: int, seconds: Sequence[float]) -> dict[str, float]:
     return harness.summary("steps_per_s", [steps / value for value in seconds])
 
 
-def _actions(steps: int, size: int) -> Float32:
-    return np.random.default_rng(_SEED).uniform(-1, 1, (steps, size)).astype(np.float32)
-
-
-def _lines(report: Report) -> Iterator[str]:
+def lines(report: Report) -> Iterator[str]:
     for task in TASKS:
-        rows = report["one_robot"][task]
-        for name in (OURS, WRAPPED, PUBLISHED):
-            yield f"{task:9} {name:24} {_rate(rows[name])}  {rows.get(f'{name}_over_published', 1.0):5.2f} × published"
+        yield from _rows(f"{task:9} one robot            ", report["one_robot"][task])
         for size, row in report["fleet"][task].items():
-            yield (
-                f"{task:9} {size:>2} robots, {row['threads']:>2} threads   {_rate(row[OURS])}  "
-                f"{row[f'{OURS}_over_published']:5.2f} × published, {row[f'{OURS}_over_one_robot']:.2f} × one robot"
-            )
+            over = f"  {row[f'{OURS}_over_one_robot']:.2f} × one robot"
+            yield from (text + over for text in _rows(f"{task:9} {size:>2} robots, {row['threads']:>2} threads", row))
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
             yield (
@@ -213,5 +194,9 @@ def _lines(report: Report) -> Iterator[str]:
             )
 
 
-def _rate(row: dict[str, float]) -> str:
-    return f"{row['steps_per_s']:8.0f} steps/s [{row['lowest']:.0f}, {row['highest']:.0f}]"
+def _rows(label: str, row: Mapping[str, Any]) -> Iterator[str]:
+    for name in [name for name, figures in row.items() if isinstance(figures, dict) and name.startswith(OURS)]:
+        text = f"{label} {name:20} {row[name]['steps_per_s']:8.0f} steps/s"
+        text += f" [{row[name]['lowest']:.0f}, {row[name]['highest']:.0f}]"
+        over = row.get(f"{name}_over_published")
+        yield text + (f"  {over:5.2f} × published" if over else "")

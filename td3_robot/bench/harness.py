@@ -7,7 +7,6 @@ meets all of them alike. A figure is the median over the rounds. A ratio is the 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -24,11 +23,6 @@ from td3_robot.util import machine
 
 Report = dict[str, Any]
 """What a benchmark reports, as plain JSON values. The key ``machine`` describes the machine."""
-PEERS = {
-    "stable_baselines3": "stable-baselines3>=2.6",
-    "pybullet_envs_gymnasium": "pybullet_envs_gymnasium==0.6.0",
-}
-"""Module of a package that we compare with, and what ``pip install`` takes for it."""
 
 _Name = TypeVar("_Name")
 _Result = TypeVar("_Result")
@@ -78,20 +72,6 @@ class Options(Parser):
 def describe(*packages: str) -> dict[str, Any]:
     """Describe this machine, with the versions of those packages that are installed."""
     return machine.describe([name for name in packages if machine.version(name)])
-
-
-def not_installed(*modules: str) -> str | None:
-    """Say which package to install before we can compare with it; None if all are there.
-
-    Args:
-        modules: keys of :data:`PEERS`.
-    """
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            requirement = PEERS[module]
-            package = requirement.partition(">")[0].partition("=")[0]
-            return f"{package} is not installed; pip install '{requirement}'"
-    return None
 
 
 def take_turns(

@@ -11,9 +11,7 @@ from td3_robot.errors import EXIT_GOOD, UsageError
 BENCHMARKS: dict[str, Verb] = {
     "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, start and memory"),
     "link": Verb("td3_robot.bench.link:main", "time from observation to action over a link; a 1 kHz loop"),
-    "sim": Verb(
-        "td3_robot_sims.bench_sim:main", "simulator steps per second beside published robots; memory of a robot"
-    ),
+    "sim": Verb("td3_robot_sims.bench_sim:main", "simulator steps per second; memory of a robot"),
     "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second of the learner"),
     "train": Verb("td3_robot.bench.train:main", "environment steps per second of a training"),
     "record": Verb("td3_robot.bench.recording:record", "cost of being recorded; speed of a recorder"),

@@ -151,3 +151,14 @@ def test_policy_server_answers_every_step_under_attack() -> None:
     attacks = report("link_attack.py", "--trips", "200")["attacks"]
     assert attacks.keys() == module("link_attack.py").KINDS.keys()
     assert all(row["attacked"]["p50"] > 0 for row in attacks.values())
+
+
+def test_sim_peers() -> None:
+    """The published robots print from C, and standard output is still the JSON alone."""
+    found = report("sim_peers.py", "--steps", "2", "--rounds", "1", "--resets", "1")
+    for task in ("Walker2D", "Ant"):
+        alone = found["one_robot"][task]
+        ours, theirs = (alone[name]["steps_per_s"] for name in ("td3_robot", "pybullet_envs_gymnasium"))
+        assert alone["td3_robot_over_published"] == pytest.approx(ours / theirs)
+        assert alone["td3_robot_gymnasium_over_published"] > 0
+        assert all(row["td3_robot_over_published"] > 0 for row in found["fleet"][task].values())

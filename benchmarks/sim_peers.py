@@ -1,0 +1,75 @@
+"""Simulation speed beside the published robots of ``pybullet_envs_gymnasium``.
+
+    python benchmarks/sim_peers.py [--steps 1000] [--rounds 5] [--json]
+
+``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, which adds the same wrappers to the published robot.
+Needs ``pip install pybullet_envs_gymnasium==0.6.0``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+from td3_robot_sims import bench_sim
+from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, Contestants, Times
+from td3_robot_sims.quiet import c_output_on_stderr
+
+from td3_robot.bench import harness
+from td3_robot.specs import Float32
+
+PUBLISHED = "pybullet_envs_gymnasium"
+WRAPPED = "td3_robot_gymnasium"
+
+
+class Gymnasium:
+    """Robots from ``gymnasium.make()``."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._alone = size == ALONE
+        self._robots = [gymnasium.make(name, disable_env_checker=True) for _ in range(max(1, size))]
+        self._ended = [False] * len(self._robots)
+        for number, robot in enumerate(self._robots):
+            robot.reset(seed=SEED + number)
+
+    def step(self, action: Float32) -> None:
+        """Reset a robot alone at once. In a fleet, as in ours, its next step resets it and does nothing else."""
+        for number, robot in enumerate(self._robots):
+            if self._ended[number]:
+                robot.reset()
+                self._ended[number] = False
+                continue
+            _, _, terminated, truncated, _ = robot.step(action[number])
+            self._ended[number] = terminated or truncated
+            if self._alone and self._ended[number]:
+                robot.reset()
+                self._ended[number] = False
+
+    def close(self) -> None:
+        for robot in self._robots:
+            robot.close()
+
+
+def peers(task: str) -> Contestants:
+    published = {(PUBLISHED, size): Gymnasium(f"{task}BulletEnv-v0", size) for size in (ALONE, *FLEETS)}
+    return {(WRAPPED, ALONE): Gymnasium(f"td3_robot/{task}-v0", ALONE), **published}
+
+
+def compare(times: Times, size: int) -> dict[str, float]:
+    names = [name for name in (OURS, WRAPPED) if (name, size) in times]
+    return {f"{name}_over_published": harness.ratio(times[PUBLISHED, size], times[name, size]) for name in names}
+
+
+def main() -> int:
+    options = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.").parse(None)
+    with c_output_on_stderr():  # the published robots print when they connect, which would corrupt the JSON
+        import pybullet_envs_gymnasium  # noqa: F401  registers its robots
+        import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
+
+        report = bench_sim.measure(options, peers, compare)
+    report["machine"] = harness.describe("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED)
+    return harness.show(report, options.json, bench_sim.lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
