@@ -25,7 +25,7 @@ class Topic:
         rate: in words, because most rates follow the configuration.
         queue: *never drop*: bounded; the sender waits if it may block, else it counts the loss. *keep latest*: the
             receiver drains its queue, uses the newest message and counts the rest. *never wait*: bounded; the sender
-            drops messages without room and counts them.
+            drops messages for which there is no room, and counts them.
         recorded: *sent*: the publisher offers it to a recorder, once for all subscribers. *taken*: the subscriber does,
             because the publisher is not recorded. *no*: nobody does.
     """

@@ -1,4 +1,4 @@
-"""All cores of a run in one process, in turn: what lock-step over processes must equal bit for bit."""
+"""Runs all cores of a run in one process, in turn. Lock-step over processes must give the same results bit for bit."""
 
 from __future__ import annotations
 

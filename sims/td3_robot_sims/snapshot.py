@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _STEP = "step"
 _ROBOTS = "fleet."
-"""Begins the names of the robots' arrays. Checkpoints hold it, so it must stay."""
+"""Prefix of the names of the robots' arrays. Checkpoints contain it, so it must not change."""
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:

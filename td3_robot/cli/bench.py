@@ -16,7 +16,7 @@ BENCHMARKS: dict[str, Verb] = {
     "train": Verb("td3_robot.bench.train:main", "environment steps per second of a training"),
     "record": Verb("td3_robot.bench.recording:record", "cost of being recorded; speed of a recorder"),
     "replay": Verb(
-        "td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, in times real time"
+        "td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, as a multiple of real time"
     ),
 }
 """Name of a benchmark to its row."""

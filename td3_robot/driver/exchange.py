@@ -41,7 +41,7 @@ class Exchange:
 
     @property
     def may_step(self) -> bool:
-        """Whether nothing is left to wait for at full speed: an Action is there, or no Step has asked for one."""
+        """Whether the next step may come at full speed: an Action is there, or no Step has asked for one."""
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:
@@ -62,12 +62,12 @@ class Exchange:
         self.state, self.action, self.use = Progress.BLIND, None, None
 
     def rewind(self, step: Step | None) -> None:
-        """Be where this Step was the newest, before its Action came."""
+        """Go back to the time when this Step was the newest and its Action had not come yet."""
         self.state = Progress.WAITING if step else Progress.NOTHING
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
-        """Whether the policy server has not answered for so long that the Step is due again; then it counts as sent."""
+        """Whether to send the Step again, because no answer has come for too long. If so, it counts as sent now."""
         if self.state is not Progress.WAITING or now - self._asked <= _ASK_AGAIN:
             return False
         self._asked = now

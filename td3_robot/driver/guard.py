@@ -1,6 +1,6 @@
 """The robot's own safety: state, watchdog, limits and safe action between Actions and the robot.
 
-It holds whatever the policy server does or fails to do.
+It protects the robot even if the policy server fails or misbehaves.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from td3_robot.specs import Float32, RobotSpec
 class Guard:
     """Guards the robots of one source.
 
-    The first Action after the start or an ``activate`` arms the watchdog, which runs on from episode to episode. With a
-    deadline, the safe action is applied until the first Action of each episode; without one, the pacing decides. The
-    limits of the specification hold even if the settings have none.
+    The first Action after the start or an ``activate`` arms the watchdog, which runs on from episode to episode. Until
+    the first Action of each episode, the safe action is applied if there is a deadline; else the pacing chooses the
+    action. The limits of the specification hold even if the settings have none.
 
     Args:
         spec: the robot.
@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`look` is needed next, in seconds; None while the watchdog waits for no Action."""
+        """When :meth:`look` is needed next, in seconds; None while no deadline is running."""
         return -math.inf if self._begun else self._watchdog.due
 
     @property
@@ -64,7 +64,7 @@ class Guard:
         return not self.lifecycle.active or waiting
 
     def look(self, now: float) -> None:
-        """Follow the time: start by itself, and compare the time with the deadline."""
+        """Compare the time with the deadline. The first call also activates the robot if ``autostart`` is set."""
         if self._autostart:
             self._autostart = False
             self.lifecycle.command("configure", now, "the robot is there")
@@ -75,7 +75,7 @@ class Guard:
         self._watchdog.bites(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
-        """What an Action that answers the newest Step may do: float32[N, A] within the limits; None: nothing."""
+        """What to apply of an Action that answers the newest Step: float32[N, A] within the limits, or None."""
         self._watchdog.feed(now)
         self._waiting = False
         if not self.lifecycle.active:
@@ -95,7 +95,7 @@ class Guard:
     def begin(self) -> None:
         """An episode begins. The deadline of its first Action counts from the next :meth:`look`.
 
-        A reset may take any time, and the caller's time is from before it.
+        A reset may take any time, and the caller read its clock before the reset.
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None

@@ -29,7 +29,7 @@ class Publisher:
 
     Attributes:
         version: of the newest Weights; 0 before the first.
-        published_at: updates that the newest Weights for the policy servers have.
+        published_at: number of updates made before the newest Weights for the policy servers.
         explores: learning has started, so that the policy servers explore with the configured noise.
         sent: the newest Weights for the policy servers, oldest first.
         policies, evaluators: the peers that receive weights.
@@ -114,12 +114,12 @@ class Publisher:
         return list(self.evaluations.pending.values())
 
     def resend(self) -> list[Output]:
-        """Send what every policy server and evaluator may lack once more."""
+        """Send once more what policy servers and evaluators may lack."""
         outputs: list[Output] = [(peer, weights) for peer in self.policies for weights in self.sent]
         return outputs + [(peer, weights) for weights in self.pending() for peer in self.evaluators]
 
     def _evaluate(self) -> list[Output]:
-        """Ask the evaluator to evaluate the policy, unless too many wait for it."""
+        """Ask the evaluator to evaluate the policy, unless too many policies already wait for an evaluation."""
         if not self.evaluations.ask(self._learning.env_steps):
             self.version += 1  # versions must not depend on the speed of the evaluator
             return []

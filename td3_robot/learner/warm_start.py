@@ -57,8 +57,8 @@ def observations(bundle: Bundle) -> int:
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(
-            f"{_KEY}: that policy normalises observations and does not say of how many its mean is: env_steps in its "
-            f"provenance is {str(count)[:40]}; needed is 1 or more"
+            f"{_KEY}: that policy normalises observations, but it does not say how many its mean summarises: "
+            f"env_steps in its provenance is {str(count)[:40]}; it must be 1 or more"
         )
     return count
 
@@ -90,9 +90,9 @@ def begin(core: LearnerCore) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions of recorded Steps.
 
-    They count as no environment steps, and the edge between them and later Steps counts as no gap. The last steps of
-    each recording make n-step returns of the rewards there are. If the replay file holds the rows of an earlier
-    process, recorded transitions are among them, and nothing is stored.
+    They do not count as environment steps, and the change from them to later Steps does not count as a gap. The n-step
+    returns of the last steps of each recording use only the rewards that were recorded. If the replay file holds the
+    rows of an earlier process, recorded transitions are among them, and nothing is stored.
 
     Returns:
         The number of stored transitions of each recording.

@@ -14,8 +14,8 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # robots that are away, and that no policy may move, that are remembered
-_STOPS = 1024  # names of robots that are stopped one by one
+_AWAY = 1024  # absent robots to remember, of those that no policy may move
+_STOPS = 1024  # names of individually stopped robots
 _LONGEST_REASON = 500  # characters of a reason that is kept over a restart
 
 
@@ -23,7 +23,7 @@ class Safety:
     """The one place where a policy server's stops and faults are.
 
     An emergency stop of one robot holds for its name, whether the robot is connected or not and whether the server
-    watches over it or not. It lasts until a reset names the robot or reaches it.
+    watches over it or not. It lasts until a reset of that robot or of all robots.
 
     Args:
         node: name of the server.
@@ -31,7 +31,7 @@ class Safety:
     Attributes:
         lifecycle: of the server itself.
         watches: over the robots that have something to watch, by name.
-        stopped: names of the robots that are stopped one by one.
+        stopped: names of the individually stopped robots.
     """
 
     def __init__(self, node: str) -> None:
@@ -45,7 +45,7 @@ class Safety:
         return min((watch.due for watch in self.watches.values() if watch.due is not None), default=None)
 
     def acts(self, name: str) -> bool:
-        """Whether neither the server's state nor a stop by name keeps a policy from moving this robot."""
+        """Whether the server is active and this robot is not stopped by its name."""
         return self.lifecycle.active and name not in self.stopped
 
     def stops(self, name: str) -> bool:
@@ -59,7 +59,7 @@ class Safety:
         return watch
 
     def missing(self, now: float) -> Iterator[tuple[str, Step]]:
-        """The robots whose observations have just been missing for too long, each with its newest Step."""
+        """The robots whose observations this call finds overdue, each with its newest Step."""
         for name, watch in self.watches.items():
             if watch.missing(now) and watch.newest:
                 yield name, watch.newest
@@ -74,7 +74,7 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def follow_watch(self, name: str, command: Command, now: float) -> str:
-        """Have the watch over a robot follow a Command; the error, empty if there is none."""
+        """Have the watch over a robot follow a Command; returns the error, or an empty text."""
         watch = self.watches.get(name)
         try:
             if watch and watch_follows(command):
@@ -84,16 +84,16 @@ class Safety:
         return ""
 
     def follow_name(self, name: str, command: Command) -> str:
-        """Apply a Command for one robot to the stop of that robot; the error, empty if there is none."""
+        """Apply a Command for one robot to the stop of that robot; returns the error, or an empty text."""
         if command.verb == "estop":
             if len(self.stopped) >= _STOPS and name not in self.stopped:
-                return f"{_STOPS} robots are stopped one by one already; stop all with estop, without a target"
+                return f"{_STOPS} robots are individually stopped already; stop all with estop, without a target"
             self.stopped.add(name)
             log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
         return self.follow_all(name, command)
 
     def follow_all(self, name: str, command: Command) -> str:
-        """Apply a Command for all robots to the stop of one robot; the error, empty if there is none."""
+        """Apply a Command for all robots to the stop of one robot; returns the error, or an empty text."""
         if command.verb == "reset":
             self.stopped.discard(name)
         elif command.verb in ("configure", "activate", "deactivate") and name in self.stopped:
@@ -103,7 +103,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str) -> None:
-        """Forget a robot that has left, unless its watch is not active: a return must not end a fault."""
+        """Forget a robot that has left if its watch is active. Keep any other watch: a return must not end a fault."""
         watch = self.watches.pop(name, None)
         if watch and not watch.lifecycle.active:
             self.watches[name] = watch  # at the end: the robots that left last
@@ -116,7 +116,7 @@ class Safety:
         """
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
-            log.warning("%s: forgets %r: %d others are away that no policy may move", self.lifecycle.node, name, _AWAY)
+            log.warning("%s: forgets %r: %d robots that left later are remembered", self.lifecycle.node, name, _AWAY)
             del self.watches[name]
 
     # -- restarts ------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ class Safety:
             lines.append(f"no policy moves {name!r} until activate: {lifecycle.reason}")
         if state.stopped:
             self.stopped.update(state.stopped)
-            lines.append(f"stopped one by one, until reset names them: {', '.join(state.stopped)}")
+            lines.append(f"individually stopped, until reset names them: {', '.join(state.stopped)}")
         return lines
 
 
 def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Why a lifecycle is held, as a restart has to keep it: with at most the ``longest`` reason, in characters."""
+    """Why a lifecycle is held, for a restart to keep; the reason is cut to ``longest`` characters."""
     held = lifecycle.held
     if held is None or held.cause is Cause.INACTIVE:
         return held and Held(Cause.INACTIVE)

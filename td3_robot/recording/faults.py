@@ -16,7 +16,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}  # first time (ns) and count
-        self._stamps: dict[str, int] = {}  # of the newest of each: a server repeats changes of its robots
+        self._stamps: dict[str, int] = {}  # of the newest change with each fault: a server sends changes again
         self._others = 0
 
     def look(self, entry: Entry, message: Message) -> str | None:
@@ -44,7 +44,7 @@ class Faults:
             for what, (first, count) in self._found.items()
         ]
         if self._others:
-            rows.append({"what": f"others, beyond {_MOST} that differ", "first_s": None, "count": self._others})
+            rows.append({"what": f"other faults, after the first {_MOST}", "first_s": None, "count": self._others})
         return rows
 
 

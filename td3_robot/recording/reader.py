@@ -116,7 +116,7 @@ class SessionFile:
             body = file.read(length)
             if opcode == Opcode.DATA_END and length == 4:  # another length means a damaged record
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
-                    self._damaged(offset, "the checksum of all before this does not fit")
+                    self._damaged(offset, "the checksum of all data before this does not match")
                 self.index = _index_damage(file.tell(), file.read())
                 self.read = self.size
                 return
@@ -133,7 +133,7 @@ class SessionFile:
     def _take_index(self, file: BinaryIO) -> None:
         """Read channels and message counts from the index, because the chunk with a channel may be damaged."""
         begin = file.tell()
-        with contextlib.suppress(Exception):  # reading on finds and reports the damage
+        with contextlib.suppress(Exception):  # the damage is found and reported later, when the records are read
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
@@ -173,7 +173,7 @@ class SessionFile:
             return [Metadata(record.name, dict(record.metadata))]
         elif opcode == Opcode.ATTACHMENT:
             if zlib.crc32(body[:-4]) != int.from_bytes(body[-4:], "little"):
-                raise ValueError("its checksum does not fit")
+                raise ValueError("its checksum does not match")
             attached = records.Attachment.read(stream)
             return [Attachment(attached.name, attached.media_type, attached.data)]
         elif opcode == Opcode.CHUNK:
@@ -184,14 +184,14 @@ class SessionFile:
         """The messages of a chunk. The library's own reader takes ten times as long."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         begin = unknown = 0
         while begin < len(data):
             opcode, length = _HEAD.unpack_from(data, begin)
             body = begin + _HEAD.size
             begin = body + length
             if begin > len(data):
-                raise ValueError(f"a record of {length} bytes in it, and it ends before that does")
+                raise ValueError(f"it contains a record of {length} bytes, and ends before the end of that record")
             if opcode == Opcode.MESSAGE:
                 if length < _MESSAGE.size:
                     raise ValueError(f"a message record of {length} bytes in it")
@@ -204,7 +204,7 @@ class SessionFile:
             elif opcode == Opcode.CHANNEL:
                 self._take_channel(data[body:begin])
         if unknown:
-            self._damaged(offset, f"{unknown} messages in it are of channels whose names were in what is damaged")
+            self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
@@ -218,7 +218,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
     if (opcode, length, magic) != (Opcode.FOOTER, _FOOTER.size - _HEAD.size - len(_MAGIC), _MAGIC):
         return Damage(offset, "the index begins here, and the file does not end with its footer")
     if checksum not in (0, zlib.crc32(rest[: -len(_MAGIC) - 4])):
-        return Damage(offset, "the checksum of the index, which begins here, does not fit")
+        return Damage(offset, "the checksum of the index, which begins here, does not match")
     return None
 
 
@@ -226,13 +226,13 @@ def _unpacked(chunk: records.Chunk) -> bytes:
     """The records of a chunk. Refuses more data than the chunk declares, or than our chunks hold."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
-        raise ValueError(f"it says that it holds {size} bytes")
+        raise ValueError(f"it declares {size} bytes, more than a chunk may hold")
     if chunk.compression == "lz4":
         data: bytes = LZ4FrameDecompressor().decompress(chunk.data, size)
         return data
     if chunk.compression == "zstd":
         if zstandard.frame_content_size(chunk.data) != size:
-            raise ValueError(f"it does not hold {size} bytes, as it says")
+            raise ValueError(f"it declares {size} bytes, but does not hold as many")
         return zstandard.ZstdDecompressor().decompress(chunk.data, size)
     return chunk.data
 
@@ -253,7 +253,7 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
 
 
 def _begins(path: Path) -> int:
-    """When the first message of a part was received, without the older ones that it repeats."""
+    """When the first message of a part was received, not counting older messages that the part repeats."""
     received = 0
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
@@ -289,7 +289,7 @@ class Session:
         self.turns: dict[tuple[str, int], int] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
-        self._ahead: dict[tuple[str, int], int] = {}  # most ns by which the recorder's clock is ahead of a node's
+        self._ahead: dict[tuple[str, int], int] = {}  # ns; the recorder's clock is ahead of a node's by no more
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values

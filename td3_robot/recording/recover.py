@@ -22,8 +22,9 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap                     writes session.recovered.mcap
   td3-robot recover session.mcap --out mended.mcap
 
-Exit codes: 0 nothing was lost: the file was whole, and nothing is written, or the new file has a new index; 3 data may
-have been lost, and the report lists it.
+Exit codes:
+  0  nothing was lost: the file is whole and was not copied, or only its index was damaged and is written anew
+  3  data may have been lost, and the report lists it
 """
 
 
@@ -50,7 +51,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
     assumed = bool(damages) and "protocol" not in metadata
     if damages:
         if not contents.seen and not attachments:
-            raise SessionError(f"{str(source)!r}: no message in it is intact, and no attachment")
+            raise SessionError(f"{str(source)!r}: no message and no attachment in it is intact")
         if assumed:
             metadata = {**metadata, "protocol": _protocol(source)}
         write(target, Facts(metadata, attachments), (item for item in file.items() if isinstance(item, Entry)))
@@ -94,7 +95,7 @@ def _protocol(source: Path) -> str:
                 decode(item)
             except SessionError as error:
                 raise SessionError(
-                    f"{error}; the record that says its protocol version is damaged, and it is not {PROTOCOL_VERSION}"
+                    f"{error}; its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}"
                 ) from None
     return str(PROTOCOL_VERSION)
 
@@ -135,7 +136,7 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
             "\n".join([*lines, "nothing is lost: only the index was damaged, and the new file has a new one"])
         )
     if report["bytes_not_read"]:
-        lines.append(f"lost: {report['bytes_not_read']} bytes at the end, and all data after them")
+        lines.append(f"lost: the last {report['bytes_not_read']} bytes of the file, and all data recorded after them")
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:
         lines.append("the index is lost, so more messages may be lost at the ends of topics")

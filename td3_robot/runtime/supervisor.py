@@ -32,8 +32,8 @@ small or busy machine."""
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
 """Signals that stop a process, and the seconds until the next one; the learner saves a checkpoint after the first."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST_TURN = 1.0  # seconds; in a longer turn the supervisor itself was stopped
-_SILENCE = 0.05  # seconds without a report after which no report of an ended process is under way
+_LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
+_SILENCE = 0.05  # seconds; if no report comes for so long, no ended process has one under way
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnations that each start of the run reserves for restarts
 
@@ -62,7 +62,7 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
-        # Before there is anything to clean up. nohup ignores SIGHUP.
+        # Catch signals before there is anything to clean up. Under nohup, SIGHUP stays ignored.
         caught = [n for n in _CAUGHT if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
         self._handlers = {number: signal.signal(number, self._signalled) for number in caught}
         try:
@@ -164,7 +164,7 @@ class Supervisor:
             if code == 0 and child.state is ChildState.FINISHED:
                 child.end()
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
-                code = 1 if child.deaths else EXIT_USAGE  # after a restart, the usage was right
+                code = 1 if child.deaths else EXIT_USAGE  # no usage error if it ran before a restart
                 raise NodeError(f"{child.name} cannot run: {child.last_words()}", code)
             elif not self._interrupts:
                 self._restart(child, code)

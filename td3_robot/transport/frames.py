@@ -49,7 +49,7 @@ class Receiver:
         """Drop the rest of a message with too many frames, before the next message.
 
         Raises:
-            zmq.Again: the turn is over before the rest is; the socket is still readable.
+            zmq.Again: the turn is over before the rest is dropped; the socket is still readable.
         """
         if socket not in self._unfinished:
             return

@@ -21,7 +21,7 @@ class Transport(ABC):
     """All links of one process, used from one thread.
 
     Each link keeps the order of its messages and holds at most QUEUE_LENGTH of them in each direction. A full queue
-    refuses a message at the sender; a transport drops no message that it took while the connection lasts.
+    refuses a message at the sender; while the connection lasts, a transport drops no message that it has accepted.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -75,7 +75,7 @@ class Transport(ABC):
         Args:
             reason: goes into the Byes.
             in_order: say Bye to the servers that know this process. After a crash only recorders and monitors get one:
-                a core must not take a crash for a decision.
+                a core must not mistake a crash for an orderly exit.
         """
 
     @abstractmethod
@@ -90,8 +90,8 @@ class Transport(ABC):
         """Hand a message to a link.
 
         Returns:
-            False if the queue is full or the client is gone; also for a Step after LONG_SILENCE. Before that Step the
-            core may have to repeat others to a server that forgot this process.
+            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE: the server may
+            have forgotten this process, so the core may have to repeat earlier Steps first.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)

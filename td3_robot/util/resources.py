@@ -29,7 +29,7 @@ def find(kind: str, name: str) -> Path:
 
     Args:
         kind: ``configs`` or ``launch``.
-        name: a path, or the name of a shipped file. A bare word as ``ant`` prefers the shipped file.
+        name: a path, or the name of a shipped file. For a bare word such as ``ant``, the shipped file comes first.
 
     Raises:
         ConfigError: there is no such file; the text names similar shipped ones.
@@ -49,7 +49,7 @@ def find(kind: str, name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which PyYAML silently drops the first, and reads numbers as JSON and YAML 1.2 do.
+    """Refuses duplicate keys (PyYAML silently keeps only the last), and reads numbers as JSON and YAML 1.2 do.
 
     1e-3 is a number. A number without a fraction is an integer, so that 1e5 may be a count.
     """

@@ -50,4 +50,4 @@ def test_the_number_of_different_faults_is_limited() -> None:
     report = faults.report(BEGIN)
     assert len(report) == 201
     assert report[-1]["count"] == 100
-    assert line(report[-1]) == "100 times: others, beyond 200 that differ"
+    assert line(report[-1]) == "100 times: other faults, after the first 200"

@@ -17,9 +17,9 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def tensors(owner: object) -> dict[str, Tensor]:
-    """Every tensor in an attribute of ``owner`` or in a module in one, as ``attribute.name``.
+    """Every tensor that is an attribute of ``owner``, or that belongs to a module that is one, as ``attribute.name``.
 
-    A module in two attributes is there once.
+    A module that two attributes share appears once.
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

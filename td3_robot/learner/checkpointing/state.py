@@ -91,7 +91,7 @@ def restored(
     if before != now and config.learner.precision == AUTO:
         raise BundleError(
             f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
-            f"if meant, say learner.precision: {now}"
+            f"to continue in {now}, set learner.precision: {now}"
         )
     restore(core, arrays, scalars)
     if before != now:
@@ -101,7 +101,7 @@ def restored(
 
 
 def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Put a saved state into a core, whatever its own is; its peers stay connected.
+    """Replace the state of a core by a saved one; its peers stay connected.
 
     Raises:
         BundleError: the state does not fit the configuration; the core is unusable then.
@@ -116,7 +116,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     with reading(what):
         if (was := scalars["compiled"]) != core.training.compiled:
             log.warning(
-                "updates round otherwise than before the checkpoint: they were %scompiled there, and here they are%s",
+                "updates round differently than before the checkpoint: they were %scompiled there, and here they are%s",
                 *("", " not") if was else ("not ", ""),
             )
         for name, part in core.training.parts().items():

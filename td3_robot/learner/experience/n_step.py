@@ -97,7 +97,7 @@ class NStep:
         return _joined(rows)
 
     def end(self) -> Rows:
-        """The rows of all transitions that wait, of every source, as before a gap."""
+        """The rows of all waiting transitions of every source, made as if a gap followed."""
         rows = [self._rows(self._empty(0, 0), np.arange(0), False)]
         for window in self._windows.values():
             rows += self._take(window, np.arange(len(window.count)))
@@ -172,7 +172,7 @@ class NStep:
         *,
         oldest: bool = False,
     ) -> Rows:
-        """Rows from each transition of these robots, or from the oldest only, to the newest."""
+        """Rows from each transition of these robots to the newest one; with ``oldest``, only from the oldest one."""
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]

@@ -11,7 +11,7 @@ from td3_robot.messages import Step
 
 log = logging.getLogger(__name__)
 
-_WORTH_A_MESSAGE = 0.25  # of the band: a source with steps left is told only about at least so many more
+_WORTH_A_MESSAGE = 0.25  # of the band: the smallest grant that is worth a message to a source with steps left
 
 
 class FreeRunning(Scheduler):
@@ -21,11 +21,11 @@ class FreeRunning(Scheduler):
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
         if held < max(1, publisher.version):
             return [(peer, weights) for weights in publisher.sent]
-        # The server holds weights of this learner's process before: never publish a version below them.
+        # The server holds weights of an earlier process of this learner: never publish a version below theirs.
         if not core.env_steps and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: version %d is replaced by weights that have learned nothing yet; "
-                "learner.start_from begins with a policy",
+                "to begin with a policy, set learner.start_from",
                 peer.name,
                 held,
             )
@@ -51,7 +51,8 @@ class FreeRunning(Scheduler):
     def grant(self, now: float) -> list[Output]:
         """Share the steps that the replay ratio allows among the sources, those with the least left first.
 
-        A source that gets no steps still learns from time to time which Steps were dealt with: it keeps the others.
+        A source that gets no steps still gets a Throttle from time to time. It says which Steps the learner has
+        processed, so that the source need not keep them.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         live = [source for source in self.core.sources.live() if not source.stalled(now)]

@@ -19,7 +19,7 @@ CONTROL_PERIOD = 0.0165  # s; duration of a step, which Bullet divides into four
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ± this
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
-"""The groups of the observations before those of the joints, see ``SensorsConfig``."""
+"""The groups of the observations that come before the joints; see ``SensorsConfig``."""
 TORSO_CHANNELS = len(TORSO_GROUPS)
 
 # Takes torso height (m), torso pitch (rad), and each foot's contact one step earlier; gives the alive reward.
