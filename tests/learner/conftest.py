@@ -1,4 +1,4 @@
-"""What the learner's tests share."""
+"""Fixtures of the learner's tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from threads, and lose much where other processes keep the cores busy."""
+    """Use one thread: threads do not speed up such small matrices, and slow them down on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -19,7 +19,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device that the learner runs on; a GPU where there is one."""
+    """Each device that the learner runs on. The GPU is skipped where there is none."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA GPU here")
     return torch.device(request.param)

@@ -1,4 +1,4 @@
-"""Batches, configurations and views of weights for the tests of TD3, as written and in its engine."""
+"""Batches, configurations and views of weights for the tests of TD3 and its engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGS = {
 
 
 def batches(count: int, seed: int, size: int = B) -> list[Batch]:
-    """Random batches; about a quarter of the transitions terminate, the others have a discount of 0.9 to 1."""
+    """Return random batches. A quarter of the transitions terminate, the others have discounts from 0.9 to 1."""
     print(f"batches from seed {seed}")
     random = np.random.default_rng(seed)
 
@@ -63,7 +63,7 @@ def batches(count: int, seed: int, size: int = B) -> list[Batch]:
 
 
 def noise_to_come(algorithm: Algorithm, size: int = B, actions: int = A) -> Tensor:
-    """The standard normal numbers float32[B, A] that the next update will draw."""
+    """Return the standard normal numbers float32[B, A] that the next update will draw."""
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(algorithm.state()[0]["generator"]))
     return torch.randn((size, actions), generator=generator)
@@ -92,19 +92,19 @@ def tensors_of(td3: Algorithm, role: str = "online") -> dict[str, Tensor]:
 
 
 def weights_of(td3: Algorithm, role: str = "online") -> Weights:
-    """A copy of :func:`tensors_of` in float64."""
+    """Return a copy of :func:`tensors_of` in float64."""
     return {name: tensor.cpu().numpy().astype(np.float64) for name, tensor in tensors_of(td3, role).items()}
 
 
 @torch.no_grad()
 def actions(td3: Any, observation: Tensor) -> Tensor:
-    """π(s): float32[B, A]."""
+    """Return π(s): float32[B, A]."""
     pi: Tensor = td3.actor.forward(observation)[0].tanh() if isinstance(td3, FastTD3) else td3.actor(observation)
     return pi
 
 
 def distance(one: Weights, other: Weights) -> float:
-    """The largest difference of any weight."""
+    """Return the largest difference of any weight."""
     assert one.keys() == other.keys()
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
@@ -115,10 +115,10 @@ def changed(td3: Algorithm) -> None:
 
 
 class Exact:
-    """TD3 as written, in float64, with the weights and the random numbers of an engine.
+    """TD3 as written, in float64, with the weights and random numbers of an engine.
 
     Args:
-        engine: without an update.
+        engine: before its first update.
     """
 
     def __init__(self, engine: FastTD3) -> None:
@@ -133,7 +133,7 @@ class Exact:
                 tensor.copy_(theirs[name])
 
     def learn(self, batch: Batch) -> list[Tensor]:
-        """One update on the numbers of this batch; the errors of each critic."""
+        """Update on the values of this batch. Returns the errors of each critic."""
         return list(self.td3.learn(Batch(*(tensor.double() for tensor in batch))))
 
 

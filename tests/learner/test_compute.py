@@ -1,4 +1,4 @@
-"""The device and the number format that are used, and what is refused."""
+"""The choice of device and precision, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CUDA = torch.device("cuda")
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
-    """A machine with such a GPU, or without one."""
+    """Pretend to have a GPU of this capability, or none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
 
 
 def processor(monkeypatch: pytest.MonkeyPatch, speed: float | None) -> None:
-    """One that multiplies so many times as fast in bf16; None: it has no bf16."""
+    """Pretend to have a processor that multiplies this many times as fast in bf16. None: it has no bf16."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: speed is not None, raising=False)
     monkeypatch.setattr(compute, "bf16_speed", lambda: speed)
 
 
-def test_the_device_is_what_is_wanted_or_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_the_configured_or_the_available_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, (9, 0))
     assert [compute.device(wanted).type for wanted in ("cpu", "cuda", "auto")] == ["cpu", "cuda", "cuda"]
     gpu(monkeypatch, None)
@@ -41,7 +41,7 @@ def test_the_device_is_what_is_wanted_or_what_there_is(monkeypatch: pytest.Monke
         compute.device("cuda")
 
 
-def test_a_learner_without_the_device_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, None)
     with pytest.raises(ConfigError, match=r"learner\.device is 'cuda'"):
         make_core(parse({"learner": {"device": "cuda"}}))
@@ -55,13 +55,13 @@ def test_a_learner_without_the_device_does_not_begin(monkeypatch: pytest.MonkeyP
         (0.57, (7, 5), {"cpu": ["fp32", None, "fp32"]}),
     ],
 )
-def test_precision(
+def test_the_precision_follows_setting_and_hardware(
     speed: float | None,
     capability: tuple[int, int],
     expected: dict[str, list[str | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What fp32, bf16 and auto become; None: refused."""
+    """The results of fp32, bf16 and auto. None: refused."""
     processor(monkeypatch, speed)
     gpu(monkeypatch, capability)
     for name, outcomes in expected.items():
@@ -75,8 +75,8 @@ def test_precision(
                 assert compute.precision(wanted, torch.device(name), begins=True) == outcome
 
 
-def test_a_precision_that_was_chosen_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that is started again while the machine is busy learns on in bf16; without the hardware it cannot."""
+def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner restarted on a busy machine continues in bf16. Without the hardware it cannot."""
     chosen = parse({"learner": {"precision": "bf16"}})
     processor(monkeypatch, 0.98)
     make_core(chosen)
@@ -87,7 +87,7 @@ def test_a_precision_that_was_chosen_is_not_measured_again(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("before", "choice"), [(None, "new"), ("fp32", "new"), ("bf16", "kept")])
-def test_a_run_that_goes_on_has_chosen(before: str | None, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_precision(before: str | None, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     found = subprocess.CompletedProcess([], 0, '{"device": "cpu", "precision": "bf16", "device_memory": null}', "")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command) or found)
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_has_chosen(before: str | None, choice: str, monkeypa
 
 
 @pytest.mark.parametrize(("choice", "code"), [("new", 2), ("kept", 0)])
-def test_a_new_choice_is_measured(
+def test_a_new_precision_is_measured(
     choice: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(monkeypatch, 0.98)
@@ -106,7 +106,7 @@ def test_a_new_choice_is_measured(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_an_upload_arrives(dtype: Any, device: torch.device) -> None:
+def test_an_upload_reaches_the_device(dtype: Any, device: torch.device) -> None:
     array = np.arange(6, dtype=dtype).reshape(2, 3)
     there = compute.upload(array, device)
     assert there.device.type == device.type
@@ -119,14 +119,14 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
     assert compute.bf16_speed() == speed
 
 
-def test_settled_is_what_this_process_would_use() -> None:
-    """By a process of its own, with this machine's processor; a run that asks for nothing needs none."""
+def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
+    """A child process examines this machine. A run with explicit settings needs none."""
     fixed = parse({})
     assert resolve(fixed) == (fixed, None, [])
     config, memory, notices = resolve(parse({"learner": {"device": "auto", "precision": "auto"}}))
     device = compute.device("auto")
     found = config.learner.precision
-    measured = device.type == "cpu" and compute._bf16_lack(device) is None  # by each process for itself
+    measured = device.type == "cpu" and compute._bf16_lack(device) is None  # each process measures for itself
     assert found in (("fp32", "bf16") if measured else (compute.precision("auto", device),))
     assert config.learner.device == device.type
     assert (memory is None) == (device.type == "cpu")
@@ -135,7 +135,7 @@ def test_settled_is_what_this_process_would_use() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")
-def test_what_this_machine_has_not_is_one_line() -> None:
+def test_a_missing_device_gives_a_one_line_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"
     ):

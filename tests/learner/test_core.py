@@ -1,4 +1,4 @@
-"""The learner's core: what it grants, publishes, survives and saves; no sockets, no physics."""
+"""The learner's core without sockets or physics: grants, published weights, restarts and saved state."""
 
 from __future__ import annotations
 
@@ -34,57 +34,57 @@ def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
 
 
 def test_grants_follow_the_ratio(world: World) -> None:
-    """Ratio 1, band 8, start 10: one robot may make 18 transitions before any update, 18 + u after u updates."""
+    """Ratio 1, band 8, start 10: 18 transitions are allowed before any update, and 18 + u after u updates."""
     sim = world.peer("simulator", "sim-0", robots=1)
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
     outputs: list[Output] = []
-    for sequence in range(19):  # transitions 0 to 18; from 11 on each Step makes an update due
+    for sequence in range(19):  # transitions 0 to 18; from 11 on, each Step makes an update due
         outputs += world.give(sim, world.make_step(sequence))
     assert world.core.env_steps == 18
     assert world.core.updates == 8
     outputs += world.idle(20)
-    assert world.core.updates == 8  # 18 - 10: never ahead of the data
+    assert world.core.updates == 8  # 18 - 10: updates are never ahead of the data
     assert throttles(outputs)[-1].transitions_allowed == 26  # 10 + 8 + 8
 
 
-def test_two_sources_share_and_one_that_leaves_gives_back(world: World) -> None:
+def test_sources_share_the_grant_and_a_leaving_source_returns_its_part(world: World) -> None:
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a))[0].transitions_allowed == 18
-    assert throttles(world.join(b)) == []  # all of it is out already
+    assert throttles(world.join(b)) == []  # a holds the whole grant
     outputs = world.give(a, Bye("done"))
     [grant] = throttles(outputs)
     assert (grant.source, grant.transitions_allowed) == ("b", 18)
 
 
-def test_weights_say_how_to_explore_and_are_whole(world: World) -> None:
+def test_published_weights_are_complete_and_set_the_exploration(world: World) -> None:
     policy, sim = world.peer("policy", "policy"), world.peer("simulator", "sim-0", robots=1)
-    assert world.join(policy) == []  # nothing is known of the robot yet
+    assert world.join(policy) == []  # the robot is not known yet
     [first] = published(world.join(sim))
     assert first.version == 1
     assert sha256(first.payload) == first.sha256
     assert Bundle.decode(first.payload).exploration.kind == "uniform"
     sent = published([output for n in range(12) for output in world.give(sim, world.make_step(n))])
-    # At 10 steps learning starts: Gaussian from there, at once.
+    # Learning starts at 10 steps, and so does Gaussian noise.
     assert (sent[0].version, sent[0].env_steps, sent[0].updates) == (2, 10, 0)
     bundle = Bundle.decode(sent[0].payload)
     assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian", 0.1)
     assert bundle.spec == world.spec
 
 
-def test_versions_never_go_back_over_a_restart(world: World) -> None:
-    """A policy server that already serves version 70 gets something newer from a learner that is behind."""
+def test_versions_increase_across_a_learners_restart(world: World) -> None:
+    """The policy server already serves version 70. A learner that is behind must publish a newer version."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     [weights] = published(world.join(world.peer("policy", "policy", version=70)))
     assert weights.version == 71
 
 
-def test_evaluations_are_asked_for_answered_and_the_best_kept(world: World) -> None:
+def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> None:
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
     world.join(sim)
     for sequence in range(21):
         world.give(sim, world.make_step(sequence))
-    [weights] = published(world.join(judge))  # it came late, and still gets what is waiting
+    [weights] = published(world.join(judge))  # a late evaluator still gets the pending one
     assert weights.env_steps == 20
 
     def answer(version: int, mean: float) -> Evaluation:
@@ -108,7 +108,7 @@ def test_actions_are_stored_normalised(world: World) -> None:
     assert world.core.training.replay.sample(1).action.tolist() == [[0.5, -0.5]]
 
 
-def test_a_step_in_another_name_is_not_taken(world: World) -> None:
+def test_a_step_with_another_sources_name_is_dropped(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     world.give(sim, world.make_step(0, source="sim-1"))
@@ -116,7 +116,7 @@ def test_a_step_in_another_name_is_not_taken(world: World) -> None:
     assert world.core.counts().get("steps", 0) == 0
 
 
-def test_runs_to_the_end_and_no_further(world: World) -> None:
+def test_training_stops_at_the_configured_steps(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     sequence = 0
@@ -136,7 +136,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a)) == []  # no policy server yet
     [sent] = published(world.join(world.peer("policy", "policy", version=7)))
-    assert sent.version == 1  # it goes back with us
+    assert sent.version == 1  # the server goes back with the learner
     first = throttles(world.join(b))
     assert [(item.source, item.answers, item.weights_version) for item in first] == [("a", 0, 1), ("b", 0, 1)]
     for sequence in range(4):
@@ -147,17 +147,19 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("b", sequence + 1),
         ]
         assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
-        # Each round adds two transitions (the first none); two start learning; one update for each after that.
+        # Each round adds two transitions (the first none). Two start learning, then each adds one update.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 
-def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_a_restored_learner_continues_bit_exactly(
+    world: World, spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(25):
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
     arrays, scalars = state.save(world.core, world.time)
-    scalars = json.loads(json.dumps(scalars))  # as a file would hold them
+    scalars = json.loads(json.dumps(scalars))  # as stored in a file
     other = World(state.restored(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
     for item in (world, other):
@@ -169,16 +171,17 @@ def test_state_restores_to_the_bit(world: World, spec: RobotSpec, make_step: Cal
     assert world.core.updates == other.core.updates == 29
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.publisher.version == world.core.publisher.version + 1  # it published once more, when it began
+    assert other.core.publisher.version == world.core.publisher.version + 1  # one more version, published at the start
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
-def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
+def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
     saved: int | None, killed: int, spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """Killed before and after a checkpoint, and with more rows since than the buffer holds: as if never killed.
+    """The learner is killed before or after a checkpoint, even with more new rows than the buffer holds.
 
-    Groups of three transitions, of two after the episode of one robot ended; the greatest reward is of one Step.
+    Afterwards it equals one that was never killed. Rows come in groups of three, or of two after the end of an episode
+    of one robot. One Step has the greatest reward.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -229,8 +232,8 @@ def test_rows_that_outlive_a_learner_are_known_to_all_that_saw_them(
     assert again.training.replay.rows.tobytes() == straight.training.replay.rows.tobytes()
 
 
-def test_each_recording_ends_where_it_ends(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Three-step returns of rewards 0 … 5, 0.99 their discount: none goes on in the next recording, all are stored."""
+def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Three-step returns of rewards 0 … 5 with discount 0.99: none continues in the next recording."""
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
@@ -238,10 +241,10 @@ def test_each_recording_ends_where_it_ends(spec: RobotSpec, make_step: Callable[
     assert rewards == pytest.approx([1 + 2 * 0.99 + 3 * 0.99**2, 2 + 3 * 0.99, 3, 5])
 
 
-def test_recordings_that_outlive_a_learner_are_not_read_twice(
+def test_recordings_in_the_replay_file_are_not_read_twice(
     spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """Stopped before any simulator sent a Step: the checkpoint of then, and the file, go together."""
+    """The learner stops before any simulator sends a Step. The checkpoint and the file belong together."""
 
     def room(capacity: int, width: int) -> File:
         return File(tmp_path, capacity, width)
@@ -252,7 +255,7 @@ def test_recordings_that_outlive_a_learner_are_not_read_twice(
     assert prefill(core, [(spec, recorded), (spec, recorded[2:])]) == [5, 3]
     arrays, scalars = state.save(core, 0.0)
     again = state.restored(values, arrays, scalars, storage=room)
-    fresh = make_core(values, storage=room)  # one without a checkpoint
+    fresh = make_core(values, storage=room)  # a learner without a checkpoint
     assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
     for other in (again, fresh):
         assert len(other.training.replay) == 8
@@ -271,10 +274,10 @@ def test_a_state_of_another_network_is_refused(world: World) -> None:
         state.restored(config(), arrays, {"spec": world.spec.describe()})
 
 
-def test_another_precision_is_meant_or_refused(
+def test_resuming_in_another_precision_needs_an_explicit_setting(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The checkpoint is from a machine where auto was bf16; here it is fp32."""
+    """On the checkpoint's machine auto meant bf16. Here it means fp32."""
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
@@ -288,10 +291,10 @@ def test_another_precision_is_meant_or_refused(
 
 
 @pytest.mark.parametrize(("before", "said"), [(True, "were compiled there, and here they are not"), (False, "")])
-def test_a_checkpoint_says_whether_updates_were_compiled(
+def test_a_checkpoint_records_whether_updates_were_compiled(
     before: bool, said: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The compiler is gone since, say."""
+    """For example, this machine has no compiler."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
     assert scalars["compiled"] is False
@@ -300,25 +303,25 @@ def test_a_checkpoint_says_whether_updates_were_compiled(
     assert said in caplog.text
 
 
-def test_nothing_to_save_before_a_robot_is_known(world: World) -> None:
+def test_nothing_can_be_saved_before_a_robot_is_known(world: World) -> None:
     with pytest.raises(BundleError, match="no simulator has joined"):
         state.save(world.core, 0.0)
     with pytest.raises(BundleError, match="no simulator has joined"):
         world.core.publisher.bundle()
 
 
-def test_staleness_is_the_age_of_the_weights_that_acted(world: World) -> None:
+def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # Version 2 is of 0 updates, and n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
+    # Version 2 has 0 updates. n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 
 
-def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Held to half of 60 steps, then down to a tenth: after 40, a third of the way, 0.001 · (1 - 0.9 / 3) = 0.0007."""
+def test_the_learning_rate_falls_linearly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Constant for 30 of 60 steps, then down to a tenth: after 40, a third of the way, 0.001 · (1 - 0.3) = 0.0007."""
     falling = config(learning_rate=0.001, learning_rate_end=0.1, learning_rate_falls_from=0.5)
     world = World(make_core(falling), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -331,15 +334,15 @@ def test_the_learning_rate_falls_in_a_straight_line(spec: RobotSpec, make_step: 
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
-def test_a_fresh_learner_goes_on_from_the_version_a_server_holds(world: World) -> None:
-    """The policy server was there before any simulator, and serves version 57 of a learner that died."""
+def test_a_fresh_learner_continues_the_servers_version(world: World) -> None:
+    """The policy server joins before any simulator, and serves version 57 of an earlier learner."""
     assert world.join(world.peer("policy", "policy", version=57)) == []
     [weights] = published(world.join(world.peer("simulator", "sim-0", robots=1)))
     assert weights.version == 58
 
 
-def test_a_source_that_stands_still_does_not_starve_the_others(world: World) -> None:
-    """All 18 steps went to the first source, which then does nothing for more than 5 s."""
+def test_a_paused_source_does_not_starve_the_others(world: World) -> None:
+    """The first source holds all 18 steps and then does nothing for more than 5 s."""
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     world.join(a)
     assert throttles(world.join(b)) == []
@@ -348,9 +351,9 @@ def test_a_source_that_stands_still_does_not_starve_the_others(world: World) -> 
     assert (grant.source, grant.transitions_allowed) == ("b", 18)
 
 
-def test_without_a_ratio_leave_is_given_once(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_without_a_ratio_one_grant_covers_everything(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     world = World(make_core(config(replay_ratio=None, learning_starts=0)), spec, make_step)
-    assert world.idle(3) == []  # nothing to learn from, and nobody there
+    assert world.idle(3) == []  # no source and nothing to learn from
     sim = world.peer("simulator", "sim-0", robots=1)
     [grant] = throttles(world.join(sim))
     assert grant.transitions_allowed == 2**63
@@ -358,7 +361,7 @@ def test_without_a_ratio_leave_is_given_once(spec: RobotSpec, make_step: Callabl
     assert throttles(outputs + world.idle(50)) == []
 
 
-def test_evaluations_do_not_pile_up(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_the_number_of_pending_evaluations_is_bounded(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     from msgspec.structs import replace as changed
 
     base = config()
@@ -368,12 +371,12 @@ def test_evaluations_do_not_pile_up(spec: RobotSpec, make_step: Callable[..., St
     world.join(sim)
     for sequence in range(12):
         world.give(sim, make_step(sequence))
-    # Steps 1 to 11 ask for one each; four wait for an evaluator, seven are not made.
+    # Steps 1 to 11 request one each. Four wait for an evaluator, seven are skipped.
     assert world.core.counts()["evaluations_pending"] == 4
     assert world.core.counts()["evaluations_skipped"] == 7
 
 
-def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> None:
+def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     for sequence in range(14):
@@ -387,13 +390,13 @@ def test_divergence_is_named_and_the_final_version_is_its_own(world: World) -> N
     world.core.training.algorithm.critics.flat.fill_(float("nan"))
     world.core.training.algorithm.learn(world.core.training.replay.sample(4))
     with pytest.raises(DivergenceError, match="critic_loss is nan"):
-        state.save(world.core, 0.0)  # nothing of it goes into a checkpoint
+        state.save(world.core, 0.0)  # no checkpoint of it is written
 
 
-def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
+def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are let pass and 29,700 are not."""
+    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are accepted and 29,700 are not."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -425,13 +428,13 @@ def test_an_explosion_stops_the_run_and_the_last_good_policy_is_kept(
         state.save(world.core, world.time)
 
 
-def test_every_metric_is_explained(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EVERY", 10)
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
     world.core.reports.next_record = 10
     world.join(sim)
-    for sequence in range(3):  # an episode of two steps, so that there are returns
+    for sequence in range(3):  # an episode of two steps gives returns
         world.give(sim, world.make_step(sequence, phase=np.array([(0, 1, 2)[sequence]], np.uint8)))
     for sequence in range(3, 30):
         number = np.array([sequence - 3], np.uint32)
@@ -457,8 +460,8 @@ OPTIONS = {
 }
 
 
-def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Episodes of 7 steps: windows of n-step returns are under way when the state is taken, after 24 transitions."""
+def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Episodes of 7 steps: the state is taken after 24 transitions, in the middle of n-step returns."""
 
     def step(sequence: int) -> Step:
         episode, number = divmod(sequence, 8)
@@ -478,7 +481,7 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
     for sequence in range(29):
         world.give(sim, step(sequence))
         world.idle(2)
-    assert (world.core.env_steps, len(world.core.training.replay)) == (25, 23)  # of the last 4 steps 2 wait for more
+    assert (world.core.env_steps, len(world.core.training.replay)) == (25, 23)  # 2 of the last 4 steps wait for more
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}
     scalars = json.loads(json.dumps(scalars))
@@ -490,7 +493,7 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
             item.idle(2)
     mine, theirs = state.save(world.core, 0.0)[0], state.save(other.core, 0.0)[0]
     assert world.core.updates == other.core.updates > 25
-    # Weights that an evaluator has yet to see are named by their version, of which a restored learner makes a new one.
+    # Pending weights are named by their version, and a restored learner publishes a new version.
     named = {name for name in mine if not name.startswith("pending.")}
     assert named == {name for name in theirs if not name.startswith("pending.")}
     for name in named:
@@ -500,8 +503,8 @@ def test_all_options_together_restore_to_the_bit(spec: RobotSpec, make_step: Cal
     assert all(np.array_equal(tensors[name], tensor) for name, tensor in other.core.publisher.bundle().tensors.items())
 
 
-def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Through the bundle's bytes: the numpy actor acts as the learner's own actor does on the normalised batch."""
+def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """The numpy actor gets the encoded bundle. It acts as the learner's actor does on the normalised batch."""
     world = World(make_core(config(normalise_observations=True)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
@@ -517,7 +520,7 @@ def test_the_learner_and_the_served_actor_see_the_same(spec: RobotSpec, make_ste
     assert seen.std(0).max() > 1e-3
 
 
-def test_safety_settings_go_into_its_policies_or_are_refused_at_once(
+def test_policies_carry_the_safety_settings_and_wrong_ones_are_refused(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)

@@ -15,8 +15,8 @@ from td3_robot.learner.divergence import Divergence
 SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
 
 
-def test_the_bound_by_hand() -> None:
-    """γ = 0.9 and rewards of up to 7: returns of up to 70, targets of up to 7000. At first rewards count as 1: 1000."""
+def test_the_bound_matches_a_hand_calculation() -> None:
+    """γ = 0.9, rewards of up to 7: returns of up to 70, targets of up to 7000. At first rewards count as 1: 1000."""
     divergence = Divergence(0.9)
     assert divergence.bound == pytest.approx(1000)
     divergence.see(np.array([0.5, -7.0, 2.0], np.float32))
@@ -31,16 +31,16 @@ def test_the_bound_by_hand() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", list(SOUND))
-def test_numbers_that_are_none(name: str, value: float) -> None:
+def test_non_finite_numbers_count_as_divergence(name: str, value: float) -> None:
     problem = Divergence(0.99).problem({**SOUND, name: value})
     assert problem == f"{name} is {value}: networks hold numbers that are not finite"
 
 
-def test_without_discount_only_numbers_that_are_none_count() -> None:
+def test_without_discount_only_non_finite_numbers_count() -> None:
     assert Divergence(1.0).problem({**SOUND, "q_target_size": 1e30}) is None
 
 
-def test_state() -> None:
+def test_the_state_restores_the_bound() -> None:
     one, other = Divergence(0.9), Divergence(0.9)
     one.see(np.array([-3.5], np.float32))
     arrays, scalars = one.state()

@@ -1,4 +1,4 @@
-"""Records of a run: lines of JSON, whatever ended the process before."""
+"""A run's metrics are lines of JSON, however the previous process ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from td3_robot.learner.metrics_writer import MetricsWriter
         ('{"ki', []),
     ],
 )
-def test_a_torn_line_costs_no_other(before: str, after: list[int], tmp_path: Path) -> None:
+def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int], tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(before)
     with MetricsWriter(file, tmp_path / "events") as metrics:

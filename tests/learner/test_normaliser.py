@@ -1,4 +1,4 @@
-"""Running mean and deviation: by hand, against numpy over any grouping, in torch as in the numpy actor, its state."""
+"""Running mean and deviation: hand calculations, comparison with numpy and the numpy actor, and saved state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay_buffer.buffer import Batch
 
 
-def test_by_hand() -> None:
-    """1, 3 and 8: mean 4, variance (9 + 1 + 16) / 3. A channel that stands still gets the smallest deviation."""
+def test_statistics_match_a_hand_calculation() -> None:
+    """1, 3 and 8: mean 4, variance (9 + 1 + 16) / 3. A constant channel gets the smallest deviation."""
     normaliser = Normaliser(2)
     assert {name: array.tolist() for name, array in normaliser.tensors().items()} == {
         "observation.mean": [0, 0],
@@ -33,7 +33,7 @@ def test_by_hand() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=10), seed=st.integers(0, 2**32 - 1))
-def test_equals_numpy_over_everything(sizes: list[int], seed: int) -> None:
+def test_statistics_equal_those_of_numpy(sizes: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     everything = (random.normal(size=(sum(sizes) + 1, 3)) * [1, 100, 0.01] + [1e4, 0, 5]).astype(np.float32)
     normaliser = Normaliser(3)
@@ -49,8 +49,8 @@ def test_equals_numpy_over_everything(sizes: list[int], seed: int) -> None:
     np.testing.assert_allclose(tensors["observation.std"], np.maximum(exact.std(0), 1e-4), rtol=1e-4)
 
 
-def test_a_batch_is_normalised_as_the_policy_server_does_it(rng: np.random.Generator) -> None:
-    """To the bit: subtract, divide and clip in float32, in torch on rows of a batch and in numpy on an observation."""
+def test_a_batch_is_normalised_as_on_the_policy_server(rng: np.random.Generator) -> None:
+    """Bit-exact: both subtract, divide and clip in float32, torch on a batch and numpy on an observation."""
     normaliser = Normaliser(5)
     normaliser.add((rng.normal(size=(100, 5)) * [1, 10, 0.1, 1e-6, 3] + [0, 5, -2, 1, 100]).astype(np.float32))
     observations = (rng.normal(size=(4096, 5)) * 30).astype(np.float32)
@@ -64,10 +64,10 @@ def test_a_batch_is_normalised_as_the_policy_server_does_it(rng: np.random.Gener
     assert np.array_equal(batch.next_observation.numpy(), expected[::-1])
     assert (np.abs(expected) < OBSERVATION_CLIP).any()
     assert (np.abs(expected) == OBSERVATION_CLIP).any()
-    assert np.array_equal(block[:, :5].numpy(), observations)  # the caller's rows are as they were
+    assert np.array_equal(block[:, :5].numpy(), observations)  # the caller's rows are unchanged
 
 
-def test_goes_on_alike_after_a_restore(rng: np.random.Generator) -> None:
+def test_a_restored_normaliser_continues_bit_exactly(rng: np.random.Generator) -> None:
     one, other = Normaliser(3), Normaliser(3)
     one.add(rng.normal(size=(7, 3)).astype(np.float32))
     arrays, scalars = one.state()

@@ -1,4 +1,4 @@
-"""What is said that a learner takes, beside what it really takes."""
+"""The announced needs of a learner, compared with what it really uses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ else:
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no Linux to ask what a process takes")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to measure a process")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -88,10 +88,10 @@ else:
     ],
     ids=["memory", "file", "lock-step"],
 )
-def test_what_is_said_is_what_is_taken(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """By the operating system, of a learner whose buffer is full, and of one that goes on from its checkpoint.
+def test_announced_memory_equals_used_memory(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """The operating system measures a learner with a full buffer, and one that resumes from its checkpoint.
 
-    Within 5 %, and 6 MB that libraries take as they please.
+    The tolerance is 5 %, and 6 MB for libraries.
     """
     config = parse({}, (f"learner.buffer_size={MANY}", f"total_steps={MANY}", *overrides))
     (tmp_path / "config.yaml").write_text(config.to_yaml())
@@ -109,7 +109,7 @@ def test_what_is_said_is_what_is_taken(overrides: tuple[str, ...], tmp_path: Pat
 
 
 def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int]:
-    """Bytes of every block of memory that tensors in an object's attributes lie in, by address."""
+    """Return the bytes of all memory blocks that the tensors of an object use, by address."""
     if id(thing) in seen:
         return found
     seen.add(id(thing))
@@ -127,8 +127,8 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_lies_on_a_gpu_by_its_tensors(precision: str, device: torch.device) -> None:
-    """The copy of the rows, one batch, and the networks; within 2 %, for gaps between parameters."""
+def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
+    """The copied rows, one batch, and the networks. The tolerance of 2 % covers gaps between parameters."""
     config = parse(
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
     )
@@ -144,13 +144,13 @@ def test_what_lies_on_a_gpu_by_its_tensors(precision: str, device: torch.device)
 
 
 def small(*overrides: str) -> Config:
-    """A buffer of 100,000 rows of 10 numbers, 4 MB, and a network of 5 · (3 + 1) + 2 · 6 = 32 numbers, …"""
+    """A buffer of 100,000 rows of 10 numbers, 4 MB, and an actor of 5 · (3 + 1) + 2 · 6 = 32 numbers."""
     return parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 100_000}}, overrides)
 
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many bytes of memory and disk are free."""
+    """Sets the free bytes of memory and disk."""
 
     def have(memory: int | None, disk: int | None) -> None:
         monkeypatch.setattr(machine, "available_memory", lambda: memory)
@@ -159,10 +159,10 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return have
 
 
-def test_what_is_needed_by_hand() -> None:
-    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept five times over.
+def test_needs_match_a_hand_calculation() -> None:
+    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept five times.
 
-    A checkpoint has 4 · 104 of them and the rows, and for LAP the priorities in 8 bytes; two are kept and one written.
+    A checkpoint has 4 · 104 of them, the rows, and for LAP the priorities in 8 bytes. Two are kept and one written.
     The sum tree has 3125 · 32, 98 · 32, 4 · 32 (of which 98 count) and 32 nodes of 8 bytes.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
@@ -179,8 +179,8 @@ def test_what_is_needed_by_hand() -> None:
     assert lockstep == (networks, networks + saved + rows, rows, 3 * (saved + rows), 0)
 
 
-def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
-    """8,003,744 bytes of memory and 12,004,992 of disk, see above; a row is 80 bytes of memory, and 120 of disk."""
+def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None:
+    """8,003,744 bytes of memory and 12,004,992 of disk, as above. A row needs 80 bytes of memory and 120 of disk."""
     run = RunFolder(tmp_path / "run")
     machine_of(8_003_744, 12_004_992)
     assert announce(small(), 3, 2, run) == (
@@ -208,15 +208,17 @@ def test_it_is_said_or_refused(machine_of: Any, tmp_path: Path) -> None:
         announce(gpu, 3, 2, run, 4_012_319)
 
 
-def test_what_is_there_already_is_not_needed_again(machine_of: Any, tmp_path: Path) -> None:
-    """The replay file, checkpoints, and what of one is in memory."""
+def test_existing_files_and_loaded_arrays_do_not_count_again(machine_of: Any, tmp_path: Path) -> None:
+    """The replay file, checkpoints, and the part of a checkpoint in memory."""
     config, run = small("learner.replay_storage=file"), RunFolder(tmp_path)
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()
     (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(needs(config, 3, 2).checkpoints))
     machine_of(3_744 - 1_000, 0)
     announce(config, 3, 2, run, loaded=1_000)
-    with pytest.raises(ConfigError, match="bytes of the disk"):  # the checkpoint at the end comes beside that one
+    with pytest.raises(
+        ConfigError, match="bytes of the disk"
+    ):  # the final checkpoint is written next to the existing one
         announce(small("learner.replay_storage=file", "checkpoint.every=0"), 3, 2, run, loaded=1_000)
     machine_of(3_744 - 1_001, 0)
     with pytest.raises(ConfigError, match="needs 2,744 bytes of memory"):

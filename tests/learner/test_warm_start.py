@@ -1,4 +1,4 @@
-"""A learner that begins with a policy: the same actions, and none of it unlearned by critics that know nothing."""
+"""A learner that starts from a policy keeps its actions until its new critics have learned something."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peer(role: str, name: str, spec: RobotSpec, version: int = 0) -> Peer:
 
 
 def actions(bundle: Bundle) -> np.ndarray[Any, Any]:
-    """What a policy wants at 100 observations."""
+    """Return a policy's actions for 100 observations."""
     return Actor(bundle)(np.random.default_rng(1).uniform(-5, 5, (100, 3)).astype(np.float32))
 
 
@@ -52,10 +52,10 @@ def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
     return replace(bundle, tensors={**bundle.tensors, **more}, provenance={"version": 1, **provenance})
 
 
-def test_goes_on_with_the_policy_that_is_served(
+def test_a_learner_starts_with_the_served_policy(
     spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
 ) -> None:
-    """The same weights, never uniform actions; the actor changes after 20 updates of the critics and not before."""
+    """The weights are the same, and no actions are uniform. The actor changes only after 20 critic updates."""
     served = make_bundle(seed=3)
     core = make_core(config())
     core.start(served.spec, served)
@@ -79,7 +79,7 @@ def test_goes_on_with_the_policy_that_is_served(
     assert updates == 49  # 59 transitions less 10 before learning starts
 
 
-def test_a_checkpoint_goes_on_without_the_file(make_bundle: Make) -> None:
+def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> None:
     core = make_core(config())
     policy = make_bundle(seed=3)
     core.start(policy.spec, policy)
@@ -88,9 +88,12 @@ def test_a_checkpoint_goes_on_without_the_file(make_bundle: Make) -> None:
     assert again.publisher.bundle().exploration.kind == "gaussian"
 
 
-def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
-    """Mean 1 of 30 observations, and 10 more of 5: (30 + 50) / 40 = 2. The variance 0.25 is within the groups; between
-    them it adds 30/40 · 10/40 · 4² = 3: (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875."""
+def test_the_policys_normalisation_is_continued(make_bundle: Make) -> None:
+    """The mean is 1 over 30 observations, and 5 over 10 more: (30 + 50) / 40 = 2.
+
+    Within the groups the variances are 0.25 and 0. Between them, the means add 30/40 · 10/40 · 4² = 3:
+    (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875.
+    """
     served = normalised(make_bundle(seed=3), env_steps=30)
     core = make_core(config(normalise_observations=True))
     core.start(served.spec, served)
@@ -102,7 +105,7 @@ def test_takes_over_how_observations_are_normalised(make_bundle: Make) -> None:
     assert found[OBSERVATION_STD][0] == pytest.approx(np.sqrt(3.1875))
 
 
-def test_what_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
+def test_a_policy_that_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
     plain, learner = make_bundle(), config().learner
     with pytest.raises(BundleError, match=r"hidden layers \[8, 4\], network.hidden is \[8, 5\]"):
         warm_start.check(plain, spec, (8, 5), learner)
@@ -119,7 +122,7 @@ def test_what_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> Non
         config(critics_first=0)
 
 
-def test_a_learner_that_replaces_a_policy_by_nothing_says_so(
+def test_replacing_a_served_policy_with_untrained_weights_is_logged(
     spec: RobotSpec, make_step: Callable[..., Step], caplog: pytest.LogCaptureFixture
 ) -> None:
     del make_step

@@ -27,7 +27,7 @@ def config(**learner: Any) -> Config:
 
 
 class World:
-    """A learner core with made-up peers, and their messages."""
+    """A learner core with fake peers and functions for their messages."""
 
     def __init__(self, core: LearnerCore, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
         self.core, self.spec, self.make_step = core, spec, make_step

@@ -1,4 +1,4 @@
-"""TD3 as it is written, and its engine: against Stable-Baselines3, and by hand."""
+"""TD3 as written and its engine: comparison with Stable-Baselines3, and hand calculations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.learner.td3_cases import A, B, O, batches, changed, distance, noise_t
 pytestmark = pytest.mark.parametrize("kind", [TD3, FastTD3], ids=["written", "engine"])
 
 
-def test_policy_and_targets_wait_for_the_delayed_step(kind: Any) -> None:
+def test_policy_and_targets_change_only_at_the_delayed_step(kind: Any) -> None:
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=3, polyak=0.005), seed=1)
     start, start_targets = weights_of(td3), weights_of(td3, "target")
     assert distance(start, start_targets) == 0
@@ -37,7 +37,7 @@ def test_policy_and_targets_wait_for_the_delayed_step(kind: Any) -> None:
         np.testing.assert_allclose(targets[name], moved, atol=1e-8)
 
 
-def test_a_termination_ignores_what_follows_and_a_truncation_does_not(kind: Any) -> None:
+def test_only_a_termination_ignores_the_next_value(kind: Any) -> None:
     (batch,) = batches(1, seed=3)
     elsewhere = batch._replace(next_observation=batch.next_observation + 1)
     for on, same in ((torch.zeros(B, 1), True), (torch.ones(B, 1), False)):
@@ -88,7 +88,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(torch.Tensor, "normal_", lambda _self, *_a, noise=noise: noise)
             theirs.train(gradient_steps=1, batch_size=B)
 
-    # Both are float32 with sums in different order; 20 steps of 1e-3 move a weight by up to 0.02.
+    # Both are float32 with sums in different order. 20 steps of 1e-3 move a weight by up to 0.02.
     for role, name, tensor in pairs:
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
@@ -103,11 +103,11 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
     metrics = td3.metrics()
     assert metrics["actor_loss"] != 0.0
     assert all(td3.metrics()[name] == 0.0 for name in TD3.means)
-    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # of the newest update still
+    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges are of the newest update
 
 
-def test_gauges_by_hand(kind: Any) -> None:
-    """All rewards 3 and nothing beyond: |y| = 3. An actor whose last bias is +9 in one of three dimensions: 1/3."""
+def test_gauges_match_a_hand_calculation(kind: Any) -> None:
+    """All rewards are 3 and nothing follows: |y| = 3. The actor's last bias is +9 in one of three dimensions: 1/3."""
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=1), seed=53)
     tensors_of(td3)["actor.2.bias"][1] = 9.0  # tanh 9 = 0.99999997
     changed(td3)
@@ -119,7 +119,7 @@ def test_gauges_by_hand(kind: Any) -> None:
 
 
 def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
-    """A first step of Adam hides a gradient's scale, its first moment is 0.1 g: |g| of each critic is 0.01 then."""
+    """Adam's first step hides a gradient's scale, but its first moment is 0.1 g. So |g| of each critic is 0.01."""
     plain, clipped = (kind(O, A, (24, 16), LearnerConfig(gradient_clip=clip), seed=55) for clip in (None, 0.01))
     (batch,) = batches(1, seed=56)
     for td3 in (plain, clipped):
@@ -137,8 +137,8 @@ def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
     assert distance(weights_of(wide), weights_of(plain)) == 0
 
 
-def test_the_averaged_policy_by_hand(kind: Any, seed: int) -> None:
-    """Weight 0.4, delay 1. After update 1 it is the actor; then 1/2 each (a mean); from 3 on 0.4 of the new."""
+def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) -> None:
+    """Weight 0.4, delay 1. After update 1 the average is the actor, then 1/2 of each, from 3 on 0.4 of the new."""
     config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
     td3 = kind(3, 2, (4,), config, seed=1)
     plain = kind(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)
@@ -158,7 +158,7 @@ def test_the_averaged_policy_by_hand(kind: Any, seed: int) -> None:
         np.testing.assert_allclose(td3.actor_tensors(averaged=True)["actor.0.weight"], expected, rtol=1e-5, atol=1e-7)
     assert np.array_equal(
         plain.actor_tensors()["actor.0.weight"], td3.actor_tensors()["actor.0.weight"]
-    )  # the average changes nothing in learning
+    )  # the average does not change learning
     other = kind(3, 2, (4,), config, seed=9)
     other.restore(*td3.state())
     kept = other.actor_tensors(averaged=True)
@@ -166,8 +166,8 @@ def test_the_averaged_policy_by_hand(kind: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_actor_waits_for_the_critics_warm_up(kind: Any, precision: Any) -> None:
-    """With policy_delay 2 and 5 updates of warm-up, update 6 is the first to move the actor. Targets follow before."""
+def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precision: Any) -> None:
+    """With policy_delay 2 and 5 updates of warm-up, update 6 first moves the actor. Targets move before."""
     td3 = kind(O, A, (16,), LearnerConfig(critics_first=5, precision=precision), seed=1)
     start = weights_of(td3)
     for batch in batches(5, seed=2):
@@ -185,8 +185,8 @@ def test_the_actor_waits_for_the_critics_warm_up(kind: Any, precision: Any) -> N
     assert td3.metrics()["actor_loss"] != 0
 
 
-def test_the_actor_s_mean_counts_its_own_updates(kind: Any) -> None:
-    """8 updates, 5 of them warm-up: the actor moves at 6 and 8."""
+def test_the_actors_mean_counts_only_its_own_updates(kind: Any) -> None:
+    """Of 8 updates, 5 are warm-up: the actor moves at 6 and 8."""
     stream, losses = batches(8, seed=2), []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))
     for batch in stream:

@@ -1,4 +1,4 @@
-"""Checkpoint files: atomic, hashed, the newest whole one wins."""
+"""Checkpoint files: written atomically, protected by hashes, and loaded from the newest complete one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.learner.checkpointing import checkpoint
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
 
 
-def test_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back_and_old_ones_are_removed(tmp_path: Path) -> None:
     for steps in (1, 20, 300):
         checkpoint.save(tmp_path, steps, ARRAYS, {"steps": steps, "text": "ü"}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -34,8 +34,8 @@ def test_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_cannot_be_written_is_named_and_leaves_the_one_before(tmp_path: Path) -> None:
-    """A process may write 1,000 bytes of a file, and this checkpoint is longer than that."""
+def test_a_failed_write_names_the_file_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+    """The process may write only 1,000 bytes to a file, and this checkpoint is longer."""
     before = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_the_one_before(tmp_pa
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint.save(tmp_path, 1, ARRAYS, {"steps": 1}, keep=2)
     newest = checkpoint.save(tmp_path, 2, ARRAYS, {"steps": 2}, keep=2)
     whole = newest.read_bytes()
@@ -62,11 +62,11 @@ def test_every_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, caplog:
         assert found is not None
         assert found[2] == {"steps": 1}
         assert "the one before it is used" in caplog.text
-        assert not newest.exists()  # put aside: it must not count as one of the newest
+        assert not newest.exists()  # it is renamed, so that it does not count as a checkpoint
 
 
-def test_no_bit_can_change_unseen(tmp_path: Path) -> None:
-    """Nor in the header, which holds the scalars, and the names, types and shapes of the arrays."""
+def test_every_changed_bit_is_found(tmp_path: Path) -> None:
+    """This includes the header with the scalars and the names, types and shapes of the arrays."""
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
     arrays, scalars = checkpoint.load(path)
@@ -76,7 +76,7 @@ def test_no_bit_can_change_unseen(tmp_path: Path) -> None:
             found, told = checkpoint.load(path)
         except BundleError:
             continue
-        # What is left is space between words of the header, or another way to write the same.
+        # The other bits change only spaces in the header or the way in which the same values are written.
         assert told == scalars
         assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
             name: (array.dtype, array.tolist()) for name, array in arrays.items()
@@ -84,15 +84,15 @@ def test_no_bit_can_change_unseen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 4, 5, 8])
-def test_as_many_stay_as_are_to_be_kept(keep: int, tmp_path: Path) -> None:
+def test_the_configured_number_of_checkpoints_is_kept(keep: int, tmp_path: Path) -> None:
     for number in range(1, 13):
         checkpoint.save(tmp_path, number, ARRAYS, {}, keep=keep)
         steps = sorted(int(path.stem[-12:]) for path in tmp_path.iterdir())
         assert steps == list(range(max(1, number - keep + 1), number + 1))
 
 
-def test_what_cannot_be_read_now_is_not_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails for a moment; and a file of another version, which is whole."""
+def test_an_unreadable_checkpoint_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails for a moment, or the file is a complete one of another version."""
     for steps in (1, 2):
         checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2)
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_now_is_not_put_aside(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=2)
     for name in (".checkpoint-000000000002.safetensors-2p5ue53b", ".tmpjvwgfl"):  # ours, and safetensors'
         (tmp_path / name).write_bytes(b"half")
@@ -118,20 +118,20 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [saved]
 
 
-def test_none_whole_is_no_new_beginning(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_resuming_is_an_error(tmp_path: Path) -> None:
     for steps in (1, 2):
         checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2).write_bytes(b"")
     with pytest.raises(BundleError, match=r"no whole checkpoint is left in .*000000000002.*000000000001"):
         checkpoint.load_newest(tmp_path)
 
 
-def test_the_one_just_saved_stays(tmp_path: Path) -> None:
-    """A learner that went back from 300 to 120 steps: 300 is newer by name, and must not push the new one out."""
+def test_the_checkpoint_just_saved_is_kept(tmp_path: Path) -> None:
+    """A learner goes back from 300 to 120 steps. The file of 300 must not displace the new one."""
     checkpoint.save(tmp_path, 300, ARRAYS, {}, keep=1)
     saved = checkpoint.save(tmp_path, 120, ARRAYS, {}, keep=1)
     assert list(tmp_path.iterdir()) == [saved]
 
 
-def test_none_to_be_found(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.load_newest(tmp_path) is None
     assert checkpoint.load_newest(tmp_path / "missing") is None

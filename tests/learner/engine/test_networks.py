@@ -14,7 +14,7 @@ SIZES = [7, 33, 20, 3]
 
 
 def torch_twin(network: Network, head: str, sizes: list[int], layer_norm: bool) -> nn.Sequential:
-    """The same perceptron out of torch.nn."""
+    """Build the same perceptron from torch.nn."""
     modules: list[nn.Module] = []
     for index in range(len(sizes) - 1):
         modules.append(nn.Linear(sizes[index], sizes[index + 1]))
@@ -87,7 +87,7 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
         assert (value - expected[name]).abs().max() < limit * scale + 1e-5, name
 
 
-def test_the_arguments_of_a_pass_stay_as_they_are() -> None:
+def test_a_pass_does_not_change_its_arguments() -> None:
     network, generator = made(["one"], 4, layer_norm=True)
     x, d = torch.randn((9, 7), generator=generator), torch.randn((9, 3), generator=generator)
     copies = x.clone(), d.clone()
@@ -98,7 +98,7 @@ def test_the_arguments_of_a_pass_stay_as_they_are() -> None:
     assert torch.equal(d, copies[1])
 
 
-def test_a_trace_serves_twice() -> None:
+def test_a_trace_can_be_used_twice() -> None:
     network, generator = made(["one"], 5)
     x, d = torch.randn((9, 7), generator=generator), torch.randn((9, 3), generator=generator)
     _, trace = network.forward(x)
@@ -120,7 +120,7 @@ def test_the_parts_of_a_gradient_add_up(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adam_equals_torch_and_leaves_the_gaps_alone(dtype: torch.dtype) -> None:
+def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> None:
     network, generator = made(["one", "two"], 6, dtype=dtype)
     theirs = {name: nn.Parameter(value.clone()) for name, value in network.named.items()}
     optimiser = torch.optim.Adam(theirs.values(), lr=1e-2, fused=False, foreach=False)
@@ -140,7 +140,7 @@ def test_adam_equals_torch_and_leaves_the_gaps_alone(dtype: torch.dtype) -> None
     assert network.layout.size > filled
 
 
-def test_initialisation_is_that_of_torch_linear() -> None:
+def test_initialisation_equals_that_of_torch_linear() -> None:
     # Uniform within ±1/sqrt(100) = ±0.1: variance 0.1²/3. 100 x 200 weights: the deviation of the mean is
     # 0.0577/141 = 4e-4 and that of the variance about 0.6 %.
     network = Network(["one"], [100, 200, 1])
@@ -155,7 +155,7 @@ def test_initialisation_is_that_of_torch_linear() -> None:
     assert 0.095 < bound <= 0.1
 
 
-def test_tracking_moves_a_fraction_of_the_way() -> None:
+def test_tracking_moves_targets_by_a_fraction() -> None:
     a, _ = made(["one"], 8)
     b, _ = made(["one"], 9)
     start = b.flat.clone()

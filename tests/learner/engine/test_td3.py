@@ -1,4 +1,4 @@
-"""The engine computes what TD3 computes as it is written; in bfloat16 nearly so, and with two threads."""
+"""The engine computes the same as TD3 as written: nearly so in bfloat16, and also with two threads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ from tests.learner.td3_cases import (
 
 @pytest.mark.parametrize("count", [1, 2, 25])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_equals_the_written_algorithm_in_float64(config: LearnerConfig, count: int, device: torch.device) -> None:
+def test_the_engine_equals_the_written_algorithm_in_float64(
+    config: LearnerConfig, count: int, device: torch.device
+) -> None:
     engine = FastTD3(O, A, (24, 16), config, seed=11, device=device)
-    for role in ("online", "target"):  # a fresh actor is timid: target actions would never meet their limits
+    for role in ("online", "target"):  # a fresh actor is small: its target actions never reach the limits
         tensors_of(engine, role)["actor.2.weight"].mul_(8)
     changed(engine)
     exact, start = Exact(engine), weights_of(engine)
@@ -62,7 +64,7 @@ def test_equals_the_written_algorithm_in_float64(config: LearnerConfig, count: i
         limit = 1e-5 if name.startswith(("critic_loss", "q_")) or name == "actor_loss" else 1e-3
         assert found[name] == pytest.approx(value, rel=limit, abs=1e-5), name
     if config.gradient_clip and count > 1:
-        assert wanted["critic_gradient_norm"] > config.gradient_clip  # or nothing was tested
+        assert wanted["critic_gradient_norm"] > config.gradient_clip  # otherwise nothing is clipped
     probe = batches(1, seed=13)[0]
     for action in (None, probe.action):
         given = None if action is None else action.double()
@@ -72,7 +74,7 @@ def test_equals_the_written_algorithm_in_float64(config: LearnerConfig, count: i
         )
 
 
-def test_a_subclass_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(TD3):
         """TD3 with a change."""
 
@@ -83,7 +85,7 @@ def test_a_subclass_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == {TD3: FastTD3, DDPG: FastTD3, Mine: Mine}
 
 
-def test_begins_with_the_same_weights_and_noise_as_the_written_algorithm() -> None:
+def test_the_engine_starts_with_the_weights_and_noise_of_the_written_algorithm() -> None:
     for config in (LearnerConfig(), LearnerConfig(layer_norm=True), LearnerConfig(twin_critics=False)):
         written, engine = (kind(O, A, (24, 16), config, seed=3) for kind in (TD3, FastTD3))
         for role in ("online", "target"):
@@ -94,7 +96,7 @@ def test_begins_with_the_same_weights_and_noise_as_the_written_algorithm() -> No
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [TD3, FastTD3])
 def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
-    """After 50 updates the values differ by 8 % of what was learned, and the actions by 0.05 of half their range."""
+    """After 50 updates, values differ by 8 % of what was learned, and actions by 0.05 of half their range."""
     ours = {
         precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
         for precision in ("fp32", "bf16")
@@ -114,7 +116,7 @@ def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
     assert pi_error < 0.05
 
 
-def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
+def test_a_state_continues_on_any_device(device: torch.device) -> None:
     there, here = FastTD3(O, A, (24, 16), LearnerConfig(), 25, device), FastTD3(O, A, (24, 16), LearnerConfig(), 26)
     stream = batches(4, seed=27)
     for batch in stream[:3]:
@@ -123,11 +125,11 @@ def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
     assert torch.equal(there.draw_noise(B).cpu(), here.draw_noise(B))
     there.learn(stream[3])
     here.learn(stream[3])
-    assert distance(weights_of(there), weights_of(here)) < 2e-6  # as to the written algorithm
+    assert distance(weights_of(there), weights_of(here)) < 2e-6  # as close as to the written algorithm
 
 
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
-    """As a float32 it is off by up to 6e-8 of itself; a step moves a weight by 1e-3 at most."""
+    """A float32 rate is off by up to 6e-8 of itself, and a step moves a weight by at most 1e-3."""
     number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
     for adam in (tensor.actor_adam, tensor.critics_adam):
         adam.learning_rate = rate = torch.tensor(0.5, device=device)
@@ -143,10 +145,8 @@ def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("where", "hidden", "size"), [("critics", 24, 1), ("critics", 24, 33), ("operators", 256, 256)]
 )
-def test_two_threads_do_the_same_each_time_and_what_one_does(
-    precision: Any, where: Any, hidden: int, size: int
-) -> None:
-    """Halves of a batch round differently from the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each.
+def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, where: Any, hidden: int, size: int) -> None:
+    """Half batches round differently from the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each.
 
     Torch splits operators from 32,768 elements on.
     """

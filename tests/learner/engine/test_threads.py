@@ -1,4 +1,4 @@
-"""Threads of the engine, and denormal numbers in them."""
+"""Threads of the engine, and how they handle denormal numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from td3_robot.learner import compute
 from td3_robot.learner.engine import threads
 
 
-def test_denormals_are_zero_in_an_update_and_nowhere_else() -> None:
-    """The smallest normal number of float32 is 1.2e-38: a tenth of 2e-37 is above it, a tenth of 2e-38 below."""
+def test_denormals_are_flushed_only_during_an_update() -> None:
+    """The smallest normal float32 is 1.2e-38: a tenth of 2e-37 is above it, a tenth of 2e-38 below."""
     normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
     second = threads.second_thread(2)
     assert second
@@ -54,13 +54,13 @@ print(tenths())
     [(1, "critics", 1, False), (2, "critics", 1, True), (5, "critics", 2, True), (1, "operators", 1, False),
      (3, "operators", 3, False)],
 )  # fmt: skip
-def test_where_threads_are(count: int, where: Any, inside: int, second: bool) -> None:
+def test_threads_run_critics_or_operators(count: int, where: Any, inside: int, second: bool) -> None:
     threads.use_threads(count, where)
     assert torch.get_num_threads() == inside
     assert (threads.second_thread(count, where) is not None) == second
 
 
-def test_denormals_are_zero_in_the_threads_inside_operators_too() -> None:
-    """With four threads each of the two has one more. It stays like this for what the caller computes outside."""
+def test_denormals_are_also_flushed_in_the_threads_of_operators() -> None:
+    """Each of the two threads has one more for operators. Those keep flushing when the update is over."""
     done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["2 [0, 0] [0, 0]", f"[{1 << 19}, 0]"]

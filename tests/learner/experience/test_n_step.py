@@ -1,4 +1,4 @@
-"""n-step returns: by hand, and against a slow account of chains of transitions, over edges, gaps and restarts."""
+"""n-step returns: by hand, and against a slow reference over episode ends, gaps and restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.learner.experience.test_transitions import ends, history
 
 
 def rows_of(rows: Rows) -> list[tuple[Any, ...]]:
-    """(incarnation, robot, episode, first step, last step, R, factor) of each row; see ``history``."""
+    """Return (incarnation, robot, episode, first step, last step, R, factor) of each row. See ``history``."""
     return [
         (*map(int, o), int(o2[3]), float(r), float(d))
         for o, r, o2, d in zip(rows.observation, rows.reward, rows.next_observation, rows.discount, strict=True)
@@ -28,7 +28,7 @@ def rows_of(rows: Rows) -> list[tuple[Any, ...]]:
 
 
 def run(steps: int, discount: float, stream: list[Step]) -> list[list[tuple[Any, ...]]]:
-    """The rows that each Step completes."""
+    """Return the rows that each Step completes."""
     assembler, returns = Assembler(), NStep(steps, discount, 4, 2)
     result = []
     for step in stream:
@@ -38,11 +38,12 @@ def run(steps: int, discount: float, stream: list[Step]) -> list[list[tuple[Any,
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_by_hand(terminates: bool) -> None:
+def test_returns_match_a_hand_calculation(terminates: bool) -> None:
     """Rewards 1, 2, 3, 4 and an end; n = 3, γ = 1/2.
 
-    After the third: 1 + 2/2 + 3/4 = 2.75 from step 0 to 3, its value counts 1/8. After the fourth, all that is left:
-    2 + 3/2 + 4/4 = 4.5 from 1 (three rewards, 1/8), 3 + 4/2 = 5 from 2 (1/4), 4 from 3 (1/2); 0 if it terminated.
+    After the third: 1 + 2/2 + 3/4 = 2.75 from step 0 to 3, with factor 1/8. After the fourth, all remaining ones:
+    2 + 3/2 + 4/4 = 4.5 from 1 (three rewards, 1/8), 3 + 4/2 = 5 from 2 (1/4), 4 from 3 (1/2). A termination makes
+    these factors 0.
     """
     on = 0 if terminates else 1
     expected = [
@@ -59,19 +60,19 @@ def test_by_hand(terminates: bool) -> None:
     assert run(3, 0.5, history([[(4, terminates)]], 9, 0)) == expected
 
 
-def test_a_gap_ends_what_was_seen_without_a_termination() -> None:
-    """Step 3 of a long episode is lost: 1 + 2/2 from 0 and 2 from 1 still count their values, by 1/4 and 1/2."""
+def test_a_gap_ends_returns_without_a_termination() -> None:
+    """Step 3 of a long episode is lost: 1 + 2/2 from 0 and 2 from 1 keep their values, with factors 1/4 and 1/2."""
     stream = history([[(100, True)]], 8, 0)
     found = run(3, 0.5, [step for step in stream if step.sequence != 3])
-    # Steps 0 1 2 (gap) 4 5 6 7: the next transition, 4 to 5, tells that the first two will get no more.
+    # Steps 0 1 2 (gap) 4 5 6 7: the transition from 4 to 5 shows that the first two get no more rewards.
     assert found[:4] == [[], [], [], []]
     assert found[4] == [(0, 0, 0, 0, 2, 2.0, 0.25), (0, 0, 0, 1, 2, 2.0, 0.5)]
     assert found[5] == []
     assert found[6] == [(0, 0, 0, 4, 7, 5 + 6 / 2 + 7 / 4, 0.125)]
 
 
-def test_what_waits_at_an_end_is_stored_with_the_rewards_there_are() -> None:
-    """As before a gap: of steps 0 to 2 of a long episode 1 + 2/2 and 2, whose values count by 1/4 and 1/2."""
+def test_pending_returns_are_stored_at_an_end() -> None:
+    """As before a gap: steps 0 to 2 of a long episode give 1 + 2/2 and 2, with factors 1/4 and 1/2."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):
         if transitions := assembler.add(step):
@@ -86,8 +87,8 @@ def test_what_waits_at_an_end_is_stored_with_the_rewards_there_are() -> None:
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
     n=st.integers(1, 5),
 )
-def test_rows_are_those_of_chains(data: st.DataObject, robots: Any, lengths: list[int], n: int) -> None:
-    """Each transition becomes one row, from the up to n transitions that are joined to it, and no other."""
+def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, lengths: list[int], n: int) -> None:
+    """Each transition gives exactly one row, made of up to n consecutive transitions."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     kept = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=len(stream), max_size=len(stream)))
     received = [step for step, keep in zip(stream, kept, strict=True) if keep]
@@ -122,8 +123,8 @@ def test_rows_are_those_of_chains(data: st.DataObject, robots: Any, lengths: lis
     assert waiting <= (n - 1) * len(robots)
 
 
-def test_goes_on_alike_after_a_restore() -> None:
-    """Taken apart and put together before every Step; the learner that comes back hears the newest Step again."""
+def test_restored_returns_continue_bit_exactly() -> None:
+    """The state is saved and restored before every Step. The restored learner receives the newest Step again."""
     stream = history([[(3, True), (5, False)], [(4, False)]], 20, 7)
     through = run(3, 0.9, stream)
     for cut in range(1, len(stream)):
@@ -136,7 +137,7 @@ def test_goes_on_alike_after_a_restore() -> None:
         resumed = NStep(3, 0.9, 4, 2)
         resumed.restore(arrays, json.loads(json.dumps(scalars)))
         back = Assembler.restored(json.loads(json.dumps(assembler.state())))
-        assert back.add(stream[cut - 1]) is None  # what the next one follows
+        assert back.add(stream[cut - 1]) is None  # the Step before the next one
         found = []
         for step in stream[cut:]:
             transitions = back.add(step)
@@ -145,7 +146,7 @@ def test_goes_on_alike_after_a_restore() -> None:
         assert found == through[cut:]
 
 
-def test_sources_are_kept_apart() -> None:
+def test_sources_are_separate() -> None:
     a, b = history([[(9, True)]], 5, 0), history([[(9, True)]], 5, 0)
     assemblers, returns = {"a": Assembler(), "a/b": Assembler()}, NStep(2, 0.5, 4, 2)
     found = []
@@ -185,8 +186,8 @@ def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
         returns.restore(arrays, scalars)
 
 
-def test_one_step_is_the_transition_itself(make_step: Callable[..., Step]) -> None:
-    """γ⁰ r = r and γ¹ = γ, to the bit."""
+def test_one_step_returns_are_the_transitions(make_step: Callable[..., Step]) -> None:
+    """γ⁰ r = r and γ¹ = γ, bit-exactly."""
     assembler, returns = Assembler(), NStep(1, 0.99, 3, 2)
     steps = [make_step(n, reward=np.array([0.1 * n], np.float32)) for n in range(3)]
     for step in steps:

@@ -1,4 +1,4 @@
-"""Joining Steps to transitions: invariant 2, with losses, repetitions, restarts and any episode lengths."""
+"""Joining Steps to transitions (invariant 2) with losses, repetitions, restarts and any episode lengths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from td3_robot.messages import Phase, Step
 
 
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
-    """Steps of a source whose robots' episodes have the given lengths and endings, over and over.
+    """Return Steps of a source whose robots repeat episodes of the given lengths and endings.
 
-    Every observation names (incarnation, robot, episode, step), so that a wrong join shows in the numbers.
+    Every observation holds (incarnation, robot, episode, step), so that a wrong join shows in the numbers.
     """
     robots = len(ends)
     episode, step = np.zeros(robots, np.uint64), np.zeros(robots, np.uint32)
@@ -75,8 +75,8 @@ ends = st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1
     robots=ends,
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
 )
-def test_no_transition_crosses_an_edge_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
-    """Any Steps lost, any repeated, any restarts: what is joined was consecutive, and nothing joinable is missed."""
+def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
+    """With any lost or repeated Steps and restarts, all consecutive Steps are joined, and no others."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     fates = data.draw(
         st.lists(st.sampled_from(["kept", "kept", "lost", "twice"]), min_size=len(stream), max_size=len(stream))
@@ -121,7 +121,7 @@ def test_no_transition_crosses_an_edge_or_a_gap(data: st.DataObject, robots: Any
         assert after[3] == before[3] + 1
     assert assembler.counters["transitions"] == len(expected)
     assert assembler.counters["repeated"] == fates.count("twice")
-    # Steps lost are counted once something later of the same incarnation shows that they were.
+    # A lost Step counts only after a later Step of the same incarnation.
     missed = 0
     for incarnation in range(len(lengths)):
         seen = [step.sequence for step in received if step.incarnation == incarnation]
@@ -129,8 +129,8 @@ def test_no_transition_crosses_an_edge_or_a_gap(data: st.DataObject, robots: Any
     assert assembler.counters["missed"] == missed
 
 
-def test_returns_of_whole_episodes_only() -> None:
-    """Episodes of 3 steps with rewards 1, 2, 3: return 6. The first is seen from its second step on: not reported."""
+def test_only_returns_of_complete_episodes_are_reported() -> None:
+    """Episodes of 3 steps with rewards 1, 2, 3: return 6. The first lacks its first step: not reported."""
     assembler = Assembler()
     ended = [
         value
@@ -141,7 +141,7 @@ def test_returns_of_whole_episodes_only() -> None:
     assert ended == [6.0, 6.0]
 
 
-def test_truncation_is_no_termination() -> None:
+def test_truncation_is_not_termination() -> None:
     assembler = Assembler()
     steps = history([[(2, False), (2, True)]], 6, 0)  # FIRST MID TRUNCATED FIRST MID TERMINATED
     results = [assembler.add(step) for step in steps]
@@ -155,8 +155,8 @@ def test_truncation_is_no_termination() -> None:
     ]
 
 
-def test_a_learner_back_from_a_checkpoint_counts_what_it_missed() -> None:
-    """Steps 0 to 9 were dealt with; 12 is the first to come: two were missed, and nothing is joined over them."""
+def test_a_restored_learner_counts_the_steps_it_missed() -> None:
+    """Steps 0 to 9 are known, and 12 comes next: two were missed, and nothing is joined across the gap."""
     steps = history([[(100, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:
@@ -171,8 +171,8 @@ def test_a_learner_back_from_a_checkpoint_counts_what_it_missed() -> None:
     assert second.observation[0].tolist() == [4, 0, 0, 12]
 
 
-def test_a_learner_back_from_a_checkpoint_goes_on_where_it_was() -> None:
-    """Steps 0 to 9 were dealt with; 8 and 9 come again, and 10 follows 9. The whole episode: 1 + … + 12 = 78."""
+def test_a_restored_learner_continues_the_episode() -> None:
+    """Steps 0 to 9 are known. 8 and 9 come again, and 10 follows 9. The complete episode: 1 + … + 12 = 78."""
     steps = history([[(12, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:
@@ -187,7 +187,7 @@ def test_a_learner_back_from_a_checkpoint_goes_on_where_it_was() -> None:
     assert assembler.counters["missed"] == assembler.counters["gaps"] == assembler.counters["cut"] == 0
 
 
-def test_a_restarted_source_costs_the_episodes_under_way(make_step: Callable[..., Step]) -> None:
+def test_a_restarted_source_cuts_its_running_episodes(make_step: Callable[..., Step]) -> None:
     assembler = Assembler()
     for sequence in range(3):
         assembler.add(make_step(sequence, 2))

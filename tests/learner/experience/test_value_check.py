@@ -1,4 +1,4 @@
-"""What episodes brought beside what the critic expects: by hand, over gaps, and with a critic that is known."""
+"""Observed returns, compared with the critic's values: by hand, over gaps, and with a known critic."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_of(stream: list[Step], discount: float) -> ValueCheck:
     return check
 
 
-def test_by_hand() -> None:
-    """γ = 1/2, rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and 1/8 of the value at the end is left. 1, 2: 2 and none."""
+def test_discounted_returns_match_a_hand_calculation() -> None:
+    """γ = 1/2. Rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and the last value has factor 1/8. Rewards 1, 2: 2, factor 0."""
     check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
     first, second = check.episodes
     assert (first.discounted, first.left, first.observation.tolist(), first.last_observation.tolist()) == (
@@ -37,18 +37,19 @@ def test_by_hand() -> None:
     assert (second.discounted, second.left, second.observation.tolist()) == (2.0, 0.0, [0, 0, 1, 0])
 
 
-def test_only_whole_episodes_count() -> None:
-    """Two robots with episodes of 4 and 6 steps; Step 2 is lost, and the source starts anew in between."""
+def test_only_complete_episodes_count() -> None:
+    """Two robots with episodes of 4 and 6 steps. Step 2 is lost, and the source restarts later."""
     stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
     check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)], 0.5)
-    # Robot 0: episode 0 is cut by the gap, 1 is whole (Steps 5 to 9); robot 1: 0 is cut, 1 by the restart. Then both.
+    # Robot 0: the gap cuts episode 0, and 1 is complete (Steps 5 to 9). Robot 1: the gap cuts 0, the restart 1.
+    # After the restart, both first episodes count.
     found = [tuple(map(int, episode.observation[:3])) for episode in check.episodes]
     assert found == [(0, 0, 1), (1, 0, 0), (1, 1, 0)]
 
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_figures_of_a_known_critic(normalise: bool) -> None:
-    """A critic that always says 10: of one episode 10 - 10/8 = 8.75 where 2.75 came, of the other 10 where 2 came."""
+    """A critic with the constant value 10 expects 10 - 10/8 = 8.75 where 2.75 came, and 10 where 2 came."""
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()
     td3.critics.named["critic1.1.bias"].fill_(10)
@@ -59,8 +60,8 @@ def test_figures_of_a_known_critic(normalise: bool) -> None:
     assert ValueCheck(0.5).figures(td3, None) == {}
 
 
-def test_the_critic_is_asked_with_the_action_and_then_with_the_policys() -> None:
-    """One hidden unit relu(s₀ + a₀) with weight 2: Q = 2 relu(s₀ + a₀). The policy says tanh(0.5 s₀)."""
+def test_the_critic_uses_the_given_action_or_the_policys() -> None:
+    """One hidden unit relu(s₀ + a₀) with weight 2: Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 s₀)."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
         td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""The replay buffer against a plain list, by random operations; its sampling; its state."""
+"""The replay buffer, compared with a list under random operations; its samples; its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
 
 def transitions(first: int, count: int) -> tuple[Any, ...]:
-    """Arguments of ``add``: every number of transition i is i with a distinct fraction; every third has discount 0."""
+    """Arguments of ``add``. Numbers of transition i are i plus a distinct fraction. Every third has discount 0."""
     i = np.arange(first, first + count, dtype=np.float32)
     observation = i[:, None] + np.array([0.125, 0.25, 0.375], np.float32)
     action = i[:, None] + np.array([0.5, 0.625], np.float32)
@@ -45,7 +45,7 @@ def expected_row(i: int) -> list[float]:
 
 @settings(deadline=None, max_examples=150)
 @given(capacity=st.integers(1, 12), counts=st.lists(st.integers(0, 30), max_size=12), seed=st.integers(0, 2**32 - 1))
-def test_holds_what_a_list_would_hold(capacity: int, counts: list[int], seed: int) -> None:
+def test_the_buffer_holds_the_same_rows_as_a_list(capacity: int, counts: list[int], seed: int) -> None:
     buffer = ReplayBuffer(capacity, O, A, seed)
     model: deque[int] = deque(maxlen=capacity)
     total = 0
@@ -69,7 +69,9 @@ def test_holds_what_a_list_would_hold(capacity: int, counts: list[int], seed: in
     after=st.lists(st.integers(0, 30), max_size=5),
     samples=st.integers(0, 5),
 )
-def test_goes_on_alike_after_a_restore(capacity: int, before: list[int], after: list[int], samples: int) -> None:
+def test_a_restored_buffer_continues_bit_exactly(
+    capacity: int, before: list[int], after: list[int], samples: int
+) -> None:
     buffer, total = ReplayBuffer(capacity, O, A, seed=1), 0
     for count in before:
         buffer.add(*transitions(total, count))
@@ -78,7 +80,7 @@ def test_goes_on_alike_after_a_restore(capacity: int, before: list[int], after: 
         buffer.sample(2 * size + 1)
     arrays, scalars = buffer.state()
     resumed = ReplayBuffer(capacity, O, A, seed=2)
-    resumed.add(*transitions(1000, capacity))  # must not shine through
+    resumed.add(*transitions(1000, capacity))  # must be overwritten completely
     resumed.restore(arrays, json.loads(json.dumps(scalars)))
     for count in [0, *after]:
         for each in (buffer, resumed):
@@ -91,19 +93,19 @@ def test_goes_on_alike_after_a_restore(capacity: int, before: list[int], after: 
     assert resumed.state()[1] == buffer.state()[1]
 
 
-def test_the_oldest_make_room() -> None:
-    # Capacity 5. Five fill it; two more replace 0 and 1; twelve more, 7 to 18, leave the last five: 14 to 18.
+def test_new_rows_replace_the_oldest() -> None:
+    # Capacity 5. Five fill it. Two more replace 0 and 1. Twelve more, 7 to 18, leave the last five: 14 to 18.
     buffer = ReplayBuffer(5, O, A, seed=0)
     for first, count, left in ((0, 5, range(5)), (5, 2, range(2, 7)), (7, 12, range(14, 19))):
         buffer.add(*transitions(first, count))
         assert sorted(buffer.state()[0]["rows"][:, 0]) == [i + 0.125 for i in left]
     assert (len(buffer), buffer.total_added) == (5, 19)
-    buffer.add(*transitions(19, 1))  # 19 replaces 14, the oldest, and not what the big addition happened to end at
+    buffer.add(*transitions(19, 1))  # 19 replaces 14, the oldest row, wherever the large addition ended
     assert sorted(buffer.state()[0]["rows"][:, 0]) == [i + 0.125 for i in range(15, 20)]
 
 
 @pytest.mark.parametrize("added", [40, 64, 150], ids=["partly filled", "full", "wrapped"])
-def test_samples_uniformly(added: int) -> None:
+def test_samples_are_uniform(added: int) -> None:
     seed = 5
     print(f"seed {seed}")
     buffer = ReplayBuffer(64, O, A, seed)
@@ -135,7 +137,7 @@ def test_shapes_and_types_of_a_batch() -> None:
     before = rows_of(batch).copy()
     buffer.add(*transitions(100, 10))
     buffer.sample(7)
-    assert np.array_equal(rows_of(batch), before)  # a batch's memory is its own
+    assert np.array_equal(rows_of(batch), before)  # a batch does not share memory with the buffer
 
 
 def test_seeds_decide_the_samples() -> None:
@@ -149,7 +151,7 @@ def test_seeds_decide_the_samples() -> None:
     assert run(1) != run(2)
 
 
-def test_bytes_needed() -> None:
+def test_a_row_has_the_expected_size() -> None:
     # A row is 3 + 2 + 1 + 1 + 3 = 10 numbers of 4 bytes.
     assert 4 * 1000 * row_size(3, 2) == 40_000
     buffer = ReplayBuffer(1000, 3, 2, seed=0)
@@ -157,7 +159,7 @@ def test_bytes_needed() -> None:
     assert buffer.state()[0]["rows"].nbytes == 40_000
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     buffer = ReplayBuffer(10, O, A, seed=0)
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)

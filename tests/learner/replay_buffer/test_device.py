@@ -1,4 +1,4 @@
-"""A replay buffer on a device against the one on the host."""
+"""A replay buffer on a device, compared with the one on the host."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def same(device: ReplayBuffer, host: ReplayBuffer) -> bool:
     return all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_samples_are_those_of_the_host(seed: int, device: torch.device) -> None:
-    """Capacity 10: additions that fit, that run over the end, that fill it exactly, and that are longer than it."""
+def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> None:
+    """Capacity 10, with additions that fit, wrap around, fill it exactly, or exceed it."""
     random = np.random.default_rng(seed)
     host, on_device = ReplayBuffer(10, O, A, seed=1), mirrored(ReplayBuffer(10, O, A, seed=1), device)
     for count in (1, 4, 3, 7, 10, 25, 1, 0, 9):
@@ -48,10 +48,10 @@ def test_samples_are_those_of_the_host(seed: int, device: torch.device) -> None:
         assert same(on_device, host)
 
 
-def test_rows_of_a_file_go_there_block_by_block(
+def test_rows_of_a_file_are_copied_in_blocks(
     seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of 4 rows at most, over the end of 10; and all of them again when a process goes on with the file."""
+    """Blocks have at most 4 rows and wrap around the end of 10. A new process copies all rows again."""
     monkeypatch.setattr(device_buffer, "_AT_ONCE", 4)
     random = np.random.default_rng(seed)
 
@@ -72,7 +72,7 @@ def test_rows_of_a_file_go_there_block_by_block(
     assert same(again, host)
 
 
-def test_a_batch_lies_on_the_device_and_in_the_same_memory_each_time(device: torch.device) -> None:
+def test_a_batch_uses_the_same_device_memory_each_time(device: torch.device) -> None:
     buffer = mirrored(ReplayBuffer(10, O, A, seed=1), device)
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(4)
@@ -83,7 +83,7 @@ def test_a_batch_lies_on_the_device_and_in_the_same_memory_each_time(device: tor
     assert len(buffer.sample(6).reward) == 6
 
 
-def test_a_state_goes_on_on_any_device(device: torch.device) -> None:
+def test_a_state_continues_on_any_device(device: torch.device) -> None:
     random = np.random.default_rng(2)
     host = ReplayBuffer(10, O, A, seed=1)
     host.add(*transitions(random, 13))

@@ -1,4 +1,4 @@
-"""LAP: the tree of sums against a running sum, priorities by hand and against the float64 reference, its state."""
+"""LAP: its sum tree, its priorities by hand and against the float64 reference, and its state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def errors(*values: float) -> torch.Tensor:
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000)), max_size=20),
     parts=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20),
 )
-def test_finds_what_a_running_sum_finds(weights: list[int], changes: list[tuple[int, int]], parts: list[int]) -> None:
+def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
+    weights: list[int], changes: list[tuple[int, int]], parts: list[int]
+) -> None:
     """Whole numbers add up without rounding: leaf k is found where sum(w[:k]) <= part < sum(w[:k + 1])."""
     tree = SumTree(len(weights))
     tree.set(np.arange(len(weights)), np.array(weights, np.float64))
@@ -44,8 +46,8 @@ def test_finds_what_a_running_sum_finds(weights: list[int], changes: list[tuple[
         assert found.tolist() == np.searchsorted(np.cumsum(weights), wanted, side="right").tolist()
 
 
-def test_priorities_by_hand() -> None:
-    """α = 1/2. New ones get the greatest so far, at first 1. |δ| of 0.3 and 4: 1 and 2; beside 9 and 1.5: 3 and 2."""
+def test_priorities_match_a_hand_calculation() -> None:
+    """α = 1/2. New rows get the greatest priority, at first 1. |δ| of 0.3 and 4: 1 and 2; with 9 and 1.5: 3 and 2."""
     buffer = PrioritisedReplay(4, O, A, seed=1, exponent=0.5)
     buffer.add(*transitions(0, 2))
     assert buffer.priorities.tolist() == [1.0, 1.0]
@@ -54,14 +56,14 @@ def test_priorities_by_hand() -> None:
     assert buffer.priorities.tolist() == [1.0, 2.0]
     buffer.learned([errors(0.3, -4.0), errors(-9.0, 1.5)])
     assert buffer.priorities.tolist() == [3.0, 2.0]
-    buffer.add(*transitions(2, 3))  # the third and the fourth, and one in place of the first: 3 is the greatest so far
+    buffer.add(*transitions(2, 3))  # rows 3 and 4, and one that replaces row 1: 3 is the greatest so far
     assert buffer.priorities.tolist() == [3.0, 2.0, 3.0, 3.0]
-    buffer.learned([errors(float("nan"), float("inf"))])  # a run that diverges; it is found out elsewhere
+    buffer.learned([errors(float("nan"), float("inf"))])  # a diverging run, which other code detects
     assert buffer.priorities.tolist() == [1.0, 1e6, 3.0, 3.0]
     assert torch.isfinite(buffer.sample(64).observation).all()
 
 
-def test_drawn_in_proportion() -> None:
+def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     """Priorities 1, 3, 2, 2 (a fixed seed): 8,000 draws, shares 1/8, 3/8, 1/4, 1/4 within four standard errors.
 
     The standard error of a share p is sqrt(p (1 - p) / 8000), at most 0.0055.
@@ -80,10 +82,10 @@ def test_unfilled_rows_are_never_drawn() -> None:
     buffer.add(*transitions(1, 7))
     assert buffer.sample(20_000).observation[:, 0].min() >= 1
     buffer._tree.find = lambda fractions: np.full(len(fractions), 999)  # type: ignore[method-assign]
-    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # rounding: the last one
+    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # rounding leads to the last row
 
 
-def test_priorities_are_those_of_the_written_algorithm() -> None:
+def test_priorities_equal_those_of_the_written_algorithm() -> None:
     config = LearnerConfig(critic_loss="huber", replay="lap", learning_rate=1e-3)
     td3 = FastTD3(O, A, (8,), config, seed=5)
     exact = Exact(td3)
@@ -104,7 +106,7 @@ def test_priorities_are_those_of_the_written_algorithm() -> None:
 
 
 @pytest.mark.parametrize("capacity", [5, 40, 1500])
-def test_goes_on_alike_after_a_restore(capacity: int) -> None:
+def test_a_restored_buffer_continues_bit_exactly(capacity: int) -> None:
     buffer = PrioritisedReplay(capacity, O, A, seed=8, exponent=0.4)
     random = np.random.default_rng(9)
 
@@ -119,7 +121,7 @@ def test_goes_on_alike_after_a_restore(capacity: int) -> None:
     arrays, scalars = buffer.state()
     arrays = {name: array.copy() for name, array in arrays.items()}
     resumed = PrioritisedReplay(capacity, O, A, seed=10, exponent=0.4)
-    resumed.add(*transitions(1000, capacity))  # must not shine through
+    resumed.add(*transitions(1000, capacity))  # must be overwritten completely
     resumed.restore(arrays, json.loads(json.dumps(scalars)))
     for count in range(10):
         size = torch.from_numpy(random.exponential(3, (16, 1)).astype(np.float32))

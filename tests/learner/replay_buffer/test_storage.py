@@ -1,4 +1,4 @@
-"""Replay rows in a file: what a killed process leaves, whatever the instant; what memory there is."""
+"""Replay rows in a file: what survives a killed process. Also the free memory of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(first: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floa
     return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], WIDTH, 1)
 
 
-def test_reopened_it_is_as_it_was(tmp_path: Path) -> None:
+def test_a_reopened_file_holds_its_rows_and_notes(tmp_path: Path) -> None:
     file = File(tmp_path, 8, WIDTH)
     file.write(2, rows(20, 3))
     file.commit(note(3))
@@ -45,14 +45,14 @@ def test_reopened_it_is_as_it_was(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 2000))
-def test_a_journal_that_ends_anywhere_is_good_up_to_there(
+def test_a_truncated_journal_is_read_up_to_its_end_and_a_changed_one_refused(
     cut: int, flip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut off: what is read is the notes before. With a changed bit: it is refused, and stays as it is.
+    """A truncated journal gives the complete notes before the cut. One with a changed bit is refused and not modified.
 
-    Only a length that has grown, of the last record, cannot be told from a record that was cut off.
+    The exception is a larger length in the last record: it looks like a truncated record.
     """
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a busy disk takes long, and no power is cut here
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow on a busy disk, and no power fails here
     for old in tmp_path.iterdir():
         old.unlink()
     file = File(tmp_path, 8, WIDTH)
@@ -89,7 +89,7 @@ def test_a_journal_that_ends_anywhere_is_good_up_to_there(
 
 
 @pytest.mark.parametrize("left", [None, 0, 8 * WIDTH * 4 - 100])
-def test_rows_that_are_gone_are_not_replaced_by_zeros(left: int | None, tmp_path: Path) -> None:
+def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path) -> None:
     """A file of 8 rows of 10 numbers has 320 bytes."""
     file = File(tmp_path, 8, WIDTH)
     file.write(0, rows(1, 3))
@@ -98,7 +98,7 @@ def test_rows_that_are_gone_are_not_replaced_by_zeros(left: int | None, tmp_path
     path = tmp_path / "rows.float32"
     path.write_bytes(path.read_bytes()[:left]) if left is not None else path.unlink()
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    for _ in range(2):  # the first try makes nothing that the second one would go on with
+    for _ in range(2):  # the first try must not create a file that the second one accepts
         with pytest.raises(
             BundleError, match=f"rows.float32' has {left or 0} bytes; the one .* goes on with has 320: "
         ):
@@ -106,7 +106,7 @@ def test_rows_that_are_gone_are_not_replaced_by_zeros(left: int | None, tmp_path
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_what_is_needed_and_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_required_file_is_not_created(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes; the one that the run goes on with has 320"):
             File(tmp_path / "replay", 8, WIDTH, needed=True)
@@ -114,7 +114,7 @@ def test_what_is_needed_and_not_there_is_not_made(tmp_path: Path) -> None:
     File(tmp_path / "replay", 8, WIDTH, recovers=False, needed=True).close()
 
 
-def test_a_journal_that_ends_in_zeros_is_good_up_to_them(tmp_path: Path) -> None:
+def test_zeros_at_the_end_of_a_journal_are_ignored(tmp_path: Path) -> None:
     file = File(tmp_path, 8, WIDTH)
     file.commit(note(3))
     file.close()
@@ -125,10 +125,10 @@ def test_a_journal_that_ends_in_zeros_is_good_up_to_them(tmp_path: Path) -> None
     again.close()
 
 
-def test_rows_without_a_journal_are_those_of_the_checkpoint(
+def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
     tmp_path: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten rows are saved in a state, five come after it; the journal is lost."""
+    """Ten rows are in the checkpoint, and five come later. The journal is lost."""
 
     def opened() -> ReplayBuffer:
         return ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path, *size))
@@ -159,8 +159,10 @@ def test_rows_without_a_journal_are_those_of_the_checkpoint(
         third.restore(arrays, scalars)
 
 
-def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk takes five bytes at a time, and then none: what was said to be kept is kept."""
+def test_an_incomplete_note_is_an_error_and_earlier_ones_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk accepts five bytes at a time and then becomes full."""
     room, real = [10_000], os.write
 
     def write(descriptor: int, content: bytes) -> int:
@@ -183,7 +185,7 @@ def test_a_note_is_whole_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     again.close()
 
 
-def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_COMPACT", 1000)
     file = File(tmp_path, 8, WIDTH)
     for total in range(1, 500):
@@ -195,7 +197,7 @@ def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.
     again.close()
 
 
-def test_another_shape_and_a_stranger_are_refused(tmp_path: Path) -> None:
+def test_another_shape_or_an_unknown_journal_is_refused(tmp_path: Path) -> None:
     File(tmp_path, 8, WIDTH).close()
     for shape in ((9, WIDTH), (8, WIDTH + 1)):
         with pytest.raises(BundleError, match="capacity"):
@@ -205,8 +207,8 @@ def test_another_shape_and_a_stranger_are_refused(tmp_path: Path) -> None:
         File(tmp_path, 8, WIDTH)
 
 
-def test_in_memory_and_in_a_file_is_the_same_buffer(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Over the end of a buffer of 50, with its state put into another one: the same batches to the bit."""
+def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The rows wrap around the end of a buffer of 50, and a second buffer restores the state. Batches are bit-exact."""
     buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
     for count in (1, 30, 30, 70):
         content = rng.normal(size=(count, 8)).astype(np.float32)
@@ -238,7 +240,7 @@ for total in range(1, 10**9):
 """
 
 
-def test_a_process_that_is_killed_loses_no_row_that_was_recorded(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_recorded_row(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
     assert child.stdout
     assert child.stdout.readline() == b"there\n"
@@ -248,7 +250,7 @@ def test_a_process_that_is_killed_loses_no_row_that_was_recorded(tmp_path: Path)
     file = File(tmp_path, 1000, WIDTH)
     total = file.notes["sim-0"].total_added
     assert total >= 3000
-    for back in range(1, 999):  # the one after the newest may be half written
+    for back in range(1, 999):  # the row after the newest may be half written
         assert (file.rows[(total - back) % 1000] == total - back + 1).all()
     file.close()
 
@@ -261,10 +263,10 @@ def test_a_process_that_is_killed_loses_no_row_that_was_recorded(tmp_path: Path)
         ("4:cpu,memory:/box", {"memory/box/memory.limit_in_bytes": "4000"}, 4000 - 1000 + 600),
     ],
 )
-def test_a_container_s_limit_counts(
+def test_a_containers_memory_limit_counts(
     lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """5 KiB by the kernel; each group uses 1000 bytes, 600 of which only cache files."""
+    """The kernel reports 5 KiB. Each group uses 1000 bytes, of which 600 are only file cache."""
     groups = tmp_path / "cgroup"
     for name, text in contents.items():
         path = groups / name
@@ -280,6 +282,6 @@ def test_a_container_s_limit_counts(
     assert machine.available_memory() == expected
 
 
-def test_memory_is_no_store() -> None:
+def test_memory_storage_is_not_durable() -> None:
     assert not Memory(4, WIDTH).durable
     assert Memory(4, WIDTH).rows.nbytes == 160

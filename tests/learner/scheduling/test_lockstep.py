@@ -29,7 +29,7 @@ def lockstep_config() -> Any:
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
-    """A learner in lock-step, with somebody who writes snapshots."""
+    """A learner in lock-step with a writer of snapshots."""
     world = World(make_core(lockstep_config()), spec, make_step)
     world.core.scheduler.keep_snapshots()
     return world
@@ -68,12 +68,12 @@ def first_snapshot(world: World, a: Peer, b: Peer) -> None:
     world.core.scheduler.snapshot_saved()
 
 
-def test_the_run_begins_with_a_snapshot(world: World) -> None:
+def test_a_run_starts_with_a_snapshot(world: World) -> None:
     a, b, outputs = begin(world)
     assert [(item.source, item.answers, item.save) for item in throttles(outputs)] == [("a", 0, 1), ("b", 0, 1)]
     world.give(a, saved("a", 0))
     assert not world.core.scheduler.snapshot_ready
-    assert a_round(world, a, b, 0) == []  # no round before the snapshot is there …
+    assert a_round(world, a, b, 0) == []  # no round before the snapshot is taken …
     world.give(b, saved("b", 0))
     assert world.idle() == []  # … and written
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
@@ -81,7 +81,7 @@ def test_the_run_begins_with_a_snapshot(world: World) -> None:
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
 
 
-def test_the_end_of_a_round_asks_for_a_requested_snapshot(world: World) -> None:
+def test_a_requested_snapshot_is_taken_at_the_end_of_a_round(world: World) -> None:
     a, b, _ = begin(world)
     first_snapshot(world, a, b)
     a_round(world, a, b, 0)
@@ -135,7 +135,7 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     told = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
     assert told == {(0, 6, before[2])}
     for peer, name in ((a, "a"), (anew, "b")):
-        assert world.give(peer, world.make_step(5, source=name)) == []  # the Step that the next one follows
+        assert world.give(peer, world.make_step(5, source=name)) == []  # the Step before the next one
     assert len(throttles(a_round(world, a, anew, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
@@ -184,7 +184,7 @@ def test_a_state_needs_its_arrays(world: World) -> None:
     assert np.array_equal(arrays["sent.1"], np.frombuffer(world.core.publisher.sent[0].payload, np.uint8))
 
 
-def test_a_snapshot_leads_back_to_stepping_and_a_lost_simulator_to_a_rollback(world: World) -> None:
+def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(world: World) -> None:
     a, b, _ = begin(world)
     seen = [world.core.scheduler.state]
     for message in (saved("a", 0), saved("b", 0)):
@@ -201,7 +201,7 @@ def test_a_snapshot_leads_back_to_stepping_and_a_lost_simulator_to_a_rollback(wo
 
 
 class Rollouts:
-    """An on-policy training: an update is possible once 6 transitions have come, and uses them up."""
+    """An on-policy algorithm. An update needs 6 transitions and consumes them."""
 
     durable, notes, compiled = False, (), False
 
@@ -227,10 +227,10 @@ class Rollouts:
         return weights | {f"actor.{2 * i}.bias": np.zeros(pair[1], np.float32) for i, pair in enumerate(sizes)}
 
 
-def test_an_on_policy_algorithm_updates_after_each_rollout_and_the_sources_wait(
+def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
-    """Two sources, 6 transitions a rollout: rounds 3, 6 and 9 end with an update and the version that it made."""
+    """Two sources, 6 transitions a rollout: rounds 3, 6 and 9 end with an update and publish its version."""
     from msgspec.structs import replace as changed
 
     base = lockstep_config()

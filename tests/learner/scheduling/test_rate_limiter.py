@@ -1,4 +1,4 @@
-"""The replay ratio's arithmetic, and that it holds whoever is the faster."""
+"""The replay ratio: hand calculations, and its bounds whichever side is faster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from td3_robot.learner.scheduling.rate_limiter import RateLimiter
 
 
-def test_by_hand() -> None:
-    """Ratio 0.5, start 100, band 8: at 120 steps 0.5 · 20 = 10 updates are owed in all."""
+def test_limits_match_a_hand_calculation() -> None:
+    """Ratio 0.5, start 100, band 8: after 120 steps 0.5 · 20 = 10 updates are due in all."""
     limiter = RateLimiter(0.5, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert not limiter.updates_due(101, 0)  # half an update
@@ -25,8 +25,8 @@ def test_by_hand() -> None:
     assert limiter.done(1000, 450)  # 0.5 · 900
 
 
-def test_offline_updates_come_first_and_are_not_owed() -> None:
-    """30 of them, then as without: at 120 steps 0.5 · 20 = 10 updates are owed beyond those."""
+def test_offline_updates_come_first_and_do_not_count() -> None:
+    """30 offline updates come first. After 120 steps 0.5 · 20 = 10 more updates are due."""
     limiter = RateLimiter(0.5, 8.0, 100, 1000, offline=30)
     assert limiter.updates_due(0, 0)
     assert limiter.updates_due(0, 29)
@@ -40,7 +40,7 @@ def test_offline_updates_come_first_and_are_not_owed() -> None:
     assert limiter.done(1000, 480)  # 30 + 0.5 · 900
 
 
-def test_without_a_ratio_both_run_free() -> None:
+def test_without_a_ratio_both_sides_run_freely() -> None:
     limiter = RateLimiter(None, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert limiter.updates_due(100, 10**9)
@@ -56,10 +56,10 @@ def test_without_a_ratio_both_run_free() -> None:
     start=st.integers(0, 50),
     eager=st.lists(st.booleans(), min_size=50, max_size=300),
 )
-def test_the_lead_stays_in_the_band_and_somebody_can_always_go_on(
+def test_the_lead_stays_within_the_band_and_one_side_can_always_continue(
     ratio: float, robots: int, slack: float, start: int, eager: list[bool]
 ) -> None:
-    """``eager`` says who gets a turn: the learner or the simulator, in any order."""
+    """``eager`` decides who gets a turn, the learner or the simulator, in any order."""
     band = ratio * robots + 1 + slack
     limiter = RateLimiter(ratio, band, start, 10**9)
     steps = updates = 0
