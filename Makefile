@@ -7,14 +7,15 @@ READY := $(VENV)/.ready
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test check format clean help
+.PHONY: train test test-all check format clean help
 
 help:
-	@echo "make train   set up, train Walker2D with three processes, print where the curve is"
-	@echo "make test    set up, run every test"
-	@echo "make check   set up, ruff, mypy --strict and the document checks"
-	@echo "make format  set up, format the code"
-	@echo "make clean   remove the virtual environment and build leftovers"
+	@echo "make train     set up, train Walker2D with three processes, print where the curve is"
+	@echo "make test      set up, run the tests but the slow ones"
+	@echo "make test-all  set up, run every test"
+	@echo "make check     set up, ruff, mypy --strict and the document checks"
+	@echo "make format    set up, format the code"
+	@echo "make clean     remove the virtual environment and build leftovers"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +27,9 @@ train: $(READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1 -m "not slow"
+
+test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1
 
 check: $(READY)

@@ -19,6 +19,7 @@ import pytest
 from td3_robot.bundle import Bundle
 from tests.process.conftest import ROOT, MadeOnce
 
+pytestmark = pytest.mark.slow
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest supported Python. ALL_PYTHONS=1 adds those between, at about 20 s each."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}

@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_own_algorithm_trains_resumes_and_exports_a_bundle(train: Any, command: Any, folder: Path) -> None:
     run = train(1200, "learner.algorithm=sign", "evaluation.every=600", "evaluation.episodes=1")
     assert run.finish() == 0, run.output()

@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_own_backend_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
     run = train(600, "task=toy:Point", "evaluation.every=300", "evaluation.episodes=2", "record=true")
     assert run.finish() == 0, run.output()

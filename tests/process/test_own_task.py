@@ -43,6 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
     """Only the command line may name a module to import, never a file. ``max_steps`` ends endless episodes."""
     sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")

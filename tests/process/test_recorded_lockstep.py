@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from td3_robot.messages import SimulatorState
 from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
@@ -27,6 +29,7 @@ def compared(report: replay.CoreReport) -> dict[str, int]:
     return {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
 
 
+@pytest.mark.slow
 def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
     """Replay covers the policy server, both simulator processes, and the learner until it reads its checkpoint."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
@@ -48,6 +51,7 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
     assert compared(reports["learner"])["throttle"] >= made  # from before the kill
 
 
+@pytest.mark.slow
 def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> None:
     """The second half is replayed from the simulator state that the learner restored."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))

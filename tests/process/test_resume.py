@@ -193,6 +193,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
     assert scalars["parts"]["divergence"]["greatest_reward"] == greatest
 
 
+@pytest.mark.slow
 def test_killed_learner_loses_no_transition_when_queues_are_full(train: Any, tmp_path: Path) -> None:
     """One robot may be 640 steps ahead. While the learner is away, its Steps fill every queue."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
@@ -220,6 +221,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.slow
 def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
     """The journal of the replay file meets the full disk first. With free space again, the run resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
