@@ -146,11 +146,8 @@ def speeds(
     All contestants take turns with each other, so that every ratio is a ratio within one round.
     """
     fleets = {size: VectorEnvironment(lambda seed: tasks.make(task, seed), size, SEED, "bench", 0) for size in FLEETS}
-    contestants: Contestants = {
-        (OURS, ALONE): _Alone(task),
-        **{(OURS, size): fleets[size] for size in FLEETS},
-        **others,
-    }
+    contestants: Contestants = {(OURS, ALONE): _Alone(task), **others}
+    contestants |= {(OURS, size): fleet for size, fleet in fleets.items()}
     blocks, robot_steps = {}, {}
     for (name, size), robots in contestants.items():
         calls, rows = -(-steps // max(1, size)), max(1, size)
@@ -162,9 +159,9 @@ def speeds(
     for robots in contestants.values():
         robots.close()
     each = {key: [time / robot_steps[key] for time in times] for key, times in seconds.items()}
-    figures: dict[int, dict[str, Any]] = {}
+    figures: dict[int, dict[str, Any]] = {size: {**compare(each, size)} for size in (ALONE, *FLEETS)}
     for (name, size), times in each.items():
-        figures.setdefault(size, compare(each, size))[name] = speed(1, times)
+        figures[size][name] = speed(1, times)
     for size, fleet in fleets.items():
         figures[size] |= {f"{OURS}_over_one_robot": ratio(each[OURS, 1], each[OURS, size]), "threads": fleet.threads}
     return figures
