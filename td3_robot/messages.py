@@ -291,8 +291,8 @@ class Action(Message, frozen=True):
         int,
         wire(
             "u32",
-            "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 1000 and above: noises of installed packages; accept "
-            "unknown numbers, the action counts",
+            "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 4 categorical, 1000 and above: noises of installed "
+            "packages; accept unknown numbers, the action counts",
         ),
     ]
     noise_seed: Annotated[int, wire("u64", "seed of the noise; 0 without noise")]

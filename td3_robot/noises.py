@@ -20,11 +20,12 @@ NOISES = Registry(
         "gaussian": "td3_robot.policy.noise:Gaussian",
         "uniform": "td3_robot.policy.noise:Uniform",
         "ornstein_uhlenbeck": "td3_robot.policy.noise:OrnsteinUhlenbeck",
+        "categorical": "td3_robot.policy.noise:Categorical",
     },
     "td3_robot.noises",
 )
-CHOSEN_BY_THE_LEARNER = ("none", "uniform")
-"""Noises that a configuration cannot name: no exploration, and the random actions of the warm-up."""
+CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical")
+"""Noises that a configuration cannot name: no exploration, random actions of the warm-up, draws of discrete actions."""
 
 
 class Parameter(NamedTuple):

@@ -188,6 +188,7 @@ def test_codes_are_fixed() -> None:
         ("gaussian", 1),
         ("uniform", 2),
         ("ornstein_uhlenbeck", 3),
+        ("categorical", 4),
     ]
     assert [(item.name, item.value) for item in ActionOrigin] == [
         ("NONE", 0),

@@ -23,7 +23,7 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import MESSAGES, Hello, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.noise import Gaussian, OrnsteinUhlenbeck, Uniform
+from td3_robot.policy.noise import Categorical, Gaussian, OrnsteinUhlenbeck, Uniform
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 
@@ -97,8 +97,10 @@ def test_noise_of_the_document_equals_the_policy_servers(seed: int, source: str,
     keys = theirs["keys"](seed, source, incarnation, robots)
     episodes, steps = np.array([0, 5, 2**50], np.uint64), np.array([0, 64, 200], np.uint32)
     uniform, normal = Uniform(*identity)(episodes, steps), Gaussian(*identity)(episodes, steps)
+    gumbel = Categorical(*identity)(episodes, steps)
     for robot, (episode, step) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
         assert theirs["uniform"](keys[robot], actions, episode, step) == uniform[robot].tolist()
+        np.testing.assert_allclose(theirs["gumbel"](keys[robot], actions, episode, step), gumbel[robot], rtol=1e-6)
         drawn = theirs["normal"](seed, source, incarnation, robots, robot, actions, episode, step)
         assert drawn.tolist() == normal[robot].tolist()
         for theta in (0.15, 0.5, 1.0):

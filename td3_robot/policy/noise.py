@@ -181,6 +181,26 @@ class Uniform(Noise):
         return actor.clip(actor.low + self(episode, step) * (actor.high - actor.low))
 
 
+class Categorical(Noise):
+    """A draw from the softmax of score / scale, where the actor gives one score for each discrete action.
+
+    The Gumbel-max trick: with independent Gumbel numbers g, argmax(score + scale · g) is such a draw. The chosen action
+    has the high limit of its channel, all others the low one. The environment takes the action with the highest score.
+    """
+
+    NUMBER = 4
+
+    def block(self, generator: np.random.Generator) -> Float32:
+        uniform = generator.random(self.shape, np.float32).astype(np.float64) + 2.0**-25  # in (0, 1)
+        gumbel: Float32 = (-np.log(-np.log(uniform))).astype(np.float32)
+        return gumbel
+
+    def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
+        score = actor(observation) + self(episode, step) * scale
+        chosen = score.argmax(axis=1)[:, None] == np.arange(score.shape[1])
+        return np.where(chosen, actor.high, actor.low)
+
+
 class OrnsteinUhlenbeck(Noise):
     """x(t) = (1 - theta) x(t - 1) + N(0, scale), from 0 at each reset (Lillicrap et al. 2016).
 

@@ -21,8 +21,17 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.messages import Action, Step, Weights
 from td3_robot.noises import NOISES
+from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.noise import Gaussian, Noise, OrnsteinUhlenbeck, Uniform, blocks_remembered, robot_scales
+from td3_robot.policy.noise import (
+    Categorical,
+    Gaussian,
+    Noise,
+    OrnsteinUhlenbeck,
+    Uniform,
+    blocks_remembered,
+    robot_scales,
+)
 
 IDENTITY: dict[str, Any] = {"seed": 1, "source": "sim-0", "incarnation": 0, "robots": 1, "actions": 10}
 
@@ -37,7 +46,7 @@ def ask(noise: Noise, episode: list[int], step: list[int]) -> np.ndarray:
 
 
 @given(
-    kind=st.sampled_from([Gaussian, Uniform, OrnsteinUhlenbeck]),
+    kind=st.sampled_from([Gaussian, Uniform, OrnsteinUhlenbeck, Categorical]),
     seed=st.integers(0, 2**64 - 1),
     moments=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), min_size=1, max_size=20),
     order=st.randoms(use_true_random=False),
@@ -54,7 +63,7 @@ def test_the_order_of_requests_does_not_matter(
         assert np.array_equal(ask(again, [episode], [step]), first[episode, step])
 
 
-@pytest.mark.parametrize("kind", [Gaussian, OrnsteinUhlenbeck])
+@pytest.mark.parametrize("kind", [Gaussian, OrnsteinUhlenbeck, Categorical])
 def test_a_robots_noise_does_not_depend_on_other_robots_steps(kind: type[Noise], seed: int) -> None:
     """Robot 1 asks for (2, 70) next to different steps of the other robots, and gets the same noise."""
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
@@ -63,7 +72,9 @@ def test_a_robots_noise_does_not_depend_on_other_robots_steps(kind: type[Noise],
     assert not np.array_equal(together[0], apart[0])
 
 
-@pytest.mark.parametrize(("kind", "parameters"), [(Gaussian, {}), (OrnsteinUhlenbeck, {"theta": 0.15})])
+@pytest.mark.parametrize(
+    ("kind", "parameters"), [(Gaussian, {}), (OrnsteinUhlenbeck, {"theta": 0.15}), (Categorical, {})]
+)
 def test_every_part_of_the_identity_changes_the_noise(kind: type[Noise], parameters: dict[str, float]) -> None:
     base: dict[str, Any] = {**IDENTITY, "robots": 2, "actions": 4, **parameters}
     reference = ask(kind(**base), [1, 1], [10, 10])
@@ -107,6 +118,31 @@ def test_pinned_values() -> None:
         )
     )
     assert np.array_equal(drawn[0], generator.standard_normal((64, 2), np.float32)[1])  # 65 % 64 = 1
+
+
+def test_categorical_draws_from_the_softmax_of_the_scores(make_bundle: Callable[..., Bundle]) -> None:
+    """10,000 draws (a fixed seed): each frequency within four standard errors, 4 · √(p (1 - p) / 10⁴) <= 0.02.
+
+    The last layer has weights of zero, so the scores are tanh(bias) · half + middle, whatever the robot sees.
+    """
+    bundle = make_bundle()
+    tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
+    last = f"actor.{len(bundle.hidden)}.bias"
+    tensors[last] = np.float32([0.1, -0.3])
+    actor = Actor(replace(bundle, tensors=tensors))
+    noise, observation = Categorical(1, "sim-0", 0, 1, 2), np.zeros((1, bundle.spec.observation_size), np.float32)
+    logits = actor(observation)[0].astype(np.float64) / 0.5
+    scale = np.full((1, 2), 0.5, np.float32)
+    drawn = np.concatenate(
+        [
+            noise.act(actor, observation, np.array([0], np.uint64), np.array([step], np.uint32), scale)
+            for step in range(10_000)
+        ]
+    )
+    low, high = bundle.spec.action_low, bundle.spec.action_high
+    chosen = (drawn == high).argmax(1)
+    assert np.array_equal(drawn, np.where(chosen[:, None] == np.arange(2), high, low))
+    np.testing.assert_allclose(np.mean(chosen == 0), 1 / (1 + np.exp(logits[1] - logits[0])), atol=0.02)
 
 
 @pytest.mark.parametrize("theta", [0.15, 0.5])
@@ -221,7 +257,7 @@ def test_a_bundle_with_an_unknown_noise_is_refused(
 ) -> None:
     install(1000)
     payload = replace(make_bundle(), exploration=Exploration("sign", 0.1)).encode()
-    allowed = "allowed: none, gaussian, uniform, ornstein_uhlenbeck, sign"
+    allowed = "allowed: none, gaussian, uniform, ornstein_uhlenbeck, categorical, sign"
     with pytest.raises(BundleError, match=rf"^weights: exploration noise is 'xkcd'; {allowed}$"):
         Bundle.decode(payload.replace(b"sign", b"xkcd"), "weights")
 
