@@ -18,6 +18,7 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import UsageError
 from td3_robot.learner import resources, warm_start
+from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.runtime import launch
 from td3_robot.runtime.run_folder import RunFolder
@@ -30,7 +31,6 @@ from td3_robot.util.machine import available_cores, compiler_lack
 
 _LEARNER = "td3_robot.learner.node"
 _RECORDER = "td3_robot.recording.node"
-_A2C = "td3_robot_sims.a2c"
 
 
 class Prepared(NamedTuple):
@@ -75,6 +75,12 @@ def resumed_run(options: argparse.Namespace) -> Prepared:
     if given:
         raise UsageError(f"{given[0]} cannot be given with --resume; allowed: CONFIG, --steps and --set")
     run = RunFolder.open(options.resume)
+    newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
+    if newest and checkpoint.of_another_program(newest):
+        raise UsageError(
+            f"--resume: {newest.name} is of A2C in version 0.1.0, which this version cannot continue; its "
+            "policies still work; start a new run"
+        )
     before = run.trained_with() or run.config()
     overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
     wanted = configuration.load(options.config or run.config_file, overrides)
@@ -145,8 +151,6 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     modules = [process.row.module for process in launch.expand(launch.load(config.launch), config)]
     if config.record.enabled and _RECORDER not in modules:
         raise UsageError(f"record.enabled is true and launch {config.launch!r} has no recorder; it must be false")
-    if _A2C in modules:
-        importlib.import_module("td3_robot_sims.a2c_config").check(config)
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):

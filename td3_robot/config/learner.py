@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from td3_robot.config.section import Count, Fraction, Natural, NonNegative, Positive, Section
@@ -23,9 +24,10 @@ class LearnerConfig(Section, frozen=True):
 
     The algorithm:
 
-    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg`` or the name that an installed package adds.
+    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or the name that a package adds.
       ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. Each of them can be switched off alone:
-      ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``.
+      ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it has
+      no replay buffer and no replay ratio, and its own options are in the section ``a2c``.
     - ``batch_size``, ``discount``: as in the paper. ``polyak``: τ of the target networks.
     - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
     - ``policy_delay``: critic updates for each actor update.
@@ -128,6 +130,16 @@ class LearnerConfig(Section, frozen=True):
                         f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
                         f"with {choice!r} it must be {needed!r}"
                     )
+        for key in algorithms.UNUSED.get(self.algorithm, ()):
+            if (value := getattr(self, key)) != (default := _default(key)):
+                raise ValueError(
+                    f"learner.{key} is {value!r}; it means nothing to {self.algorithm!r}, and must be {default!r}"
+                )
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the algorithm is one of this package that needs no replay buffer."""
+        return self.algorithm in algorithms.ON_POLICY
 
     @property
     def compiles(self) -> bool:
@@ -139,3 +151,7 @@ class LearnerConfig(Section, frozen=True):
         hold = self.learning_rate_falls_from
         fall = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
         return self.learning_rate * (1 - fall * (1 - self.learning_rate_end))
+
+
+def _default(key: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(LearnerConfig) if field.name == key)

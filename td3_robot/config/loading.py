@@ -24,6 +24,15 @@ log = logging.getLogger(__name__)
 
 RENAMED: dict[str, str] = {}
 """Old full name of a key or section to its new one, as ``learner.tau`` to ``learner.polyak``."""
+REPLACED: dict[tuple[str, str], dict[str, Any]] = {
+    ("launch", "a2c"): {
+        "launch": "train",
+        "learner.algorithm": "a2c",
+        "learner.learning_starts": 0,
+        "timing": "lockstep",
+    }
+}
+"""Old value of a top-level key to the values that now mean the same, by the full names of their keys."""
 _LONGEST = 1 << 22  # bytes of a file
 
 
@@ -65,8 +74,10 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
     except RecursionError:
         raise ConfigError(f"{source}: a key contains itself; YAML anchors must not make a circle") from None
     _rename(tree, source)
+    _replace(tree, source)
     for override in overrides:
         _override(tree, override)
+    _replace(tree, "--set")
     if isinstance(tree.get("record"), bool):
         tree["record"] = {"enabled": tree["record"]}
     _refuse_unknown(tree, Config, source)
@@ -109,6 +120,17 @@ def _rename(tree: dict[str, Any], source: str) -> None:
         if not _put(tree, new, value, replace=False):
             raise ConfigError(f"{source}: {old} is the old name of {new}, and {new} is set too; keep {new} alone")
         log.warning("%s: the key %s is now called %s", source, old, new)
+
+
+def _replace(tree: dict[str, Any], source: str) -> None:
+    """Write the values that now mean the same as an old value, with a warning for each."""
+    for (key, old), values in REPLACED.items():
+        if tree.get(key) == old:
+            for name, value in values.items():
+                if not _put(tree, name, value):
+                    raise ConfigError(f"{source}: {name.rpartition('.')[0]!r} is a value, not a section")
+            now = ", ".join(f"{name}: {value}" for name, value in values.items())
+            log.warning("%s: %s: %s is now %s", source, key, old, now)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, *, replace: bool = True) -> bool:

@@ -19,6 +19,7 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.section import Count, Natural, NonNegative, Positive, Section
 from td3_robot.errors import ConfigError
+from td3_robot.learner.algorithms import table as algorithms
 from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
@@ -125,9 +126,10 @@ class PacingConfig(Section, frozen=True):
 
 
 class A2CConfig(Section, frozen=True):
-    """The on-policy baseline, ``launch: a2c``. Learning rate, discount and network are the learner's.
+    """The on-policy baseline, ``learner.algorithm: a2c``. Learning rate, discount and network are the learner's.
 
-    - ``episodes``: end the training, unless ``total_steps`` ends it first.
+    - ``episodes``: end the training, unless ``total_steps`` ends it first. There is one update for each, and over them
+      the learning rate falls.
     - ``entropy``: weight of the policy's entropy in the loss.
     - ``gradient_norm``: the largest norm of the actor's gradient, and of the critic's.
     """
@@ -230,6 +232,15 @@ class Config(Section, frozen=True):
 
     def _check_learner(self) -> None:
         learner = self.learner
+        if not self.task.startswith(tasks := algorithms.TASKS.get(learner.algorithm, "")):
+            raise ValueError(
+                f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns tasks {tasks}ID"
+            )
+        if learner.on_policy and self.exploration != ExplorationConfig():
+            raise ValueError(
+                f"exploration is set and learner.algorithm is {learner.algorithm!r}, which draws its actions itself; "
+                "leave exploration out"
+            )
         if learner.learning_starts >= self.total_steps and not learner.offline_updates:
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
@@ -260,7 +271,7 @@ class Config(Section, frozen=True):
 
     def _check_replay_ratio(self) -> None:
         learner = self.learner
-        if learner.replay_ratio is None:
+        if learner.replay_ratio is None or learner.on_policy:
             return
         # One round of all robots and one update: with less, simulators and learner would wait for each other.
         needed = learner.replay_ratio * self.robots * self.simulators + 1

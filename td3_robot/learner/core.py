@@ -89,7 +89,7 @@ class LearnerCore:
     def done(self) -> bool:
         """Whether the run's steps and updates are all made, or an evaluation reached its target."""
         reached = self.publisher.evaluations.reached
-        return reached or self.learning.limiter.done(self.env_steps, self.updates)
+        return reached or self.learning.done
 
     @property
     def busy(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from td3_robot.bundle import Bundle
@@ -29,7 +30,7 @@ class Learning:
         spec: of the robot; None until :meth:`begin`.
         training: exists once ``spec`` is known.
         env_steps: transitions stored from sources; those of recordings do not count.
-        limiter: says how many updates belong to ``env_steps``.
+        limiter: says how many updates belong to ``env_steps``; without a ratio for an on-policy algorithm.
         sound_at: ``env_steps`` at the newest moment when training was sound; None before.
     """
 
@@ -58,6 +59,8 @@ class Learning:
         """
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
+        if self.training.on_policy:  # its rollouts set the pace
+            self.limiter = replace(self.limiter, ratio=None, start=0)
         if bundle:
             self.training.begin_with(bundle)
         self.spec = spec
@@ -69,7 +72,21 @@ class Learning:
     @property
     def learning_rate(self) -> float:
         """The learning rate at this point of the run."""
-        return self.config.learner.learning_rate_at(self.env_steps / self.config.total_steps)
+        progress = self.training.progress
+        return self.config.learner.learning_rate_at(
+            self.env_steps / self.config.total_steps if progress is None else progress
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's steps and the updates that belong to them are made, or the algorithm is at its end."""
+        ended = self.spec is not None and (self.training.progress or 0.0) >= 1
+        return ended or self.limiter.done(self.env_steps, self.updates)
+
+    @property
+    def publish_every(self) -> int:
+        """Updates between two policies that the learner publishes."""
+        return 1 if self.training.on_policy else self.config.learner.publish_every
 
     @property
     def offline(self) -> bool:
@@ -78,7 +95,7 @@ class Learning:
 
     @property
     def update_due(self) -> bool:
-        """Whether the replay ratio asks for an update and the training has something to learn from."""
+        """Whether the replay ratio allows an update and the training has something to learn from."""
         return self.limiter.updates_due(self.env_steps, self.updates) and self.training.ready
 
     @property

@@ -62,16 +62,15 @@ class Publisher:
         """
         if self._learning.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
-        training, learner, asked = self._learning.training, self._config.learner, self._config.exploration
+        training, learner = self._learning.training, self._config.learner
         tensors = training.policy_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise self._learning.diverged("the policy's weights are no longer finite")
-        explores = self.explores or learner.start_from is not None or learner.offline_updates > 0
         return Bundle(
             self._learning.spec,
             self._config.network.hidden,
             tensors,
-            Exploration(asked.kind, asked.noise, asked.noise_parameters()) if explores else Exploration("uniform"),
+            self._exploration(),
             {
                 **self._provenance,
                 "precision": learner.precision,
@@ -82,6 +81,15 @@ class Publisher:
             },
             self._config.safety,
         )
+
+    def _exploration(self) -> Exploration:
+        """How the policy servers explore now: as the algorithm prescribes, or as configured after the warm-up."""
+        learner, asked = self._config.learner, self._config.exploration
+        if prescribed := self._learning.training.exploration:
+            return prescribed
+        if self.explores or learner.start_from is not None or learner.offline_updates > 0:
+            return Exploration(asked.kind, asked.noise, asked.noise_parameters())
+        return Exploration("uniform")
 
     def final_bundle(self) -> Bundle:
         """The policy to keep at the end, with a new version unless it is the last one published."""
@@ -105,7 +113,7 @@ class Publisher:
         starts = not self.explores and self._learning.env_steps >= self._learning.limiter.start
         self.explores = self.explores or starts
         outputs = self._evaluate() if evaluate else []
-        if starts or evaluate or self._learning.updates - self.published_at >= self._config.learner.publish_every:
+        if starts or evaluate or self._learning.updates - self.published_at >= self._learning.publish_every:
             outputs += self.publish()
         return outputs
 

@@ -46,7 +46,7 @@ def needs(config: Config, observation_size: int, action_size: int) -> Needs:
         config: without ``auto`` in ``device`` and ``precision``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
-    capacity = learner.buffer_size
+    capacity = 0 if learner.on_policy else learner.buffer_size
     filled = capacity if learner.recordings else min(capacity, config.total_steps + config.robots * config.simulators)
     row = _FLOAT * row_size(observation_size, action_size)
     lap = learner.replay == "lap"
@@ -124,7 +124,8 @@ def announce(
             there = "what is free cannot be told" if free is None else f"{_readable(free)} free"
             parts.append(f"{_readable(need)} of {place} ({there})")
     kept = _readable(needs(config, *sizes).kept)
-    return f"replay buffer of {held:,} transitions and networks: {kept} of memory; with a checkpoint {', '.join(parts)}"
+    what = "networks" if config.learner.on_policy else f"replay buffer of {held:,} transitions and networks"
+    return f"{what}: {kept} of memory; with a checkpoint {', '.join(parts)}"
 
 
 def tree_levels(capacity: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The learning part of a learner: the algorithm, its replay buffer, and what prepares transitions for both."""
+"""The learning part of a learner: the algorithm, its experience, and what prepares transitions for both."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
+from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle, Exploration
 from td3_robot.config.schema import Config
 from td3_robot.learner import warm_start
 from td3_robot.learner.checkpointing.stateful import Stateful, reading
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.engine import selection
-from td3_robot.learner.experience.n_step import NStep
+from td3_robot.learner.experience.base import Experience
+from td3_robot.learner.experience.replayed import Replayed
+from td3_robot.learner.experience.rollouts import Rollouts
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.experience.value_check import ValueCheck
 from td3_robot.learner.normaliser import Normaliser
-from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
-from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
+from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.learner.replay_buffer.storage import Note, Storage
 from td3_robot.messages import Step
 from td3_robot.specs import Float32, RobotSpec
@@ -35,8 +36,13 @@ class Training:
 
     Args:
         spec: of the robot.
-        config: of the run, without ``auto``; its ``network``, ``learner`` and ``seed`` count.
+        config: of the run, without ``auto``; its ``network``, ``learner`` and ``seed`` count, and the section with the
+            name of the algorithm, if there is one.
         storage: makes room for the rows of the replay buffer.
+
+    Attributes:
+        algorithm: makes the updates.
+        experience: a replay buffer or rollouts, as the algorithm ``consumes``.
 
     Raises:
         ConfigError: the replay buffer does not fit.
@@ -48,18 +54,16 @@ class Training:
         sizes = (spec.observation_size, spec.action_size)
         seeds = [int(word) for word in np.random.SeedSequence(config.seed).generate_state(2, np.uint32)]
         self.spec, self.hidden = spec, config.network.hidden
-        self.algorithm = selection.implementation(learner)(*sizes, self.hidden, learner, seeds[0], device)
-        rows: ReplayBuffer
-        if learner.replay == "lap":
-            rows = PrioritisedReplay(learner.buffer_size, *sizes, seeds[1], learner.priority_exponent, storage)
+        options = getattr(config, learner.algorithm, None)
+        self.algorithm = selection.implementation(learner)(*sizes, self.hidden, learner, seeds[0], device, options)
+        self.experience: Experience
+        if self.on_policy:
+            self.experience = Rollouts(learner.discount, *sizes)
         else:
-            rows = ReplayBuffer(learner.buffer_size, *sizes, seeds[1], storage)
-        self.replay = rows
-        if device.type == "cuda":
-            rows.use_device(device)
+            self.experience = Replayed(learner, *sizes, seeds[1], storage)
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
-        self.algorithm.prepare(self._prepared(rows.example(learner.batch_size)))
-        self.n_step = NStep(learner.n_step, learner.discount, *sizes)
+        if (example := self.experience.example()) is not None:
+            self.algorithm.prepare(self._prepared(example))
         self.divergence = Divergence(learner.discount)
         self.value_check = ValueCheck(learner.discount)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)
@@ -89,9 +93,24 @@ class Training:
         return self.algorithm.compiled
 
     @property
+    def on_policy(self) -> bool:
+        """Whether each update needs a rollout of the policy that the update before it published."""
+        return self.algorithm.consumes == "rollouts"
+
+    @property
+    def exploration(self) -> Exploration | None:
+        """The exploration that the algorithm prescribes; None if the configuration says how to explore."""
+        return Exploration(*self.algorithm.exploration) if self.algorithm.exploration else None
+
+    @property
+    def progress(self) -> float | None:
+        """How far the algorithm is, 0 to 1; None if only the number of environment steps ends the run."""
+        return self.algorithm.progress
+
+    @property
     def ready(self) -> bool:
-        """Whether there is something to sample."""
-        return len(self.replay) > 0
+        """Whether there is a batch to learn from."""
+        return self.experience.ready
 
     def store(self, transitions: Transitions, step: Step) -> None:
         """Store the transitions that a Step completed; there is at least one."""
@@ -101,25 +120,25 @@ class Training:
         self.value_check.add(step.source, transitions, step)
         if self.normaliser:
             self.normaliser.add(transitions.observation)
-        self.replay.add(*self.n_step.add(step.source, transitions, step))
+        self.experience.add(transitions, step)
 
     def end(self) -> None:
-        """Store the incomplete n-step returns; no source continues after this."""
-        self.replay.add(*self.n_step.end())
+        """Store the incomplete rows; no source continues after this."""
+        self.experience.end()
 
     @property
     def durable(self) -> bool:
         """Whether stored rows outlive this process."""
-        return self.replay.storage.durable
+        return self.experience.durable
 
     @property
     def notes(self) -> Mapping[str, Note]:
         """The newest note of each source that a durable storage holds."""
-        return self.replay.storage.notes
+        return self.experience.notes
 
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
         """Let a durable storage record how far the learner and a source are."""
-        self.replay.storage.commit(Note(self.replay.total_added, env_steps, source, state, self.seen()))
+        self.experience.commit(env_steps, source, state, self.seen())
 
     def seen(self) -> dict[str, Any]:
         """The statistics that :meth:`store` keeps of all transitions, as plain values, exact to the bit."""
@@ -131,15 +150,15 @@ class Training:
         Raises:
             BundleError: the statistics are incomplete or damaged.
         """
-        self.replay.recover()
+        self.experience.recover()
         for name, part in self._gatherers().items():
             part.restore(*_from_plain(seen.get(name)))
 
     def update(self, learning_rate: float) -> None:
-        """Make one update on a batch from the replay buffer."""
+        """Make one update on a batch of the experience."""
         self.algorithm.set_learning_rate(learning_rate)
-        batch = self._prepared(self.replay.sample(self.config.batch_size))
-        self.replay.learned(self.algorithm.learn(batch))
+        batch = self._prepared(self.experience.take())
+        self.experience.learned(self.algorithm.learn(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch as the networks see it."""
@@ -160,7 +179,7 @@ class Training:
 
     def parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint, by the name under which it holds their state."""
-        parts: dict[str, Stateful] = {self.algorithm.part: self.algorithm, "replay": self.replay, "n_step": self.n_step}
+        parts: dict[str, Stateful] = {self.algorithm.part: self.algorithm, **self.experience.parts()}
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
     def _gatherers(self) -> dict[str, Stateful]:

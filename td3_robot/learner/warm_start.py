@@ -109,14 +109,14 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
             raise BundleError(f"recorded Steps are another robot's: {difference}")
         training = core.training
         stored_before = stored_before or bool(training.notes)
-        before = training.replay.total_added
+        before = training.experience.total_added
         assemblers: dict[str, Assembler] = {}
         for step in () if stored_before else steps:
             transitions = assemblers.setdefault(step.source, Assembler()).add(step)
             if transitions is not None and len(transitions):
                 training.store(transitions, step)
         training.end()
-        counts.append(training.replay.total_added - before)
+        counts.append(training.experience.total_added - before)
     if counts and not stored_before:
         core.training.note(core.env_steps, "", {})
     return counts

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from safetensors import SafetensorError
 
 from td3_robot.bundle import Bundle
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config, NetworkConfig
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, SessionError
@@ -223,12 +224,15 @@ class _Learner:
         if spec is None:
             return []
         edges = np.cumsum([spec.observation_size, spec.action_size, 1, 1])
-        return [Transition(*np.split(row, edges)) for row in self._storing.training.replay.state()[0]["rows"]]
+        return [
+            Transition(*np.split(row, edges)) for row in self._storing.training.parts()["replay"].state()[0]["rows"]
+        ]
 
 
 def _storing(config: Config, rows: int) -> LearnerCore:
     learner = replace(
         config.learner,
+        algorithm=LearnerConfig().algorithm,  # one with a replay buffer
         learning_starts=_NEVER - 1,
         buffer_size=max(2, rows),
         replay_storage="memory",

@@ -24,7 +24,6 @@ MOVED = {
     "sims.node": "td3_robot_sims.node",
     "sims.evaluator": "td3_robot_sims.evaluator",
     "sims.evaluate": "td3_robot_sims.evaluate",
-    "sims.a2c": "td3_robot_sims.a2c",
     "td3_robot.session.node": "td3_robot.recording.node",
     "td3_robot.session.monitor_node": "td3_robot.monitor.node",
 }

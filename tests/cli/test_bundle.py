@@ -99,7 +99,9 @@ def test_create_a_policy_from_a_run(
     content = rng.normal(size=(50, 10)).astype(np.float32)
     if core.training.normaliser:
         core.training.normaliser.add(content[:, :3] * 5 + 1)
-    core.training.replay.add(content[:, :3], content[:, 3:5], content[:, 5], content[:, 6:9], np.ones(50, np.float32))
+    core.training.experience.replay.add(
+        content[:, :3], content[:, 3:5], content[:, 5], content[:, 6:9], np.ones(50, np.float32)
+    )
     for _ in range(4):
         core.training.update(1e-2)
     core.learning.env_steps, core.publisher.version = 12, 3

@@ -16,6 +16,19 @@ from td3_robot.errors import ConfigError
 from td3_robot.util import resources
 
 
+def test_launch_a2c_now_names_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
+    """Version 0.1.0 wrote all keys into the configuration of a run; A2C read few of them."""
+    before = {"task": "discrete:CartPole-v1", "launch": "a2c", "timing": "free", "a2c": {"episodes": 7}}
+    config = configuration.parse({**before, "learner": {"algorithm": "td3", "learning_starts": 25_000}})
+    assert (config.launch, config.timing) == ("train", "lockstep")
+    assert (config.learner.algorithm, config.learner.learning_starts, config.a2c.episodes) == ("a2c", 0, 7)
+    [record] = caplog.records
+    assert "launch: a2c is now launch: train, learner.algorithm: a2c" in record.message
+    caplog.clear()
+    assert configuration.parse(before, ["seed=1"]).learner.algorithm == "a2c"
+    assert len(caplog.records) == 1
+
+
 def test_defaults_are_the_published_td3() -> None:
     """Fujimoto et al. 2018, and the authors' code."""
     learner = Config().learner

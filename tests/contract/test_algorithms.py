@@ -9,10 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.algorithms.a2c import A2C
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.metrics import Metrics
-from td3_robot.learner.algorithms.table import ALGORITHMS, IMPLIED
+from td3_robot.learner.algorithms.table import ALGORITHMS, IMPLIED, ON_POLICY, UNUSED
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import Batch
@@ -63,6 +64,10 @@ class TestDDPG(AlgorithmContract):
     algorithm, config = DDPG, DDPG_CONFIG
 
 
+class TestA2C(AlgorithmContract):
+    algorithm = A2C
+
+
 class TestEngine(AlgorithmContract):
     algorithm = FastTD3
 
@@ -91,5 +96,5 @@ class TestSignLearner(AlgorithmContract):
 def test_every_row_is_an_algorithm(name: str) -> None:
     algorithm: Any = ALGORITHMS.load(name)
     assert issubclass(algorithm, Algorithm)
-    assert algorithm.consumes in ("transitions", "rollouts")
-    assert set(IMPLIED) <= set(ALGORITHMS.names())
+    assert algorithm.consumes == ("rollouts" if name in ON_POLICY else "transitions")
+    assert {*IMPLIED, *UNUSED} <= set(ALGORITHMS.names())

@@ -105,7 +105,7 @@ def test_actions_are_stored_normalised(world: World) -> None:
     world.join(sim)
     world.give(sim, world.make_step(0))
     world.give(sim, world.make_step(1, action=np.array([[2, -0.25]], np.float32)))
-    assert world.core.training.replay.sample(1).action.tolist() == [[0.5, -0.5]]
+    assert world.core.training.experience.replay.sample(1).action.tolist() == [[0.5, -0.5]]
 
 
 def test_a_step_with_another_sources_name_is_dropped(world: World) -> None:
@@ -222,14 +222,14 @@ def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
     again = state.restored(values, *at_checkpoint, storage=rows) if at_checkpoint else make_core(values, storage=rows)
     feed(World(again, spec, make_step), steps[killed - 1 :])
     assert again.env_steps == straight.env_steps > 100
-    assert again.training.replay.total_added == straight.training.replay.total_added
+    assert again.training.experience.replay.total_added == straight.training.experience.replay.total_added
     assert again.training.seen() == straight.training.seen()
     assert again.sources.counters() - Counter(repeated=1) == straight.sources.counters()
     assert straight.counts()["episodes"] == 6  # at Steps 5, 11, … 35
     assert again.training.divergence.greatest_reward == 7.5
     assert again.training.normaliser is not None
     assert again.training.normaliser.count == straight.env_steps
-    assert again.training.replay.rows.tobytes() == straight.training.replay.rows.tobytes()
+    assert again.training.experience.replay.rows.tobytes() == straight.training.experience.replay.rows.tobytes()
 
 
 def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
@@ -237,7 +237,7 @@ def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Cal
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
-    rewards = core.training.replay.rows[:4, 3 + 2]  # after observation and action
+    rewards = core.training.experience.replay.rows[:4, 3 + 2]  # after observation and action
     assert rewards == pytest.approx([1 + 2 * 0.99 + 3 * 0.99**2, 2 + 3 * 0.99, 3, 5])
 
 
@@ -258,7 +258,7 @@ def test_recordings_in_the_replay_file_are_not_read_twice(
     fresh = make_core(values, storage=room)  # a learner without a checkpoint
     assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
     for other in (again, fresh):
-        assert len(other.training.replay) == 8
+        assert len(other.training.experience.replay) == 8
         assert other.training.seen() == core.training.seen()
         assert (other.env_steps, other.sources.state()) == (0, {})
 
@@ -381,14 +381,14 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
     world.join(sim)
     for sequence in range(14):
         world.give(sim, world.make_step(sequence))
-    world.core.training.algorithm.learn(world.core.training.replay.sample(4))
+    world.core.training.algorithm.learn(world.core.training.experience.replay.sample(4))
     before = world.core.publisher.version
     assert world.core.publisher.final_bundle().provenance["version"] == before + 1
     world.core.training.algorithm.actor.flat.fill_(float("nan"))
     with pytest.raises(DivergenceError, match=r"training diverged: the policy's weights are no longer finite \("):
         world.core.publisher.bundle()
     world.core.training.algorithm.critics.flat.fill_(float("nan"))
-    world.core.training.algorithm.learn(world.core.training.replay.sample(4))
+    world.core.training.algorithm.learn(world.core.training.experience.replay.sample(4))
     with pytest.raises(DivergenceError, match="critic_loss is nan"):
         state.save(world.core, 0.0)  # no checkpoint of it is written
 
@@ -481,7 +481,10 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
     for sequence in range(29):
         world.give(sim, step(sequence))
         world.idle(2)
-    assert (world.core.env_steps, len(world.core.training.replay)) == (25, 23)  # 2 of the last 4 steps wait for more
+    assert (world.core.env_steps, len(world.core.training.experience.replay)) == (
+        25,
+        23,
+    )  # 2 of the last 4 steps wait for more
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}
     scalars = json.loads(json.dumps(scalars))
@@ -512,7 +515,7 @@ def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make
         world.give(sim, make_step(sequence, observation=np.array([[sequence, 1e3 - sequence, 2]], np.float32)))
         world.idle()
     core = world.core
-    batch = core.training.replay.sample(16)
+    batch = core.training.experience.replay.sample(16)
     assert core.training.normaliser
     seen = core.training.algorithm.actor.forward(core.training.normaliser(batch).observation)[0].tanh().numpy()
     actor = Actor(Bundle.decode(core.publisher.bundle().encode()))

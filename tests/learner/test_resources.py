@@ -57,16 +57,16 @@ def add(replay, count):
 
 def update(training):
     for _ in range(2):
-        training.algorithm.learn(training.replay.sample(256))
+        training.algorithm.learn(training.experience.replay.sample(256))
 
 other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
-add(other.training.replay, 1000)
+add(other.training.experience.replay, 1000)
 update(other.training)  # what libraries take when they are used first
 before = memory()
 if sys.argv[3] == "fill":
     core = make_core(config, spec=spec, storage=room)
-    add(core.training.replay, many)
-    core.training.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
+    add(core.training.experience.replay, many)
+    core.training.experience.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
     update(core.training)
     said("kept", before)
     path = checkpoint.save(folder, many, *state.save(core, 0.0), 2)

@@ -479,14 +479,17 @@ FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may need a measurement of
         (("train", "walker2d", "--set", "robots=100"), "replay_ratio_band"),
         (("train", "walker2d", "--steps", "100"), "learner.learning_starts"),
         (("train", "walker2d", *FP32, "--set", "endpoints.policy=tcp://10.0.0.1:5555"), "beyond loopback"),
-        (("train", "cartpole_a2c", "--set", "record=true"), "launch 'a2c' has no recorder"),
-        (("train", "cartpole_a2c", "--set", "simulators=3"), "simulators is 3; it means nothing to the A2C baseline"),
+        (
+            ("train", "cartpole_a2c", "--set", "learner.replay_ratio=2"),
+            "learner.replay_ratio is 2.0; it means nothing to 'a2c', and must be 1.0",
+        ),
+        (("train", "cartpole_a2c", "--set", "learner.learning_starts=9"), "with 'a2c' it must be 0"),
+        (("train", "cartpole_a2c", "--set", "exploration.noise=0.5"), "which draws its actions itself"),
         (
             ("train", "cartpole_a2c", "--set", "evaluation.target_return=1"),
-            "evaluation.target_return is 1.0; it means nothing to the A2C baseline, and must be None",
+            "evaluation.target_return is 1.0 and timing is 'lockstep'",
         ),
-        (("train", "cartpole_a2c", "--set", "randomization.action_latency=[1,2]"), "randomization.action_latency is"),
-        (("train", "cartpole_a2c", "--set", "task=gymnasium:Pendulum-v1"), "the A2C baseline learns discrete actions"),
+        (("train", "cartpole_a2c", "--set", "task=gymnasium:Pendulum-v1"), "'a2c', which learns tasks discrete:ID"),
         (
             ("train", "walker2d", "--steps", "9", "--set", "total_steps=8"),
             "--steps and --set total_steps set the same key",

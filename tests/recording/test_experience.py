@@ -46,7 +46,7 @@ def steps(make_step: Make) -> list[Any]:
 
 
 def rows(core: LearnerCore) -> Any:
-    return core.training.replay.state()[0]["rows"]
+    return core.training.experience.replay.state()[0]["rows"]
 
 
 def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:

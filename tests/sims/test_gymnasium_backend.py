@@ -158,3 +158,28 @@ def test_pictures_without_pygame_name_it() -> None:
     with pytest.raises(ConfigError, match="cannot be drawn: pygame"):
         task.render()
     task.close()
+
+
+def test_a_discrete_task_does_the_action_with_the_highest_score() -> None:
+    environment = tasks.make("discrete:CartPole-v1", 0)
+    assert [channel.name for channel in environment.spec.actions] == ["score_0", "score_1"]
+    assert (environment.spec.actions[0].low, environment.spec.actions[0].high) == (-10.0, 10.0)
+    environment.reset(3)
+    right = environment.step(np.float32([-9.0, -8.0])).observation
+    environment.reset(3)
+    left = environment.step(np.float32([0.5, 0.5])).observation  # of equal ones the first
+    assert right[1] > 0 > left[1]  # the cart's velocity
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("discrete:Pendulum-v1", "after 'discrete:' only Discrete ones"),
+        ("discrete:Nothing-v0", "does not exist"),
+        ("discrete:os:system-v0", "does not exist"),
+    ],
+)
+def test_other_discrete_tasks_are_refused(task: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tasks.make(task)

@@ -33,10 +33,13 @@ class Algorithm:
 
     - ``"transitions"``, off-policy: the learner keeps a replay buffer and calls :meth:`update` with a :class:`Batch` of
       random transitions, ``learner.replay_ratio`` times for each environment step.
-    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` with consecutive steps,
-      oldest first, that the newest exported policy took. Such an algorithm defines the layout of its rollouts. A
-      discrete policy exports one score for each action: the policy server sends the scores, and the environment takes
-      the action with the highest one.
+    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` once with each whole
+      episode: a :class:`Batch` of its T transitions, oldest first. ``discount`` of the last one is 0 if the episode
+      terminated; if it was truncated, the value of the last ``next_observation`` counts. The learner publishes the
+      policy after each update. With one robot in lock-step, the newest policy took all steps of an episode; with more
+      robots or free-running, the policies before it took some. ``a2c.py`` is the example.
+
+    A discrete policy exports one score for each action, and the environment takes the action with the highest score.
 
     The base class saves and restores the state. It covers every ``nn.Module``, ``torch.optim.Optimizer`` and
     ``Tensor`` that is an attribute, ``random``, ``updates`` and the metrics. Other attributes are not saved: they must
@@ -48,6 +51,7 @@ class Algorithm:
         config: the ``learner`` section; ``device`` and ``precision`` are settled.
         seed: of the initial parameters and of all random numbers; torch's global generator is not used.
         device: where the networks are. Batches may be elsewhere.
+        options: the section of the configuration with the name of the algorithm; None without one.
 
     Attributes:
         updates: updates made, the current one included.
@@ -58,6 +62,9 @@ class Algorithm:
     """
 
     consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
+    exploration: ClassVar[tuple[str, float] | None] = None
+    """Kind and scale of the noise that the policy servers act with, if the algorithm prescribes them; None: as
+    configured."""
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
@@ -76,9 +83,10 @@ class Algorithm:
         config: LearnerConfig,
         seed: int,
         device: str | torch.device = "cpu",
+        options: Any = None,
     ) -> None:
         self.observation_size, self.action_size, self.hidden = observation_size, action_size, tuple(hidden)
-        self.config = config
+        self.config, self.options = config, options
         self.device = torch.device(device)
         self.random = torch.Generator().manual_seed(seed)
         self.updates = 0
@@ -123,6 +131,14 @@ class Algorithm:
         del observation, action
         return None
 
+    @property
+    def progress(self) -> float | None:
+        """How far the algorithm is by its own count, 0 to 1. At 1 the run ends, and the learning rate has fallen.
+
+        None, the default: only the number of environment steps counts.
+        """
+        return None
+
     # -- helpers for an algorithm --------------------------------------------------------------------------------
 
     def network(self, module: Module) -> Module:
@@ -135,15 +151,18 @@ class Algorithm:
         groups = [{"params": list(module.parameters())} for module in modules]
         return torch.optim.Adam(groups, lr=self.config.learning_rate, fused=True)
 
-    def minimise(self, loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
-        """Make one step down the gradient of ``loss``, clipped to ``learner.gradient_clip``.
+    def minimise(self, loss: Tensor, optimiser: torch.optim.Optimizer, clip: float | None = None) -> Tensor:
+        """Make one step down the gradient of ``loss``.
+
+        Args:
+            clip: the largest norm of the gradient of each module; None: ``learner.gradient_clip``.
 
         Returns:
             float32[]: the Euclidean norm of the whole gradient before clipping.
         """
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        limit = math.inf if self.config.gradient_clip is None else self.config.gradient_clip
+        limit = clip or self.config.gradient_clip or math.inf
         norms = [nn.utils.clip_grad_norm_(group["params"], limit) for group in optimiser.param_groups]
         optimiser.step()
         norm: Tensor = torch.stack(norms).norm()

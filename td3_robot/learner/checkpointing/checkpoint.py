@@ -88,10 +88,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """
     what = f"checkpoint {path.name}"
     try:
-        with files.naming(path), path.open("rb") as file:
-            size = file.read(8)
-            head = size + file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
-        header = read_metadata(head, what)
+        header = _header(path, what)
         with files.naming(path):
             arrays: Arrays = safetensors.numpy.load_file(path)
     except (BundleError, SafetensorError, ValueError, IsADirectoryError, FileNotFoundError) as error:
@@ -104,12 +101,31 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     raise DamagedError(f"{what} is damaged: its content does not have the hash it names")
 
 
+def of_another_program(path: Path) -> bool:
+    """Whether a checkpoint is not of the learner: one more program of version 0.1.0 wrote checkpoints.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return "parts" not in json.loads(_header(path, path.name)["scalars"])
+    except (BundleError, KeyError, TypeError, ValueError):  # damaged
+        return False
+
+
 def tidy(folder: Path) -> None:
     """Remove the unfinished files of processes that were killed while saving."""
     for pattern in (".checkpoint-*", ".tmp*"):  # ours, and safetensors'
         for left in folder.glob(pattern):
             log.info("removes %s: it was never finished", left.name)
             left.unlink(missing_ok=True)
+
+
+def _header(path: Path, what: str) -> dict[str, Any]:
+    with files.naming(path), path.open("rb") as file:
+        size = file.read(8)
+        head = size + file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
+    return read_metadata(head, what)
 
 
 def _hash(arrays: Arrays, text: str) -> str:

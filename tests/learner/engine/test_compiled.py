@@ -174,7 +174,7 @@ def test_the_example_has_the_memory_layout_of_batches(
     training = Training(spec, config, Memory)
     random, o, a = np.random.default_rng(4), spec.observation_size, spec.action_size
     rows = [random.standard_normal((20, *shape)).astype(np.float32) for shape in ((o,), (a,), (), (o,), ())]
-    training.replay.add(*rows)
+    training.experience.replay.add(*rows)
     training.update(1e-3)
     training.update(1e-3)
     critics, policy = layouts[0], layouts[1]

@@ -1,0 +1,98 @@
+"""A2C: advantage actor-critic (Mnih et al. 2016, algorithm S3, with one actor), for discrete actions.
+
+The policy is categorical. The returns are those of whole episodes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from td3_robot.config.schema import A2CConfig
+from td3_robot.learner.algorithms.base import Algorithm
+from td3_robot.learner.algorithms.metrics import Metrics
+from td3_robot.learner.algorithms.networks import Actor, Perceptron
+from td3_robot.learner.replay_buffer.buffer import Batch
+
+_LARGEST_LOGIT = 10.0  # hardly limits a policy: odds of e^20 to one
+
+
+class A2C(Algorithm):
+    """An actor with one score in [-1, 1] for each discrete action, and a critic V(s).
+
+    The policy π draws an action from the softmax of the logits, which are ten times the scores. The action that was
+    drawn is the largest one of an action vector.
+
+    Metrics: ``entropy`` is that of π in nats, ``gradient_norm`` the norm of the actor's gradient before clipping.
+    """
+
+    options: A2CConfig | None
+    actor: Actor
+    consumes = "rollouts"
+    exploration = "categorical", 1 / _LARGEST_LOGIT
+    part = "a2c"
+    means = ("actor_loss", "critic_loss", "entropy", "gradient_norm")
+
+    def build(self) -> None:
+        """Create the networks and their optimisers."""
+        self.section = self.options or A2CConfig()
+        self.actor = self.network(Actor([self.observation_size, *self.hidden, self.action_size]))
+        self.critic = self.network(Perceptron([self.observation_size, *self.hidden, 1]))
+        self.actor_optimiser, self.critic_optimiser = self.adam(self.actor), self.adam(self.critic)
+
+    def update(self, batch: Batch) -> Metrics:
+        """Make one step on an episode."""
+        s, a, r, s2, discount = batch
+        with torch.no_grad():
+            goal = returns(r, discount, self.critic(s2[-1:]))
+
+        # Actor: more of the actions that did better than expected, and an entropy bonus
+        log_pi = torch.log_softmax(_LARGEST_LOGIT * self.actor(s), 1)
+        v = self.critic(s)
+        advantage = goal - v.detach()
+        if len(advantage) > 1:  # to unit size, whatever rewards the task gives
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        actor_loss = -(log_pi.gather(1, a.argmax(1, keepdim=True)) * advantage).mean()
+        entropy = -(log_pi.exp() * log_pi).sum(1).mean()
+        gradient_norm = self.minimise(
+            actor_loss - self.section.entropy * entropy, self.actor_optimiser, self.section.gradient_norm
+        )
+
+        # Critic: the mean squared error of V
+        critic_loss = (goal - v).square().mean()
+        self.minimise(critic_loss, self.critic_optimiser, self.section.gradient_norm)
+        return {
+            "actor_loss": actor_loss,
+            "critic_loss": critic_loss,
+            "entropy": entropy,
+            "gradient_norm": gradient_norm,
+        }
+
+    @property
+    def progress(self) -> float:
+        """The fraction of ``a2c.episodes`` that is made."""
+        return min(1.0, self.updates / self.section.episodes)
+
+    @torch.no_grad()
+    def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """V(s), whatever the action: float32[B, 1] on the device."""
+        del action
+        value: Tensor = self.critic(observation.to(self.device))
+        return value
+
+
+def returns(reward: Tensor, discount: Tensor, beyond: Tensor) -> Tensor:
+    """The discounted return from each step of an episode on, R(t) = r(t) + discount(t) · R(t + 1).
+
+    Args:
+        reward, discount: float32[T, 1].
+        beyond: float32[1, 1], R(T): the value of the last observation.
+
+    Returns:
+        float32[T, 1] on the device of ``reward``.
+    """
+    following, found = float(beyond), []
+    for r, factor in zip(reversed(reward[:, 0].tolist()), reversed(discount[:, 0].tolist()), strict=True):
+        following = r + factor * following
+        found.append(following)
+    return torch.tensor(found[::-1], dtype=torch.float32)[:, None].to(reward.device)

@@ -1,0 +1,92 @@
+"""The experience of an off-policy algorithm: a replay buffer with rows of up to n steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.checkpointing.stateful import Stateful
+from td3_robot.learner.experience.base import Experience
+from td3_robot.learner.experience.n_step import NStep
+from td3_robot.learner.experience.transitions import Transitions
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
+from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
+from td3_robot.learner.replay_buffer.storage import Note, Storage
+from td3_robot.messages import Step
+
+
+class Replayed(Experience):
+    """Random transitions of the replay buffer that the configuration asks for.
+
+    Args:
+        config: the ``learner`` section; ``device`` is settled.
+        observation_size, action_size: O and A.
+        seed: of the sampling.
+        storage: makes room for the rows of the replay buffer.
+
+    Raises:
+        ConfigError: the replay buffer does not fit.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        observation_size: int,
+        action_size: int,
+        seed: int,
+        storage: Callable[[int, int], Storage],
+    ) -> None:
+        sizes = observation_size, action_size
+        self.replay: ReplayBuffer
+        if config.replay == "lap":
+            self.replay = PrioritisedReplay(config.buffer_size, *sizes, seed, config.priority_exponent, storage)
+        else:
+            self.replay = ReplayBuffer(config.buffer_size, *sizes, seed, storage)
+        if config.device == "cuda":
+            self.replay.use_device(torch.device(config.device))
+        self.n_step = NStep(config.n_step, config.discount, *sizes)
+        self._batch_size = config.batch_size
+
+    @property
+    def total_added(self) -> int:
+        return self.replay.total_added
+
+    @property
+    def ready(self) -> bool:
+        return len(self.replay) > 0
+
+    def add(self, transitions: Transitions, step: Step) -> None:
+        self.replay.add(*self.n_step.add(step.source, transitions, step))
+
+    def take(self) -> Batch:
+        return self.replay.sample(self._batch_size)
+
+    def example(self) -> Batch:
+        return self.replay.example(self._batch_size)
+
+    def learned(self, td_errors: Sequence[Tensor]) -> None:
+        self.replay.learned(td_errors)
+
+    def end(self) -> None:
+        self.replay.add(*self.n_step.end())
+
+    @property
+    def durable(self) -> bool:
+        return self.replay.storage.durable
+
+    @property
+    def notes(self) -> Mapping[str, Note]:
+        return self.replay.storage.notes
+
+    def commit(self, env_steps: int, source: str, state: dict[str, Any], seen: dict[str, Any]) -> None:
+        self.replay.storage.commit(Note(self.replay.total_added, env_steps, source, state, seen))
+
+    def recover(self) -> None:
+        self.replay.recover()
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"replay": self.replay, "n_step": self.n_step}

@@ -1,0 +1,134 @@
+"""The experience of an on-policy algorithm: whole episodes, each used for one update."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from td3_robot.learner.checkpointing.stateful import Stateful, reading
+from td3_robot.learner.experience.base import Experience
+from td3_robot.learner.experience.transitions import Transitions
+from td3_robot.learner.replay_buffer.buffer import Batch
+from td3_robot.messages import Phase, Step
+from td3_robot.specs import Float32
+
+
+@dataclass
+class _Episode:
+    """The first steps of an episode that is under way.
+
+    Attributes:
+        incarnation: of its source.
+        number: of the episode.
+        rows: float32[W] for each step, as :meth:`Rollouts.take` reads them.
+    """
+
+    incarnation: int
+    number: int
+    rows: list[Float32] = field(default_factory=list)
+
+
+class Rollouts(Experience):
+    """Collects the episode of each robot, and makes one batch of it when it has ended.
+
+    An episode with a gap gives no batch: the Assembler counts it as ``cut``, and all its steps are dropped.
+
+    Args:
+        discount: γ, 0 to 1.
+        observation_size, action_size: O and A.
+    """
+
+    def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
+        self.discount = discount
+        self._widths = [observation_size, action_size, 1, observation_size, 1]
+        self._running: dict[tuple[str, int], _Episode] = {}  # by source and robot
+        self._ended: deque[Float32] = deque()  # [T, W] each
+        self._added = 0
+
+    @property
+    def total_added(self) -> int:
+        return self._added
+
+    @property
+    def ready(self) -> bool:
+        """Whether an episode has ended that no update has used."""
+        return len(self._ended) > 0
+
+    def add(self, transitions: Transitions, step: Step) -> None:
+        factor = self.discount * ~transitions.terminated
+        columns = (
+            transitions.observation,
+            transitions.action,
+            transitions.reward[:, None],
+            transitions.next_observation,
+            factor.astype(np.float32)[:, None],
+        )
+        rows: Float32 = np.concatenate(columns, axis=1)
+        self._added += len(rows)
+        for row, robot in zip(rows, transitions.robot.tolist(), strict=True):
+            self._add(row, robot, step)
+
+    def _add(self, row: Float32, robot: int, step: Step) -> None:
+        key, number, made = (step.source, robot), int(step.episode[robot]), int(step.episode_step[robot])
+        if made == 1:
+            self._running[key] = _Episode(step.incarnation, number)
+        episode = self._running.get(key)
+        if episode is None:
+            return
+        if (episode.incarnation, episode.number, len(episode.rows) + 1) != (step.incarnation, number, made):
+            del self._running[key]  # a gap
+            return
+        episode.rows.append(row)
+        if step.phase[robot] >= Phase.TERMINATED:
+            self._ended.append(np.stack(self._running.pop(key).rows))
+
+    def take(self) -> Batch:
+        """The oldest episode that no update has used: its T steps in order, B = T.
+
+        ``discount`` is γ, and 0 at the end of an episode that terminated. In a truncated episode the value of the last
+        ``next_observation`` counts.
+        """
+        rows = self._ended.popleft()
+        # Memory from torch has the same alignment every time, so that equal rollouts give equal bits.
+        memory = torch.empty(rows.shape)
+        memory.numpy()[:] = rows
+        return Batch(*torch.split(memory, self._widths, 1))
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"rollouts": self}
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of all episodes that no update has used: arrays, and scalars fit for JSON."""
+        running = {key: episode for key, episode in self._running.items() if episode.rows}
+        arrays: dict[str, NDArray[Any]] = {f"ended.{index}": rows.copy() for index, rows in enumerate(self._ended)}
+        arrays |= {f"running.{index}": np.stack(episode.rows) for index, episode in enumerate(running.values())}
+        where = [[*key, episode.incarnation, episode.number] for key, episode in running.items()]
+        return arrays, {"running": where, "ended": len(self._ended), "added": self._added}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state`.
+
+        Raises:
+            BundleError: the state is incomplete, damaged or of another robot. Nothing has changed then.
+        """
+        with reading("state of the rollouts"):
+            added = int(scalars["added"])
+            ended = deque(self._checked(arrays[f"ended.{index}"]) for index in range(scalars["ended"]))
+            running = {
+                (str(source), int(robot)): _Episode(
+                    int(incarnation), int(number), list(self._checked(arrays[f"running.{index}"]))
+                )
+                for index, (source, robot, incarnation, number) in enumerate(scalars["running"])
+            }
+        self._running, self._ended, self._added = running, ended, added
+
+    def _checked(self, rows: NDArray[Any]) -> Float32:
+        if rows.ndim != 2 or rows.shape[1] != sum(self._widths) or rows.dtype != np.float32:
+            raise ValueError(f"an episode is {rows.dtype}{list(rows.shape)}")
+        return rows.copy()

@@ -1,0 +1,111 @@
+"""Rollouts: whole episodes of each robot, and nothing of an episode with a gap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from td3_robot.errors import BundleError
+from td3_robot.learner.experience.rollouts import Rollouts
+from td3_robot.learner.experience.transitions import Assembler
+from td3_robot.messages import Phase, Step
+
+F, M, T, U = Phase.FIRST, Phase.MID, Phase.TERMINATED, Phase.TRUNCATED
+
+
+class World:
+    """Sends Steps of some robots to rollouts; the reward of a step is its number in its robot's episode."""
+
+    def __init__(self, make_step: Callable[..., Step], robots: int) -> None:
+        self.make_step, self.robots = make_step, robots
+        self.rollouts, self.assembler = Rollouts(0.5, 3, 2), Assembler()
+        self.sequence = -1
+        self.episode = np.full(robots, -1)
+        self.number = np.zeros(robots, int)
+
+    def step(self, *phases: Phase, lost: bool = False) -> None:
+        """One Step; ``lost``: it does not arrive."""
+        first = np.array(phases) == Phase.FIRST
+        self.sequence += 1
+        self.episode += first
+        self.number = np.where(first, 0, self.number + 1)
+        step = self.make_step(
+            self.sequence,
+            self.robots,
+            phase=np.array(phases, np.uint8),
+            episode=self.episode.astype(np.uint64),
+            episode_step=self.number.astype(np.uint32),
+            reward=self.number.astype(np.float32),
+            observation=np.repeat(self.number[:, None], 3, 1).astype(np.float32),
+        )
+        if not lost and (transitions := self.assembler.add(step)) is not None and len(transitions):
+            self.rollouts.add(transitions, step)
+
+    def rewards(self) -> list[list[float]]:
+        """The rewards of all rollouts that are ready."""
+        found = []
+        while self.rollouts.ready:
+            found.append(self.rollouts.take().reward[:, 0].tolist())
+        return found
+
+
+def test_a_rollout_is_an_episode(make_step: Callable[..., Step]) -> None:
+    world = World(make_step, 1)
+    for phase in (F, M, M):
+        world.step(phase)
+    assert not world.rollouts.ready
+    world.step(T)
+    batch = world.rollouts.take()
+    assert batch.reward[:, 0].tolist() == [1, 2, 3]
+    assert batch.observation[:, 0].tolist() == [0, 1, 2]
+    assert batch.next_observation[:, 0].tolist() == [1, 2, 3]
+    assert batch.discount[:, 0].tolist() == [0.5, 0.5, 0]
+    assert (batch.action.shape, world.rollouts.ready, world.rollouts.total_added) == ((3, 2), False, 3)
+    for phase in (F, M, U):
+        world.step(phase)
+    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]  # truncated: the value of the end counts
+
+
+def test_each_robot_has_its_own_episodes(make_step: Callable[..., Step]) -> None:
+    world = World(make_step, 2)
+    world.step(F, F)
+    world.step(M, T)
+    world.step(M, F)
+    assert world.rewards() == [[1]]
+    world.step(T, M)
+    world.step(F, U)
+    assert world.rewards() == [[1, 2, 3], [1, 2]]
+
+
+def test_an_episode_with_a_gap_is_dropped(make_step: Callable[..., Step]) -> None:
+    world = World(make_step, 1)
+    for phase in (F, M, M):
+        world.step(phase)
+    world.step(M, lost=True)
+    for phase in (M, M, T):
+        world.step(phase)
+    assert world.rewards() == []
+    assert (world.assembler.counters["gaps"], world.assembler.counters["cut"]) == (1, 1)
+    for phase in (F, M, T):
+        world.step(phase)
+    assert world.rewards() == [[1, 2]]
+
+
+def test_restored_rollouts_continue(make_step: Callable[..., Step]) -> None:
+    world = World(make_step, 2)
+    world.step(F, F)
+    world.step(M, T)
+    world.step(M, F)
+    arrays, scalars = world.rollouts.state()
+    world.rollouts = Rollouts(0.5, 3, 2)
+    world.rollouts.restore(arrays, json.loads(json.dumps(scalars)))
+    world.step(T, M)
+    assert world.rewards() == [[1], [1, 2, 3]]
+    other = Rollouts(0.5, 4, 2)
+    for damaged in (arrays, {}):
+        with pytest.raises(BundleError, match="state of the rollouts"):
+            other.restore(damaged, scalars)
+    assert not other.ready
