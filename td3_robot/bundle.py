@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 FORMAT = 1
 OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
 OBSERVATION_CLIP = 10.0
-"""Normalised observations are clipped to this size."""
+"""The actor clips normalised observations to [-10, 10]."""
 _KEY = "td3_robot"
 _NO_SAFETY = SafetyConfig()
 _LONGEST = 1 << 28  # bytes of a file
-_MAX_HEADER = 1 << 22
+_MAX_HEADER = 1 << 22  # bytes of the safetensors header
 _MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
 _LONGEST_KIND = 64  # characters of the name of a noise
 
@@ -46,9 +46,9 @@ class Exploration:
 
     Attributes:
         kind: a row of :data:`td3_robot.noises.NOISES`.
-        scale: standard deviation of the noise, as a fraction of half the range of each action; a range [low, high] is
-            spread over the robots of a source. The kinds ``none`` and ``uniform`` ignore it.
-        parameters: of the noise, by name; defaults take the place of missing ones.
+        scale: standard deviation of the noise, as a fraction of half the range of each action. With a range
+            [low, high], the robots of a source have different scales in it. ``none`` and ``uniform`` ignore it.
+        parameters: of the noise, by name. Missing ones have their defaults.
 
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.
@@ -97,7 +97,7 @@ class Bundle:
         hidden: widths of the hidden layers.
         tensors: float32; the module's docstring lists names and shapes.
         exploration: how the policy server explores with it.
-        safety: the safety settings that it was trained with; they tighten those of a policy server.
+        safety: the safety settings of its training. They tighten those of a policy server.
         provenance: version, updates, env_steps, configuration, commit, … as plain JSON values.
     """
 
@@ -129,12 +129,12 @@ class Bundle:
         """The bundle from its bytes.
 
         Args:
-            payload: of a file or a Weights message.
+            payload: bytes of a file or a Weights message.
             source: names the bytes in errors.
 
         Raises:
-            BundleError: it is not a bundle, has another format version or an unknown noise, or its tensors do not fit
-                the header or are not finite.
+            BundleError: the payload is no bundle, has another format version or an unknown noise, or its tensors do not
+                fit the header or are not finite.
         """
         try:
             header = read_metadata(payload, source)
@@ -182,7 +182,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The number under which a learner published it, from 1; 0 if none did."""
+        """The version number under which a learner published it, from 1; 0 if no learner did."""
         version = self.provenance.get("version")
         return version if isinstance(version, int) and version > 0 else 0
 
@@ -222,7 +222,7 @@ class Bundle:
 
 
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
-    """The JSON object under this project's key in a safetensors header, which is 8 bytes of length and then JSON.
+    """The JSON object under the key ``td3_robot`` in the metadata of a safetensors file.
 
     Raises:
         BundleError: there is no such object.

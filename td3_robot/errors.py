@@ -1,18 +1,18 @@
 """Every error that td3-robot raises on purpose, as one tree.
 
-Td3RobotError                 a sentence that a person can act on; exit code 2 if nothing else is given
+Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ConfigError               a configuration key, value or file is wrong
 ├── UsageError                a command line is wrong
-├── BundleError               a policy, weights or checkpoint file is damaged, hostile or for another robot
+├── BundleError               a policy, weights message or checkpoint is damaged, hostile or for another robot
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to others
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
-├── SessionError              a file is damaged, not a recording, or of another protocol version
+├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
-└── NodeError                 a process of a launch ended for good (exit code: its own, or 1)
+└── NodeError                 a supervised process ended and will not restart (exit code: its own, or 1)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 
 class Td3RobotError(Exception):
-    """An expected failure whose text is one line naming the thing, the value and what is allowed."""
+    """An expected failure. Its text is one line that names the thing, the value and what is allowed."""
 
     exit_code = EXIT_USAGE
 
@@ -42,11 +42,11 @@ class BundleError(Td3RobotError):
 
 
 class DivergenceError(Td3RobotError):
-    """Training has diverged; the text names the sign and what is kept."""
+    """Training has diverged. The text names the wrong number and the policy that is kept."""
 
 
 class ProtocolError(Td3RobotError):
-    """Bytes from a peer are not a valid message; ``kind`` names the counter for it."""
+    """Bytes from a peer are not a valid message. ``kind`` names the counter of such messages."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -72,7 +72,7 @@ class LifecycleError(Td3RobotError):
 
 
 class SessionError(Td3RobotError):
-    """A recorded session is damaged, not a session, or of another protocol version."""
+    """A recording is damaged, not a recording, or of another protocol version."""
 
 
 class RunFolderError(Td3RobotError):
@@ -80,7 +80,12 @@ class RunFolderError(Td3RobotError):
 
 
 class NodeError(Td3RobotError):
-    """A supervised process cannot run, or ended more often than its restart rule allows; with its exit code."""
+    """A supervised process cannot run, or ended more often than its restart rule allows.
+
+    Args:
+        text: one line for a person.
+        exit_code: of the process.
+    """
 
     def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:
         super().__init__(text)

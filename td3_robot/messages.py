@@ -4,8 +4,8 @@ On the wire a message is one msgpack map from field name to value, in any order.
 little-endian numbers in C order. Their shapes are products of four sizes: N robots of a source, O observation channels,
 A action channels, E episodes. ``docs/protocol.md`` is produced from this file.
 
-A field with a default is optional: a reader takes the default where a sender lacks the field. A reader ignores and
-counts fields that it does not know. So a message grows by one line, at its end::
+A field with a default is optional: if a sender lacks the field, the reader takes the default. A reader ignores and
+counts fields that it does not know. So adding a field takes one line at the end of its message::
 
     latency: Annotated[int, wire("u64", "time from observation to action", "ns")] = 0
     torque: Annotated[Float32, array("<f4", "NA", "measured torque", "N·m")] = ZEROS
@@ -25,19 +25,19 @@ from msgspec import Meta
 
 if TYPE_CHECKING:
     from td3_robot.specs import Float32, Float64, UInt8, UInt32, UInt64
-else:  # what msgspec decodes; the codec makes arrays from it
+else:  # msgspec decodes bytes; the codec makes arrays from them
     Float32 = Float64 = UInt8 = UInt32 = UInt64 = bytes
 
 PROTOCOL_VERSION = 1
 
 
 class Phase(IntEnum):
-    """Where a robot is in its episode, as in dm_env. The end of an episode is two values because they differ.
+    """Where a robot is in its episode, as in dm_env. Two values mark the end, because only one stops bootstrapping.
 
     A decoder refuses unknown values: it cannot guess whether the episode goes on.
     """
 
-    FIRST = 0  # the first observation after a reset; reward and action mean nothing
+    FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
     MID = 1
     TERMINATED = 2  # the task ended here: no bootstrapping beyond
     TRUNCATED = 3  # time limit or operator: bootstrap from the last observation
@@ -51,10 +51,10 @@ NO_NOISE = 0
 
 
 class ActionOrigin(IntEnum):
-    """Where the action came from that a source applied.
+    """The origin of the action that a source applied.
 
-    An unknown value means: the action was applied, for a reason that this version does not know. Learn from it as from
-    any applied action, but do not take it for one of the policy's.
+    An unknown value means: the source applied the action, for a reason that this version does not know. Learn from it
+    as from any applied action, but do not treat it as an action of the policy.
     """
 
     NONE = 0  # no action: every robot is at FIRST
@@ -65,26 +65,26 @@ class ActionOrigin(IntEnum):
 
     @classmethod
     def name_of(cls, number: int) -> str:
-        """The name in lower case, as ``held``; ``origin 9`` for an unknown number."""
+        """The name in lower case, such as ``held``; for an unknown number, for example, ``origin 9``."""
         return cls(number).name.lower() if number in cls._value2member_map_ else f"origin {number}"
 
 
 ZEROS: Any = b""
-"""Default of an optional array: zeros, in the shape that the other arrays have."""
+"""Default of an optional array: zeros. Its shape follows from the sizes of the other arrays."""
 
 
 @dataclass(frozen=True)
 class FieldType:
-    """How one field travels.
+    """The wire format of one field.
 
     Attributes:
         kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
             (of the same) or ``array``.
         dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
-        limit: the most characters of text or bytes of bytes; MAX_BYTES of the message limits maps and lists.
+        limit: the most characters of ``text``, or bytes of ``bytes``. MAX_BYTES of the message limits maps and lists.
         unit, meaning: for the reader.
-        tolerance: how much a number may differ when another kind of machine computes it again: ``t + t·|value|``. The
-            same kind of machine must compute the same bits.
+        tolerance: t. If another kind of machine computes the number again, it may differ by ``t + t·|value|``. The same
+            kind of machine must compute the same bits.
         optional: whether the field has a default.
     """
 
@@ -99,29 +99,31 @@ class FieldType:
 
     @property
     def type_name(self) -> str:
-        """The kind; for an array the type of its numbers and its shape, as ``float32[N, O]``."""
+        """The kind. For an array, the type of its numbers and its shape, such as ``float32[N, O]``."""
         return f"{np.dtype(self.dtype).name}[{', '.join(self.shape)}]" if self.kind == "array" else self.kind
 
 
 _BOUNDS = {"u32": {"ge": 0, "le": 2**32 - 1}, "u64": {"ge": 0}, "i64": {"le": 2**63 - 1}}
-"""What msgspec must check of integers; beyond 64 bits msgpack has none."""
+"""Bounds of integers that msgspec must check. msgpack itself has no integers of more than 64 bits."""
 
 
 def wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Meta:
+    """The annotation of a field that is not an array; see :class:`FieldType`."""
     bounds: Any = {"max_length": limit} if kind in ("text", "bytes") else _BOUNDS.get(kind, {})
     return Meta(**bounds, extra={"wire": FieldType(kind, meaning, unit, limit)})
 
 
 def array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: float = 0.0) -> Meta:
+    """The annotation of an array; ``shape`` has one letter of N, O, A, E for each dimension."""
     return Meta(extra={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape), tolerance)})
 
 
 MAX_COMMAND = 1 << 22
-"""Bytes of a Command: as many as of a Step, because both use the link of a control loop."""
+"""The most bytes of a Command: as many as of a Step, because both use the link of a control loop."""
 LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
-"""Bytes of the policy in a Command."""
+"""The most bytes of the policy in a Command."""
 MAX_PAYLOAD = (1 << 26) - 4096
-"""Bytes of the policy in a Weights message; the rest of 64 MiB is for its other fields."""
+"""The most bytes of the policy in a Weights message. The rest of 64 MiB is for its other fields."""
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -131,7 +133,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
     MAX_BYTES: ClassVar[int] = 1 << 14
 
     def problem(self) -> str | None:
-        """What is wrong with well-formed values, or None. The decoder asks after types and shapes are checked."""
+        """What is wrong with the values, or None. The decoder has checked types and shapes before."""
         return None
 
 
@@ -140,13 +142,13 @@ _INCARNATION = "counts the starts of that source; no transition joins two incarn
 
 
 class Hello(Message, frozen=True):
-    """The first message of a client on a link. The server answers Welcome or Refused. The client repeats a lost one.
+    """The first message of a client on a link. The server answers Welcome or Refused. The client repeats it until then.
 
     Hello, Welcome and Refused keep these fields in every protocol version, so that both sides can report a mismatch.
     """
 
     NAME: ClassVar[str] = "hello"
-    MAX_BYTES: ClassVar[int] = 1 << 17  # anybody may send one
+    MAX_BYTES: ClassVar[int] = 1 << 17  # strangers may send it
 
     protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the sender")]
     role: Annotated[
@@ -299,7 +301,7 @@ class Action(Message, frozen=True):
 
 
 class Throttle(Message, frozen=True):
-    """How far a source may go, so that the replay ratio holds. The numbers are cumulative: a lost one costs nothing."""
+    """Limits the Steps of a source to keep the replay ratio. Counts are cumulative: a lost Throttle costs nothing."""
 
     NAME: ClassVar[str] = "throttle"
 
@@ -318,7 +320,7 @@ class SimulatorState(Message, frozen=True):
 
     A simulator sends it when a Throttle asks for it, and the learner keeps it with its checkpoint. The learner returns
     it to make the simulator continue from there. The simulator restores it, answers with an empty ``payload`` and sends
-    its newest Step. Only the simulator that made a state can read it. Sources without states never send any.
+    its newest Step. Only the simulator that made a state can read it. A source without states never sends one.
     """
 
     NAME: ClassVar[str] = "state"
@@ -436,7 +438,7 @@ class LifecycleChange(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """What a node's core is made from. With its Turns, replay can make it again. Recorded once."""
+    """The settings of a node's core. From them and its Turns, replay repeats the core. Recorded once."""
 
     NAME: ClassVar[str] = "start"
     MAX_BYTES: ClassVar[int] = 1 << 20
@@ -449,10 +451,10 @@ class Start(Message, frozen=True):
 class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. With Start they decide all its outputs.
 
-    An input is a list of origin, topic and fields. A message with arrays or a policy has the field ``named`` instead:
-    it identifies the recorded message. A Step or Action has its payload too, as base64 in ``wire``, and its N in
-    ``robots``, because its sender may die before it is recorded. The origin is the link of a server, or ``#`` and the
-    key of a client's connection.
+    An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
+    client's connection. For a message with arrays or a policy, the field ``named`` replaces its fields and identifies
+    the recorded message. A Step or Action also has its payload, as base64 in ``wire``, and its N in ``robots``, because
+    its sender may die before the message is recorded.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -481,9 +483,9 @@ class Heard(Message, frozen=True):
     NAME: ClassVar[str] = "heard"
     MAX_BYTES: ClassVar[int] = 1 << 16
 
-    call: Annotated[int, wire("u64", "number of calls to the robot before it")]
+    call: Annotated[int, wire("u64", "number of calls to the robot before this report")]
     refused: Annotated[int, wire("u32", "1: the robot gave no valid first observation; else 0")]
-    trouble: Annotated[str, wire("text", "what is wrong with the robot; empty if all is well", limit=4096)]
+    trouble: Annotated[str, wire("text", "problem of the robot; empty if there is none", limit=4096)]
     stop: Annotated[str, wire("text", "reason of an emergency stop; empty without one", limit=4096)]
 
 
@@ -560,7 +562,7 @@ MESSAGES: dict[str, type[Message]] = {
 
 @functools.cache
 def wire_fields(message: type[Message]) -> dict[str, FieldType]:
-    """The fields of a message in their order, and how each travels."""
+    """The fields of a message in their order, each with its wire format."""
     result = {}
     for item in msgspec.structs.fields(message):
         meta = next(part for part in get_args(item.type) if isinstance(part, Meta))

@@ -21,7 +21,7 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
-"""The most observation or action channels: far above any robot, but no peer can make us allocate terabytes."""
+"""The most observation or action channels: far above any robot, and low enough that no peer can exhaust our memory."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -93,12 +93,12 @@ class RobotSpec:
 
     @property
     def action_low(self) -> Float32:
-        """float32[A]: the lowest action of each dimension, in the unit of its channel."""
+        """float32[A]: the lowest value of each action channel, in its unit."""
         return np.array([channel.low for channel in self.actions], np.float32)
 
     @property
     def action_high(self) -> Float32:
-        """float32[A]: the highest action of each dimension, in the unit of its channel."""
+        """float32[A]: the highest value of each action channel, in its unit."""
         return np.array([channel.high for channel in self.actions], np.float32)
 
     def describe(self) -> dict[str, Any]:

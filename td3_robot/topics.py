@@ -1,7 +1,7 @@
 """Every topic, once: message, publisher, subscriber, rate, queue rule, and whether it is recorded.
 
-Each link connects a client (a ZeroMQ DEALER) to a server (a ROUTER). There is only this kind of link, so there is one
-handshake, one set of limits and one place that counts malformed messages.
+Each link connects clients (ZeroMQ DEALER) to one server (ROUTER). There is only this kind of link. So there is one
+handshake, one set of limits, and one place that counts malformed messages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Topic:
     Attributes:
         link: the server whose endpoint carries it: policy, learner, supervisor, recorder, monitor, or any.
         rate: in words, because most rates follow the configuration.
-        queue: *never drop*: bounded; the sender waits if it may block, else it counts the loss. *keep latest*: the
-            receiver drains its queue, uses the newest message and counts the rest. *never wait*: bounded; the sender
-            drops messages for which there is no room, and counts them.
-        recorded: *sent*: the publisher offers it to a recorder, once for all subscribers. *taken*: the subscriber does,
-            because the publisher is not recorded. *no*: nobody does.
+        queue: what happens at a full queue. *never drop*: the sender waits if it may block; otherwise it drops and
+            counts the message. *keep latest*: the receiver drains its queue, uses the newest message and counts the
+            rest. *never wait*: the sender drops and counts the message. *handshake*: the rules of the handshake.
+        recorded: who offers the message to a recorder. *sent*: the publisher, once for all subscribers. *taken*: the
+            subscriber, because the publisher is not recorded. *no*: nobody.
     """
 
     message: type[Message]
@@ -42,9 +42,9 @@ class Topic:
 RECORDER = "recorder"
 """The link to the recorder. Messages to it go into the recording and nowhere else."""
 MONITOR = "monitor"
-"""The link to monitors. They are offered the same messages as the recorder."""
+"""The link to a monitor, which gets the same messages as the recorder."""
 LISTENERS = (RECORDER, MONITOR)
-"""The links on which every node offers copies of its messages; it never waits for them."""
+"""The links on which every node offers copies of its messages. No node waits for them."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 
