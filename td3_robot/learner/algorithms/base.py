@@ -1,4 +1,4 @@
-"""The base class of learning algorithms: what the learner asks of one, and the helpers for writing one."""
+"""The base class of learning algorithms: the methods that the learner calls, and helpers for a new algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Algorithm:
-    """A learning algorithm: its networks, its optimisers, and one update of them.
+    """A learning algorithm: its networks, its optimisers and its update.
 
     To write one, subclass this class, create networks and optimisers in :meth:`build`, and write :meth:`update` in
     plain PyTorch with autograd. Then add a row to :data:`td3_robot.learner.algorithms.table.ALGORITHMS`, or an entry
@@ -34,44 +34,44 @@ class Algorithm:
     - ``"transitions"``, off-policy: the learner keeps a replay buffer and calls :meth:`update` with a :class:`Batch` of
       random transitions, ``learner.replay_ratio`` times for each environment step.
     - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` once with each whole
-      episode: a :class:`Batch` of its T transitions, oldest first. ``discount`` of the last one is 0 if the episode
-      terminated; if it was truncated, the value of the last ``next_observation`` counts. The learner publishes the
-      policy after each update. With one robot in lock-step, the newest policy took all steps of an episode; with more
-      robots or free-running, the policies before it took some. ``a2c.py`` is the example.
+      episode: a :class:`Batch` of its T transitions, oldest first. If the episode terminated, ``discount`` of the last
+      transition is 0. If the episode was truncated, the value of the last ``next_observation`` counts. The learner
+      publishes the policy after each update. With one robot in lock-step, the newest policy chose all actions of an
+      episode. With more robots, or free-running, older policies may have chosen some of them. ``a2c.py`` is the
+      example.
 
     A discrete policy exports one score for each action, and the environment takes the action with the highest score.
 
-    The base class saves and restores the state. It covers every ``nn.Module``, ``torch.optim.Optimizer`` and
-    ``Tensor`` that is an attribute, ``random``, ``updates`` and the metrics. Other attributes are not saved: they must
-    follow from the configuration and from these.
+    The base class saves and restores the state: every attribute that is an ``nn.Module``, ``torch.optim.Optimizer`` or
+    ``Tensor``, and ``random``, ``updates`` and the metrics. It does not save other attributes. The algorithm must be
+    able to compute those from the configuration and the saved ones.
 
     Args:
         observation_size, action_size: O and A.
         hidden: sizes of the hidden layers.
-        config: the ``learner`` section; ``device`` and ``precision`` are settled.
+        config: the ``learner`` section; ``device`` and ``precision`` are not ``auto``.
         seed: of the initial parameters and of all random numbers; torch's global generator is not used.
-        device: where the networks are. Batches may be elsewhere.
-        options: the section of the configuration with the name of the algorithm; None without one.
+        device: the device of the networks. Batches may be on another device.
+        options: the configuration section that has the algorithm's name; None if there is no such section.
 
     Attributes:
-        updates: updates made, the current one included.
-        random: the generator of all random numbers. It is on the CPU, so that they are the same on every device.
-        td_errors: δ = Q(s, a) - y of each critic in the newest update, float32[B, 1]. Prioritised replay reads them;
-            empty if the algorithm has none.
+        updates: number of updates made, including the current one.
+        random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
+        td_errors: δ = Q(s, a) - y in the newest update, one float32[B, 1] for each critic. Prioritised replay reads
+            them. Empty if the algorithm has none.
         compiled: whether an engine has compiled the update.
     """
 
     consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
     exploration: ClassVar[tuple[str, float] | None] = None
-    """Kind and scale of the noise that the policy servers act with, if the algorithm prescribes them; None: as
-    configured."""
+    """Kind and scale of the exploration noise, if the algorithm prescribes them. None: the configuration does."""
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as means, even before there is an update."""
+    """Metrics that are reported as means, also before the first update."""
     gauges: ClassVar[tuple[str, ...]] = ()
-    """Metrics of which only the newest value is reported. The learner stops if ``q_target_size``, the mean |y|, is too
-    large for any return."""
+    """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is larger
+    than any return could be."""
 
     actor: Any  # created by build()
 
@@ -95,7 +95,7 @@ class Algorithm:
         self.measured = RunningMetrics(self.means, self.gauges)
         self.build()
 
-    # -- to be written by an algorithm ---------------------------------------------------------------------------
+    # -- an algorithm overrides these ----------------------------------------------------------------------------
 
     def build(self) -> None:
         """Create networks and optimisers as attributes; ``self.actor`` is the network that :meth:`policy` exports."""
@@ -108,12 +108,12 @@ class Algorithm:
             batch: see ``consumes``. Tensors are on the algorithm's device.
 
         Returns:
-            Metrics by name: tensors of one number each, on the device.
+            Metrics by name: each a tensor with one number, on the device.
         """
         raise NotImplementedError
 
     def policy(self, *, averaged: bool) -> nn.Module:
-        """The network that acts, or with ``averaged`` the one that is evaluated and kept."""
+        """The network that acts. With ``averaged``: the network that is evaluated and kept."""
         del averaged
         actor: nn.Module = self.actor
         return actor
@@ -133,9 +133,9 @@ class Algorithm:
 
     @property
     def progress(self) -> float | None:
-        """How far the algorithm is by its own count, 0 to 1. At 1 the run ends, and the learning rate has fallen.
+        """The finished fraction of the algorithm, 0 to 1. At 1 the run and the learning-rate decay end.
 
-        None, the default: only the number of environment steps counts.
+        None, the default: the run's progress is its number of environment steps.
         """
         return None
 
@@ -147,7 +147,7 @@ class Algorithm:
         return module.to(self.device)
 
     def adam(self, *modules: nn.Module) -> torch.optim.Adam:
-        """Adam at the configured learning rate; :meth:`minimise` clips the gradient of each module by itself."""
+        """Adam at the configured learning rate; :meth:`minimise` clips the gradient of each module separately."""
         groups = [{"params": list(module.parameters())} for module in modules]
         return torch.optim.Adam(groups, lr=self.config.learning_rate, fused=True)
 
@@ -173,7 +173,7 @@ class Algorithm:
         return torch.randn(tensor.shape, generator=self.random).to(tensor)
 
     def due(self, every: int) -> bool:
-        """Whether this update is an ``every``-th one."""
+        """Whether ``updates`` is a multiple of ``every``."""
         return self.updates % every == 0
 
     # -- for the learner -----------------------------------------------------------------------------------------
@@ -197,13 +197,13 @@ class Algorithm:
         return self.td_errors
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next update on; it is not part of :meth:`state`."""
+        """Use this learning rate from the next update on; :meth:`state` does not contain it."""
         for optimiser in state.optimisers(self).values():
             for group in optimiser.param_groups:
                 group["lr"] = rate
 
     def metrics(self, *, clear: bool = True) -> dict[str, float]:
-        """Means over the updates since the last call, and gauges of the newest update. Waits for the device.
+        """Means over the updates since the last clearing call, and gauges of the newest update. Waits for the device.
 
         Args:
             clear: start new means.
@@ -223,12 +223,12 @@ class Algorithm:
 
     @torch.no_grad()
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Start from this policy, named and shaped as by :meth:`actor_tensors`."""
+        """Start from this policy; names and shapes are those of :meth:`actor_tensors`."""
         for name, tensor in actor_parameters(self.policy(averaged=False)).items():
             tensor.copy_(torch.from_numpy(actor[name]))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state but those of optimisers, by name."""
+        """Every tensor of the state, by name, except those of optimisers."""
         return state.tensors(self)
 
     def restored(self) -> None:
@@ -243,10 +243,10 @@ class Algorithm:
 
     @torch.no_grad()
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`: later updates are bit for bit the same as without the restart.
+        """Continue from :meth:`state`. Later updates are bit for bit the same as without the restart.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of other networks. Nothing has changed then.
+            BundleError: the state is incomplete, damaged or of other networks. The algorithm is then unchanged.
         """
         tensors = self.tensors()
         state.check(arrays, tensors, f"{self.part} state")

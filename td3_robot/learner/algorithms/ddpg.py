@@ -9,5 +9,5 @@ class DDPG(TD3):
     """TD3 without its three additions: one critic, no target policy smoothing, no delay.
 
     ``learner.algorithm: ddpg`` implies ``twin_critics: false``, ``target_noise: 0`` and ``policy_delay: 1`` (see
-    :data:`td3_robot.learner.algorithms.table.IMPLIED`), and with these :meth:`update` is that of the paper.
+    :data:`td3_robot.learner.algorithms.table.IMPLIED`). With these values :meth:`update` is the update of the paper.
     """

@@ -1,4 +1,4 @@
-"""Metrics of an algorithm between two reads: means that add up on the device, and newest values."""
+"""The metrics of an algorithm: means of several updates, summed on the device, and newest values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 Metrics = Mapping[str, Tensor]
-"""Metrics of one update by name: tensors of one number each."""
+"""Metrics of one update by name: each a tensor with one number."""
 
 
 class RunningMetrics:
     """Adds up the metrics of updates. Only :meth:`read` and :meth:`state` wait for the device.
 
     Args:
-        means: names that are reported before there is a value, as 0.
-        gauges: names of which the newest value is reported, and 0 before there is one. All others are means.
+        means: metrics that are reported as 0 before their first value.
+        gauges: metrics that are reported as their newest value, and as 0 before it. All other metrics are means.
     """
 
     def __init__(self, means: tuple[str, ...], gauges: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ class RunningMetrics:
         self._counts: dict[str, int] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """Take in the metrics of one update."""
+        """Add the metrics of one update."""
         for name, value in metrics.items():
             value = value.detach()
             if name in self._gauges:
@@ -54,7 +54,7 @@ class RunningMetrics:
         """Continue from :meth:`state`.
 
         Raises:
-            KeyError, TypeError, ValueError: the state is damaged. Nothing has changed then.
+            KeyError, TypeError, ValueError: the state is damaged. The metrics are then unchanged.
         """
         sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
         counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}

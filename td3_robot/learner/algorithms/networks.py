@@ -16,7 +16,7 @@ class Perceptron(nn.Sequential):
     Under ``torch.autocast`` the last layer stays in float32: bfloat16 has too few bits for a value or an action.
 
     Args:
-        sizes: of input, hidden layers and output.
+        sizes: the sizes of the input, the hidden layers and the output.
         layer_norm: whether hidden layers have LayerNorm.
     """
 
@@ -37,7 +37,7 @@ class Perceptron(nn.Sequential):
 
 
 class Actor(Perceptron):
-    """π(s): tanh of a perceptron, so that -1 and 1 are the limits of each action."""
+    """π(s): tanh of a perceptron, so that each action is between -1 and 1."""
 
     def forward(self, s: Tensor) -> Tensor:
         """float32[B, O] to float32[B, A]."""
@@ -49,14 +49,14 @@ class Critics(nn.ModuleList):
 
     Args:
         count: how many.
-        sizes, layer_norm: as of :class:`Perceptron`; the input is the observation and the action.
+        sizes, layer_norm: see :class:`Perceptron`. The input is the observation followed by the action.
     """
 
     def __init__(self, count: int, sizes: Sequence[int], *, layer_norm: bool = False) -> None:
         super().__init__(Perceptron(sizes, layer_norm=layer_norm) for _ in range(count))
 
     def forward(self, s: Tensor, a: Tensor) -> list[Tensor]:
-        """Q(s, a) of each critic: float32[B, 1]."""
+        """Q(s, a), one float32[B, 1] for each critic."""
         sa = torch.cat((s, a), 1)
         return [critic(sa) for critic in self]
 

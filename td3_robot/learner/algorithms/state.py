@@ -17,7 +17,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def tensors(owner: object) -> dict[str, Tensor]:
-    """Every tensor that is an attribute of ``owner``, or that belongs to a module that is one, as ``attribute.name``.
+    """The tensors in attributes of ``owner``, and those of modules in attributes, which are named ``attribute.name``.
 
     A module that two attributes share appears once.
     """
@@ -35,12 +35,12 @@ def tensors(owner: object) -> dict[str, Tensor]:
 
 
 def optimisers(owner: object) -> dict[str, Optimizer]:
-    """The optimisers in attributes of ``owner``, by attribute."""
+    """The optimisers in attributes of ``owner``, by the attribute's name."""
     return {attribute: value for attribute, value in vars(owner).items() if isinstance(value, Optimizer)}
 
 
 def optimiser_tensors(owner: object) -> dict[str, Tensor]:
-    """What optimisers keep for each parameter, as ``attribute.index.name``; nothing before their first step."""
+    """The state that optimisers keep for each parameter, as ``attribute.index.name``; empty before their first step."""
     return {
         f"{attribute}.{index}.{name}": value
         for attribute, optimiser in optimisers(owner).items()
@@ -50,7 +50,7 @@ def optimiser_tensors(owner: object) -> dict[str, Tensor]:
 
 
 def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The saved state of each optimiser, as its ``load_state_dict`` takes it.
+    """The saved state of each optimiser, in the form that its ``load_state_dict`` takes.
 
     Raises:
         ValueError: an array does not fit its parameter, or one is missing.
@@ -76,7 +76,7 @@ def check(arrays: Arrays, wanted: Mapping[str, Tensor], what: str) -> None:
     """Check that there is an array of the right type and shape for every tensor.
 
     Raises:
-        BundleError: there is not.
+        BundleError: an array is missing or does not fit.
     """
     for name, tensor in wanted.items():
         saved, dtype = arrays.get(name), str(tensor.dtype).removeprefix("torch.")
@@ -86,6 +86,6 @@ def check(arrays: Arrays, wanted: Mapping[str, Tensor], what: str) -> None:
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.float32]:
-    """A copy in numpy."""
+    """A numpy copy of the tensor."""
     copy: NDArray[np.float32] = tensor.detach().cpu().numpy().copy()
     return copy

@@ -15,15 +15,16 @@ ALGORITHMS = Registry(
     },
     "td3_robot.algorithms",
 )
-"""Name, as in ``learner.algorithm``, to a subclass of :class:`td3_robot.learner.algorithms.base.Algorithm`."""
+"""Maps a name in ``learner.algorithm`` to a subclass of :class:`td3_robot.learner.algorithms.base.Algorithm`."""
 
 IMPLIED: dict[str, dict[str, Any]] = {
     "ddpg": {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
     "a2c": {"learning_starts": 0},
 }
-"""The values of other ``learner`` keys that an algorithm implies: their defaults, and the only ones allowed with it.
+"""The values of other ``learner`` keys that an algorithm implies. With it, they are the defaults and the only allowed
+values.
 
-They stand here because the configuration is checked where torch may be missing. An algorithm of an installed package
+They are in this file because the configuration is also checked without torch. An algorithm of an installed package
 checks its options in :meth:`Algorithm.build` and raises ConfigError.
 """
 
@@ -56,10 +57,10 @@ UNUSED: dict[str, tuple[str, ...]] = {
         "critics_first",
     ),
 }
-"""The ``learner`` keys that mean nothing to an algorithm, and so must have their defaults."""
+"""The ``learner`` keys that an algorithm does not use. They must have their default values."""
 
 ON_POLICY = ("a2c",)
-"""The algorithms above that consume rollouts: they need no replay buffer, and no exploration noise is configured."""
+"""The algorithms above that consume rollouts. They use no replay buffer and no configured exploration noise."""
 
 TASKS = {"a2c": "discrete:"}
-"""What the names of an algorithm's tasks begin with, if it cannot learn all tasks."""
+"""For an algorithm that cannot learn every task: the prefix of the tasks that it can learn."""

@@ -21,14 +21,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": F.mse_loss, "hub
 
 
 class TD3(Algorithm):
-    """An actor π, two critics Q1 and Q2, and a target network of each. Actions are normalised to [-1, 1].
+    """An actor π, two critics Q1 and Q2, and a target network for each. Actions are normalised to [-1, 1].
 
-    To try another loss, subclass this class and write its :meth:`update` anew. For exactly this class a faster engine
-    makes the same update (see :mod:`td3_robot.learner.engine.selection`); a subclass runs as it is written.
+    To try another loss, subclass this class and override :meth:`update`. For this class itself, a faster engine makes
+    the same update (see :mod:`td3_robot.learner.engine.selection`). For a subclass, its own :meth:`update` runs.
 
     Metrics: ``critic_loss`` is the sum over the critics, ``q_mean`` the mean of Q1(s, a), ``q_target_mean`` the mean of
-    y and ``q_target_size`` that of its size. ``action_saturation`` is the fraction of π(s) within 1 % of a limit.
-    Gradient norms are those before clipping.
+    y and ``q_target_size`` the mean of |y|. ``action_saturation`` is the fraction of π(s) within 1 % of a limit.
+    Gradient norms are measured before clipping.
     """
 
     actor: Actor
@@ -81,13 +81,13 @@ class TD3(Algorithm):
                 metrics["action_saturation"] = (pi.abs() > 0.99).float().mean()
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
-            if config.policy_average:  # a plain mean at first, so that the initial weights do not count
+            if config.policy_average:  # a plain mean at first: it ignores the initial weights
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics
 
     def policy(self, *, averaged: bool) -> Actor:
-        """The actor, or its moving average once there is one."""
+        """The actor. With ``averaged``: its moving average, if there is one."""
         return self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
 
     @torch.no_grad()
@@ -97,6 +97,6 @@ class TD3(Algorithm):
         return self.critics.first(s, self.actor(s) if action is None else action.to(self.device))
 
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Start from this policy: the actor and its target."""
+        """Give the actor and its target the weights of this policy."""
         super().begin_with(actor)
         polyak_update(self.actor_target, self.actor, 1.0)
