@@ -1,4 +1,4 @@
-"""The command-line arguments that nodes share, and what they name: a run, or a configuration to deploy with."""
+"""The command-line arguments that all nodes share. They name a run, or a configuration to deploy with."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     """Make the parser of the arguments that every node takes.
 
     Args:
-        role: of the node, and its verb.
-        name: default name in the run.
+        role: role of the node, which is also its command: ``td3-robot ROLE``.
+        name: default name of the node in the run.
         description: what the node does.
-        deployable: the node also runs without a run, with a configuration.
-        epilog: examples.
+        deployable: whether the node can also be deployed: started with a configuration and without a run.
+        epilog: examples for the help text.
     """
     result = Parser(
         prog=f"td3-robot {role}",
@@ -68,19 +68,22 @@ def check_name(option: str, name: str) -> None:
     """Check the name of a process.
 
     Raises:
-        UsageError: it is not allowed.
+        UsageError: the name is not allowed.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
-    """Return the run that the arguments name and its configuration, or None and the configuration to deploy with.
+    """Find the run or the configuration that the arguments name.
 
-    ``--endpoint`` stands in for a configuration: it is the endpoint of the link that the role serves.
+    ``--endpoint`` replaces a configuration file. It sets the endpoint of the link that the role serves.
+
+    Returns:
+        The run and its configuration. Without a run: None, and the configuration to deploy with.
 
     Raises:
-        UsageError: the arguments name neither, or more than one.
+        UsageError: the arguments name no run and no configuration, or more than one of them.
         RunFolderError, ConfigError: the run or the configuration cannot be read.
     """
     config, endpoint = getattr(arguments, "config", None), getattr(arguments, "endpoint", None)

@@ -1,4 +1,4 @@
-"""One process of a run, over its restarts."""
+"""One process of a run, and its restarts."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
-"""Exit codes of a process that was asked to stop; -number if the signal came before the process handled it."""
+"""Exit codes of a process that was asked to stop.
+
+The code is -number if the signal came before the process had installed its handler.
+"""
 
 
 class ChildState(enum.Enum):
-    """Where a process is in its life; :class:`Child` makes the transitions.
+    """State of a process. :class:`Child` makes the transitions.
 
-    STARTING → READY → FINISHED → OVER; a restart leads back to STARTING.
+    STARTING → READY → FINISHED → OVER. A restart sets STARTING again.
     """
 
     STARTING = "starting"  # or not started yet
     READY = "ready"
-    FINISHED = "finished"  # it has reported that its work is done
-    OVER = "over"  # it has ended for good
+    FINISHED = "finished"  # the process has reported that its work is done
+    OVER = "over"  # the process has ended, and will not be restarted
 
 
 _REPORTED = {state.value: state for state in (ChildState.READY, ChildState.FINISHED)}
 
 
 class Child:
-    """A process that the supervisor starts, and starts again.
+    """A process that the supervisor starts and restarts.
 
     Args:
-        process: its row of the launch description, and its name.
-        run: its log and its arguments belong to this run.
+        process: the name of the process, and its row of the launch description.
+        run: the run that the process belongs to.
 
     Attributes:
-        state: where it is in its life.
-        popen: the running process; None while there is none.
+        state: state of the process.
+        popen: the running process; None if no process runs.
         incarnation: number of the newest start.
-        status: newest report of the newest start.
-        deaths: times of ``time.monotonic`` (s) at which it died and was started again.
-        started_at: time of the newest start, by the supervisor's clock.
+        status: newest Status since the newest start; None before the first.
+        deaths: times (s, ``time.monotonic``) of the deaths after which the process was restarted.
+        started_at: time of the newest start (s, the supervisor's clock).
     """
 
     def __init__(self, process: Process, run: RunFolder) -> None:
@@ -75,8 +78,8 @@ class Child:
         """Start the process.
 
         Args:
-            lifeline: reading end of a pipe that the supervisor holds open.
-            now: by the supervisor's clock.
+            lifeline: reading end of a pipe that closes when the supervisor ends.
+            now: time in s, by the supervisor's clock.
         """
         arguments = ["--run", str(self._run), "--name", self.name, "--incarnation", str(self.incarnation)]
         with self.log.open("ab") as output:
@@ -92,22 +95,22 @@ class Child:
         self.state, self.status, self.started_at = ChildState.STARTING, None, now
 
     def report(self, status: Status) -> None:
-        """Take a report of the process."""
+        """Store a report of the process and update the state."""
         self.status = status
         if self.state is not ChildState.OVER:
             self.state = _REPORTED.get(status.state, ChildState.STARTING)
 
     def end(self) -> None:
-        """The process has ended for good."""
+        """Mark the process as ended; it will not be restarted."""
         self.state = ChildState.OVER
 
     def died_too_often(self) -> bool:
-        """Say whether the restart rule forbids another start."""
+        """Return whether the restart rule forbids another start."""
         now = time.monotonic()
         return sum(now - died < self.row.restart.window_s for died in self.deaths) >= self.row.restart.times
 
     def prepare_restart(self) -> None:
-        """Count a death; the next start is a new incarnation."""
+        """Count a death, and give the next start a new incarnation."""
         self.deaths.append(time.monotonic())
         self.incarnation += 1
 
@@ -117,7 +120,7 @@ class Child:
                 self.popen.send_signal(number)
 
     def last_words(self) -> str:
-        """Return the last line of its log."""
+        """Return the last line of the process's log."""
         with contextlib.suppress(OSError):
             lines = self.log.read_text(errors="replace").strip().splitlines()
             if lines:

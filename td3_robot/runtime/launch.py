@@ -1,4 +1,4 @@
-"""Launch descriptions: which processes a run has, as data."""
+"""Launch descriptions: data files that list the processes of a run."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MOVED = {
     "td3_robot.session.node": "td3_robot.recording.node",
     "td3_robot.session.monitor_node": "td3_robot.monitor.node",
 }
-"""Module names of version 0.1.0 in launch descriptions, and their names now."""
+"""Module name in a launch description of version 0.1.0, mapped to its present name."""
 
 
 class RestartRule(Section, frozen=True):
-    """After a crash, start again, but at most ``times`` within ``window_s`` seconds."""
+    """Restart a process after a crash, but at most ``times`` within ``window_s`` seconds."""
 
     times: Annotated[int, Meta(ge=0)] = 0
     window_s: Annotated[float, Meta(gt=0)] = 60.0
 
 
 class ProcessRow(Section, frozen=True):
-    """One row of a launch description, see ``launch/train.yaml``."""
+    """One row of a launch description. ``launch/train.yaml`` explains the keys."""
 
     module: str
     count: str | None = None
@@ -58,17 +58,17 @@ class Launch(Section, frozen=True):
 
 @dataclass(frozen=True)
 class Process:
-    """A process to be started, with its name in the run."""
+    """A process to start, with its name in the run."""
 
     name: str
     row: ProcessRow
 
 
 def load(name: str) -> Launch:
-    """The launch description in a file, or the shipped one of that name.
+    """Load a launch description from a file, or a shipped one by its name.
 
     Raises:
-        ConfigError: it does not exist or is not valid.
+        ConfigError: the launch description does not exist or is not valid.
     """
     file: Path = resources.find("launch", name)
     try:
@@ -85,7 +85,7 @@ def load(name: str) -> Launch:
 
 
 def expand(launch: Launch, config: Config) -> list[Process]:
-    """The processes that a configuration asks for.
+    """Return the processes that a configuration asks for.
 
     Raises:
         ConfigError: a row names a configuration key that does not exist.
@@ -102,7 +102,7 @@ def expand(launch: Launch, config: Config) -> list[Process]:
 
 
 def _renamed(launch: Launch, file: str) -> Launch:
-    """The launch description with the present names of modules that have moved."""
+    """Replace old module names in a launch description by the present names."""
     rows = {
         name: msgspec.structs.replace(row, module=_present(row.module, file)) for name, row in launch.processes.items()
     }
@@ -111,7 +111,7 @@ def _renamed(launch: Launch, file: str) -> Launch:
 
 @functools.cache
 def _present(module: str, file: str) -> str:
-    """The present name of a module; warns once for each file and name that has changed."""
+    """Return the present name of a module. Warn once for each file and old name."""
     if module not in MOVED:
         return module
     log.warning("launch description %r: module %r is now %r; please write the new name", file, module, MOVED[module])

@@ -1,4 +1,4 @@
-"""The picture of a run's learning curve."""
+"""Draws the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from td3_robot.runtime.metrics import read
 
 
 def draw(metrics: Path, target: Path, title: str) -> None:
-    """Draw the returns of training episodes, and mean and deviation of the evaluations, over environment steps.
+    """Draw training returns and evaluation returns (mean ± standard deviation) over environment steps.
+
+    Args:
+        metrics: the run's ``metrics.jsonl``.
+        target: image file to write.
+        title: of the figure.
 
     Raises:
         OSError: a file cannot be read or written.

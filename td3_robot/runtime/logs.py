@@ -1,8 +1,8 @@
-"""A node's log on standard error, which never delays the node.
+"""Logging to standard error that never delays the node.
 
 Writing to standard error can block: Ctrl-S stops a terminal, a reader stops reading, or an ssh connection breaks. A
-control loop must not wait for that. So a thread writes the lines, and a bounded queue lies between. When the queue is
-full, the handler drops lines and counts them. The price: SIGSEGV and SIGKILL lose the lines of the last milliseconds.
+control loop must not wait for that. So the node puts lines in a bounded queue, and a thread writes them. When the queue
+is full, the handler drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Writer(QueueListener):
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
         self._descriptor = descriptor
-        self._torn = False  # the last line was not written to its end
+        self._torn = False  # only a part of the last line was written
         self.written = self.failed = 0
 
     def handle(self, record: logging.LogRecord) -> None:
@@ -42,7 +42,7 @@ class _Writer(QueueListener):
                     line = line[os.write(self._descriptor, line) :]
                 except BlockingIOError:  # another program made standard error non-blocking
                     select.select([], [self._descriptor], [], 1.0)
-        except OSError:  # the disk is full, or the reader is gone: a robot runs on without its log
+        except OSError:  # disk full or reader gone: the robot continues without a log
             self.failed += 1
         self._torn = bool(line)
         self.written += 1
@@ -51,7 +51,7 @@ class _Writer(QueueListener):
 class LogQueue(QueueHandler):
     """Queues lines for a file descriptor and never waits for it."""
 
-    queue: queue.SimpleQueue[Any]  # a handler of signals that logs would wait forever for the lock of a queue.Queue
+    queue: queue.SimpleQueue[Any]  # queue.Queue would deadlock if a signal handler logs
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(queue.SimpleQueue())
@@ -67,14 +67,14 @@ class LogQueue(QueueHandler):
         self._writer.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Format a record; a mistake in a log call must not end the node."""
+        """Format a record. An error in a log call must not end the node."""
         try:
             return _line(self.format(record))
         except Exception as error:
             return _line(f"{record.name}: {type(error).__name__} in a line of {record.pathname}:{record.lineno}")
 
     def enqueue(self, record: logging.LogRecord, *, always: bool = False) -> None:
-        """Queue a line, or drop and count it if the queue is full; ``always`` queues it even then."""
+        """Queue a line. If the queue is full, drop and count it, unless ``always`` is set."""
         if self.queue.qsize() >= _MOST_WAITING and not always:
             self._dropped += 1
             return
@@ -86,7 +86,7 @@ class LogQueue(QueueHandler):
         self.queue.put(record)
 
     def write_last(self, text: str) -> None:
-        """Write a last line after all others; wait for a reader up to a second."""
+        """Write a last line after all others. Wait up to one second for the reader."""
         self.acquire()
         try:
             self.enqueue(_line(text), always=True)
@@ -95,7 +95,7 @@ class LogQueue(QueueHandler):
         self.flush()
 
     def flush(self) -> None:
-        """Wait up to a second until all lines are written. After one timeout, never wait again."""
+        """Wait up to one second until all lines are written. After one timeout, never wait again."""
         end = time.monotonic() + _FLUSH_TIMEOUT
         while self._writer.written < self._queued and not self._nobody_reads:
             time.sleep(0.001)
@@ -110,7 +110,7 @@ _queue: LogQueue | None = None
 
 
 def begin(name: str) -> None:
-    """Log to standard error as ``name``. Existing handlers of the root logger stay as they are."""
+    """Log to standard error under ``name``. Keep the existing handlers of the root logger."""
     global _queue
     root = logging.getLogger()
     if root.handlers:
@@ -121,27 +121,27 @@ def begin(name: str) -> None:
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    logging.captureWarnings(True)  # Python would write warnings to standard error itself, and wait
+    logging.captureWarnings(True)  # otherwise Python writes warnings to standard error itself, which can block
 
 
 def last_words(text: str) -> None:
-    """Write on standard error, after the log, why this process ends; wait for a reader up to a second."""
+    """Write the reason why this process ends, after all log lines. Wait up to one second for the reader."""
     if _queue:
         _queue.write_last(text)
-    elif _is_open():  # print would use standard output otherwise
+    elif _is_open():  # if standard error is closed, print would use standard output
         print(text, file=sys.stderr)
 
 
 def descriptor() -> int | None:
     """Return the file descriptor of standard error; None if it is closed or not a file.
 
-    The number of a closed standard error may belong to another file.
+    After standard error is closed, its number may belong to another file.
     """
     if not _is_open():
         return None
     try:
         return sys.stderr.fileno()
-    except (AttributeError, OSError):  # a program has replaced it by an object without a file
+    except (AttributeError, OSError):  # a program has replaced sys.stderr by an object without a file
         return None
 
 

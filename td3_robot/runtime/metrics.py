@@ -8,9 +8,9 @@ from typing import Any
 
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind; ``env_steps`` rises from one to the next.
+    """Read the records of one kind, sorted by rising ``env_steps``.
 
-    A line that a crash cut off is skipped. After a resume the learner repeats some steps; the later records hold.
+    Skip a line that a crash cut off. After a resume the learner repeats some steps: keep only their later records.
     """
     records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():

@@ -29,9 +29,9 @@ from td3_robot.transport.tap import RECORDED
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5  # seconds between two reports to the supervisor
-_LOOK_PERIOD = 1.0  # seconds between two checks whether the run that this node joined still runs
+_LOOK_PERIOD = 1.0  # seconds between two checks that the run still runs
 _IDLE = 0.05  # seconds that a core without work waits for input
-_POLL_ERROR = 0.002  # seconds by which polling can be late: ZeroMQ and its clock count in milliseconds
+_POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Node:
     """A process with a role: its run or configuration, its links, and the loop around its core.
 
     Attributes:
-        folder: of its run; None if the node is deployed without a run.
-        supervised: a supervisor started this process and will stop it.
+        folder: folder of the node's run; None if the node is deployed without a run.
+        supervised: whether a supervisor started this process, and so will stop it.
         stop_signal: number of the last signal that asked this process to stop, or 0.
-        counters: counts that the node reports beside those of its core.
-        outbox: sends what the core returns.
+        counters: counts that the node reports in addition to the counts of its core.
+        outbox: sends the messages that the core returns.
     """
 
     role: str
@@ -89,8 +89,8 @@ class Node:
         """Return the endpoint of a link.
 
         Raises:
-            ConfigError: the node is deployed, and its configuration has no such endpoint.
-            RunFolderError: the run is not running, and its configuration has no such endpoint.
+            ConfigError: the node is deployed, and its configuration does not set this endpoint.
+            RunFolderError: the run is not running, and its configuration does not set this endpoint.
         """
         if self.folder:
             return self.folder.endpoint(link, self.config)
@@ -100,7 +100,10 @@ class Node:
         return configured
 
     def agreement(self) -> dict[str, str]:
-        """Return what peers in a run must agree on; deployed nodes compare only the robot's specification."""
+        """Return the values that must be equal at all peers of a run.
+
+        The result is empty for deployed nodes, which compare only the robot's specification.
+        """
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
@@ -127,11 +130,11 @@ class Node:
         """Connect to the server of a link.
 
         Args:
-            link: to connect to.
+            link: name of the link.
             accepts: messages that the server may send.
-            spec: of the robots that this node is a source of.
-            robots: how many.
-            essential: end with an error if the server refuses this node; otherwise ask it again later.
+            spec: specification of the robots of this source; None if the node is no source.
+            robots: number of robots of this source.
+            essential: if the server refuses this node, end with an error. If False, ask the server again later.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -155,13 +158,15 @@ class Node:
         )
 
     def recorded(self, core: Core, settings: Mapping[str, Any], observer: Observer | None = None) -> RecordedCore:
-        """Record how the node made its core; return the core with its boundary recorded, for :meth:`spin`.
+        """Record how the node made its core, and wrap the core so that its inputs and outputs are recorded.
+
+        Pass the returned core to :meth:`spin`.
 
         Args:
-            settings: construction arguments beyond the configuration, as plain JSON values.
-            observer: finds the facts of a turn that ``core.step`` does not return.
+            settings: arguments of the core that the configuration does not hold, as plain JSON values.
+            observer: returns facts of a turn that ``core.step`` does not return.
         """
-        offers = sorted(kind.NAME for kind in RECORDED)  # replay does not expect topics that this version lacks
+        offers = sorted(kind.NAME for kind in RECORDED)  # a replay does not expect topics that this version lacks
         self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))
         return RecordedCore(core, self.bus, observer)
 
@@ -180,12 +185,13 @@ class Node:
 
         Args:
             core: to run.
-            busy: whether the core has work without new inputs.
-            report: makes the node's figures.
+            busy: returns True if the core has work to do without new inputs.
+            report: returns the node's figures.
             after: called after each turn; True ends the loop.
-            deadline: time of ``time.monotonic`` (s) at which the core needs its next turn, with or without inputs.
-            stops: asked each turn after a signal; False continues for now.
-            sift: called each turn with what arrived; returns the inputs for the core.
+            deadline: returns the time (s, ``time.monotonic``) of the core's next turn, even without inputs; None for
+                no deadline.
+            stops: called in each turn after a signal. True ends the loop; False continues it for another turn.
+            sift: called in each turn with the received inputs; returns those for the core.
 
         Raises:
             HandshakeError: a server refused this node.
@@ -205,10 +211,10 @@ class Node:
         self.bus.flush()
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
-        """Return inputs; wait up to ``timeout`` seconds for one, but not beyond the deadline.
+        """Return inputs. Wait for one up to ``timeout`` seconds, but not beyond the deadline.
 
-        ZeroMQ's poll can be late by some milliseconds. So polling ends early, and the rest of the time is slept, which
-        is exact to about 0.1 ms and leaves the processor to others.
+        ZeroMQ's poll can be late by some milliseconds. So polling ends early, and the node sleeps until the deadline.
+        The sleep is exact to about 0.1 ms and uses no processor time.
         """
         if deadline is None:
             return self.bus.receive(timeout)
@@ -220,7 +226,7 @@ class Node:
         return self.bus.receive(0.0)
 
     def status(self, figures: Figures, *, now: bool = False) -> None:
-        """Report to the supervisor if there is one, at most every STATUS_PERIOD seconds unless ``now``."""
+        """Report to the supervisor, if there is one: at most every STATUS_PERIOD seconds, or at once with ``now``."""
         time_now = time.monotonic()
         if not self.supervised or (time_now < self._next_status and not now):
             return
@@ -228,12 +234,12 @@ class Node:
         self.bus.send("supervisor", self.status_message(figures))
 
     def status_message(self, figures: Figures) -> Status:
-        """Make a message of the figures and of the node's counters."""
+        """Make a Status from the figures and the node's counters."""
         counters = {**self.bus.dropped(), **self.counters, **figures.counters}
         return Status(self.name, figures.state, figures.detail, figures.figures, counters)
 
     def _run_ended(self) -> bool:
-        """Say whether the run has ended, for a node that a person started; the supervisor stops all others."""
+        """Return whether the run has ended. Only nodes started by a person check: the supervisor stops the others."""
         now = time.monotonic()
         if not self.folder or self.supervised or self.config.endpoints.learner or now < self._next_look:
             return False

@@ -1,4 +1,4 @@
-"""The messages of a core that wait for room on their links."""
+"""A queue for the messages of a core that a link cannot send yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from td3_robot.transport.interface import Transport
 
 
 class Outbox:
-    """Sends a core's messages in their order.
+    """Sends a core's messages in order.
 
-    A full queue to a client costs the message. A full queue to a server holds everything back if the node is patient;
-    otherwise it costs the message, too.
+    If the queue of a link to a client is full, the message is lost. If the queue of a link to a server is full, a
+    patient node keeps this message and all later ones until there is room. Another node loses the message.
 
     Attributes:
-        patient: wait for servers. A robot in real time must not.
+        patient: whether to wait for servers. Must be False for a robot in real time.
         counters: ``undelivered`` counts lost messages.
     """
 
@@ -32,17 +32,17 @@ class Outbox:
         self._waiting.extend(outputs)
 
     def forget_steps(self, inputs: Iterable[Input]) -> None:
-        """Drop Steps that wait for a server whose Welcome just came: the core sends again what that server may lack."""
+        """Drop the Steps that wait for a server whose Welcome has come: the core sends them again if necessary."""
         servers = [origin for origin, message in inputs if isinstance(message, Welcome)]
         if servers:
             kept = (item for item in self._waiting if item[0] not in servers or not isinstance(item[1], Step))
             self._waiting = deque(kept)
 
     def flush(self) -> None:
-        """Send as much as the links take now."""
+        """Send waiting messages until a link has no room."""
         while self._waiting:
             to, message = self._waiting[0]
-            # After a Welcome the core sends first what the server lacks. An earlier Step would look like a gap.
+            # After a Welcome the core first sends Steps that the server lacks. An earlier Step would look like a gap.
             early = isinstance(message, Step) and not isinstance(to, Peer) and not self._bus.welcome(to)
             if early or not self._bus.send(to, message):
                 if self.patient and not isinstance(to, Peer):
@@ -52,10 +52,10 @@ class Outbox:
             self._waiting.popleft()
 
     def close(self) -> None:
-        """Record what still waits."""
+        """Record the messages that still wait."""
         for _, message in self._waiting:
             self._record(message)
 
     def _record(self, message: Message) -> None:
-        """Record a message that is not delivered: the core has sent it, and a replay compares it."""
+        """Record a message that the outbox could not deliver: a replay compares every message that the core returns."""
         self._bus.send(RECORDER, message)

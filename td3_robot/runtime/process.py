@@ -1,4 +1,4 @@
-"""The life of a node's process: from its arguments to its exit code, whatever happens in between."""
+"""Runs a node as a process: from its arguments to its exit code, also after errors."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from td3_robot.util.output import STANDARD_OUTPUT
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that stop a process in order."""
+"""Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
-"""Environment variable with a file descriptor: a pipe that closes when the supervisor ends."""
+"""Environment variable that holds a file descriptor: the reading end of a pipe that closes when the supervisor ends."""
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
     """Set up a node, run its body, and report how it ends.
 
     Args:
-        role: of the node.
+        role: role of the node.
         arguments: from :func:`td3_robot.runtime.arguments.node_parser`.
         body: does the work of the node; returns when the node stops.
 
@@ -74,7 +74,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
         logs.last_words(f"{arguments.name}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
         return 1
-    except Exception as error:  # a bug: the recorder still gets everything, so that a replay reproduces it
+    except Exception as error:  # a bug: still send everything to the recorder, so that a replay reproduces it
         _report_failure(node, f"{type(error).__name__}: {error}")
         bus.close("crashed", in_order=False)
         logs.last_words(traceback.format_exc().rstrip())
@@ -85,7 +85,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
 
 
 def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
-    """Load keys, ask for real time, then start the log, whose thread inherits the real-time settings."""
+    """Load keys and apply the real-time settings. Then start the log: its thread inherits these settings."""
     bus.keys = open_keys(config.endpoints.keys)
     outcome = realtime.apply(config.realtime) if role == "policy" else None
     logs.begin(name)
@@ -95,7 +95,7 @@ def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
 
 
 def _connect_listeners(node: Node, bus: Bus) -> None:
-    """Connect to the supervisor that started this process, and to recorder and monitor if they have an endpoint."""
+    """Connect to the supervisor if it started this process, and to recorder and monitor if they have an endpoint."""
     if LIFELINE in os.environ:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
@@ -106,7 +106,10 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Tell the supervisor, or else recorder and monitor, why this process ends, if the links still work."""
+    """Report why this process ends, if the links still work.
+
+    The report goes to the supervisor. Without a supervisor it goes to recorder and monitor.
+    """
     if node is None:
         return
     with contextlib.suppress(Exception):
@@ -142,7 +145,7 @@ def _catch_signals(node: Node) -> None:
 
 
 def _follow_lifeline() -> None:
-    """Stop this process when the supervisor is gone, even after SIGKILL: its end of the pipe closes with it."""
+    """Stop this process when the supervisor ends, even by SIGKILL: its end of the pipe closes then."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

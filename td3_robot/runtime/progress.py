@@ -1,4 +1,4 @@
-"""What a person sees during a training: one line that is rewritten on a terminal, or plain lines elsewhere."""
+"""Shows the progress of a training: one line that is rewritten on a terminal, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _REWRITE_PERIOD = 0.5  # seconds
 
 
 class Progress:
-    """Shows the learner's figures. Print other lines with :meth:`say`, so that they do not mix with the progress line.
+    """Shows the learner's figures. Print other lines with :meth:`say`, so that they do not overwrite the progress line.
 
     Args:
-        stream: to print on.
+        stream: where to print.
         total_steps: environment steps of the whole training.
         line_period: seconds between two plain lines.
-        steps_made: environment steps before a resume; the learner may continue from an earlier checkpoint.
+        steps_made: environment steps before a resume. The learner may continue from a checkpoint with fewer steps.
     """
 
     def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0, steps_made: int = 0) -> None:
@@ -28,13 +28,13 @@ class Progress:
         self._shown: dict[str, float] = {"env_steps": steps_made}
         self._terminal = stream.isatty()
         self._next = float("-inf")
-        self._width = 0  # of the unfinished line on the terminal
+        self._width = 0  # characters of the progress line on the terminal
 
     def __call__(self, statuses: dict[str, Status]) -> None:
-        """Show the newest figures, if it is time."""
+        """Show the newest figures if the last line is old enough."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None or not learner.figures:  # it has not loaded its checkpoint yet
+        if learner is None or not learner.figures:  # the learner has not loaded its checkpoint yet
             return
         self._report_losses(learner.figures)
         self._shown = learner.figures
@@ -51,9 +51,11 @@ class Progress:
         self._stream.flush()
 
     def _report_losses(self, figures: dict[str, float]) -> None:
-        """Say how many updates and steps are lost if the learner continues from a checkpoint."""
+        """If the learner continues from a checkpoint, print how many updates and steps it has lost."""
         begun = dict(figures)
-        if begun.get("began_at") != self._shown.get("began_at"):  # another process, which may have made more by now
+        if begun.get("began_at") != self._shown.get(
+            "began_at"
+        ):  # a restarted learner, which may have made new steps already
             begun["env_steps"] = begun.get("began_at", 0)
         steps, updates = (max(0, self._shown.get(key, 0) - begun.get(key, 0)) for key in ("env_steps", "updates"))
         if steps or updates:
@@ -67,7 +69,7 @@ class Progress:
         self._stream.flush()
 
     def end(self) -> None:
-        """Finish the line that is being rewritten."""
+        """End the progress line with a line break."""
         if self._width:
             self._stream.write("\n")
             self._width = 0
@@ -87,7 +89,7 @@ def line(figures: dict[str, float], total_steps: int) -> str:
 
 
 def duration(amount: float, speed: float) -> str:
-    """Return how long ``amount`` takes at ``speed`` per second, as hours, minutes and seconds."""
+    """Return the time for ``amount`` at ``speed`` per second, as text with hours, minutes and seconds."""
     if speed <= 0:
         return "-"
     seconds = round(amount / speed)

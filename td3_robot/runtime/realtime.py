@@ -1,6 +1,6 @@
-"""Real-time settings that a process asks of the operating system; a log line names each that is refused.
+"""Applies real-time settings of the operating system to a process. A log line names each setting that is refused.
 
-Apply them before the first socket exists: the threads of ZeroMQ inherit processors and priority.
+Apply them before opening the first socket: the threads of ZeroMQ inherit processors and priority.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 from td3_robot.config.realtime import RealtimeConfig
 
-_MCL_CURRENT, _MCL_FUTURE = 1, 2  # of mlockall(2)
+_MCL_CURRENT, _MCL_FUTURE = 1, 2  # flags of mlockall(2)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Which settings were applied, and which were refused and why, as text for the log."""
+    """The applied settings, and the refused ones with the reason, as text for the log."""
 
     applied: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
 def apply(config: RealtimeConfig) -> Outcome:
-    """Apply the settings one after the other; a refused one does not stop the rest."""
+    """Apply every setting, even after the system refuses one."""
     outcome = Outcome()
     if config.processors:
         names = ", ".join(map(str, config.processors))
@@ -42,7 +42,7 @@ def apply(config: RealtimeConfig) -> Outcome:
 def stand_back() -> None:
     """Lower the priority of the calling thread by one, so that the control loop goes first.
 
-    The thread stays above everything without real-time priority: while it holds the GIL, the loop waits for it.
+    The thread keeps a real-time priority: while it holds the GIL, the loop waits for it.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:
         os.sched_setparam(0, os.sched_param(priority - 1))

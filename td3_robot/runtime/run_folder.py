@@ -113,7 +113,7 @@ class RunFolder:
         return configuration.load(self.config_file)
 
     def trained_with(self) -> Config | None:
-        """Read the configuration that the newest training started with; None before the first."""
+        """Read the configuration of the newest training of this run; None before the first training."""
         with contextlib.suppress(yaml.YAMLError, ConfigError):
             content = yaml.safe_load(str(self.read_run().get("config", "")))
             return configuration.parse(content, source=str(self._run_file)) if content else None
@@ -133,11 +133,11 @@ class RunFolder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether there are any checkpoints, damaged ones included."""
+        """Whether the run has checkpoints; damaged ones count."""
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the environment steps of the run by ``final.json`` or the newest checkpoint; 0 without either."""
+        """Return the most environment steps that ``final.json`` or a checkpoint reports; 0 without any."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
@@ -153,10 +153,10 @@ class RunFolder:
         return {}
 
     def endpoint(self, link: str, config: Config) -> str:
-        """Return the endpoint of a link: from the configuration, or else from the run's supervisor.
+        """Return the endpoint of a link. If the configuration does not set it, the run's supervisor has chosen it.
 
         Raises:
-            RunFolderError: the run is not running, and the configuration has no such endpoint.
+            RunFolderError: the run is not running, and the configuration does not set this endpoint.
         """
         configured: str | None = getattr(config.endpoints, link)
         endpoint = configured or self.read_run().get("endpoints", {}).get(link)
@@ -168,10 +168,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one supervisor, at most until the process ends.
+        """Lock the folder for one supervisor. The lock ends with the block, or with the process.
 
         Raises:
-            RunFolderError: another process is training in it.
+            RunFolderError: another process is training in the folder.
         """
         with contextlib.ExitStack() as stack:
             try:

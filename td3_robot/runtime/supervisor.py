@@ -1,4 +1,4 @@
-"""The supervisor of a run: it starts the processes of a launch description, restarts what dies, and stops all."""
+"""The supervisor of a run. It starts the processes of a launch description, restarts those that die, and stops all."""
 
 from __future__ import annotations
 
@@ -27,26 +27,30 @@ from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import ServerLink
 
 READY_TIMEOUT = 300.0
-"""Seconds for a started process to report that it is ready. A learner may compile first: 20 s, or some minutes on a
-small or busy machine."""
+"""Seconds within which a started process must report that it is ready.
+
+A learner may compile first. That takes 20 s, or some minutes on a small or busy machine.
+"""
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
-"""Signals that stop a process, and the seconds until the next one; the learner saves a checkpoint after the first."""
+"""Signals that stop a process, and the seconds until the next signal. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds; if no report comes for so long, no ended process has one under way
+_SILENCE = 0.05  # seconds without a report after which no report of an ended process is still on its way
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
-_STARTS = 1000  # incarnations that each start of the run reserves for restarts
+_STARTS = 1000  # incarnations for each start of the run; restarts use them up
 
 Watch = Callable[[dict[str, Status]], None]
 
 
 class Supervisor:
-    """The processes of one run. Use it as a context manager: leaving it leaves no process and no socket behind.
+    """Starts, watches and stops the processes of one run.
+
+    Use it as a context manager: at exit it stops all processes and removes all sockets.
 
     Args:
         run: the run's folder.
-        config: of the run.
-        processes: to start.
+        config: the run's configuration.
+        processes: the processes to start.
         say: prints one line for the person who started the run.
     """
 
@@ -56,13 +60,13 @@ class Supervisor:
         self.children = [Child(process, run) for process in processes]
         self._say = say
         self._interrupts = 0
-        self._exit_code = 0  # the worst of all processes
-        self._clock = 0.0  # seconds of supervising, without the time that the supervisor itself was stopped
+        self._exit_code = 0  # the highest of all processes
+        self._clock = 0.0  # seconds; does not count while the supervisor itself is suspended
 
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
-        # Catch signals before there is anything to clean up. Under nohup, SIGHUP stays ignored.
+        # Catch signals before creating anything that needs a clean-up. Under nohup, SIGHUP stays ignored.
         caught = [n for n in _CAUGHT if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
         self._handlers = {number: signal.signal(number, self._signalled) for number in caught}
         try:
@@ -74,7 +78,7 @@ class Supervisor:
 
     def _open(self, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
         """Make the folder for sockets, publish the endpoints in the run folder, and serve the supervisor's link."""
-        # A lock-step run that stopped before its first checkpoint begins again, as the same run.
+        # A lock-step run without a checkpoint begins again from the start, with the same incarnations.
         begun = self.config.timing != "lockstep" or self.run.has_checkpoints
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
@@ -104,7 +108,7 @@ class Supervisor:
             self._restore_handlers()
 
     def supervise(self, watch: Watch) -> int:
-        """Run until a process that ends the run has ended, or until an interrupt.
+        """Run until a process with ``ends_run`` has ended, or until an interrupt.
 
         Args:
             watch: called about ten times a second with the newest Status of each process.
@@ -122,7 +126,7 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # A supervisor that was stopped (Ctrl-Z) has not read yet what its processes reported meanwhile.
+            # After a suspension (Ctrl-Z), the reports of the processes are still unread. So limit the time that counts.
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
@@ -143,7 +147,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How often each process that died was started again."""
+        """Number of restarts by name, for processes that died."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
 
     # -- running -------------------------------------------------------------------------------------------------
@@ -164,16 +168,16 @@ class Supervisor:
             if code == 0 and child.state is ChildState.FINISHED:
                 child.end()
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
-                code = 1 if child.deaths else EXIT_USAGE  # no usage error if it ran before a restart
+                code = 1 if child.deaths else EXIT_USAGE  # the process ran before, so its arguments were valid
                 raise NodeError(f"{child.name} cannot run: {child.last_words()}", code)
             elif not self._interrupts:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:
-        """Start a process again that died, or do without it if it is not essential.
+        """Restart a process that died. If it died too often and is not essential, continue without it.
 
         Raises:
-            NodeError: the process is essential, and died too often.
+            NodeError: the process died too often, and is essential.
         """
         what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not child.died_too_often():
@@ -195,7 +199,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to the processes that still run."""
-        if self.config.timing == "lockstep":  # the learner saves the states of the others, so it stops first
+        if self.config.timing == "lockstep":  # the learner stops first, because it saves the states of the others
             self._stop([child for child in self.children if child.row.ends_run], *_STOP_STEPS[0])
         for number, timeout in _STOP_STEPS:
             self._stop(self.children, number, timeout)
@@ -206,7 +210,7 @@ class Supervisor:
             self._collect(child)
 
     def _stop(self, children: Iterable[Child], number: signal.Signals, timeout: float) -> None:
-        """Send a signal, and wait until the processes end, the time is over, or another Ctrl-C comes."""
+        """Send a signal, then wait until the processes end, the timeout passes, or another Ctrl-C comes."""
         alive = [child for child in children if child.running]
         for child in alive:
             child.send_signal(number)
@@ -220,7 +224,7 @@ class Supervisor:
                 break
 
     def _collect(self, child: Child) -> None:
-        """Take the exit code of a stopped process."""
+        """Read the exit code of a stopped process, and report an unexpected one."""
         if child.popen is None:
             return
         code = child.popen.wait()
@@ -233,13 +237,13 @@ class Supervisor:
     # -- reports and signals -------------------------------------------------------------------------------------
 
     def _await_last_report(self, child: Child) -> None:
-        """Wait for the last report of a process that ended well: on a busy machine it comes after the exit code."""
+        """Wait for the last report of a process with exit code 0: on a busy machine the report comes later."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
             self._listen(_SILENCE)
 
     def _listen(self, timeout: float) -> bool:
-        """Take reports; wait up to ``timeout`` seconds for one, and say whether any message came."""
+        """Wait up to ``timeout`` seconds for messages and store the reports; return whether any message came."""
         inputs = self.bus.receive(timeout)
         for origin, message in inputs:
             if isinstance(message, Status) and isinstance(origin, Peer):
@@ -258,7 +262,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         self.bus.close()
-        with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
+        with contextlib.suppress(OSError):  # a full disk must not hide the original error
             self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)
         for descriptor in (self._lifeline, self._held):
             os.close(descriptor)
@@ -270,9 +274,10 @@ def _names(children: Iterable[Child]) -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the sockets of a killed supervisor, if the folder has our kind of name and no socket answers.
+    """Remove the sockets of a killed supervisor.
 
-    The path comes from a file, which may be a copy of a running run's file, or hold any path.
+    The path comes from a file, so it may be wrong, or belong to a run that still runs. So remove the folder only if its
+    name is one of ours and no socket in it answers.
     """
     homes = (endpoints.socket_home(), Path(tempfile.gettempdir()))
     ours = folder.name.startswith(endpoints.SOCKETS_PREFIX) and folder.parent in homes

@@ -6,15 +6,15 @@ import os
 import socket
 from collections.abc import Mapping
 
-_RETRY = 0.1  # seconds until a notification is sent again that systemd did not take
+_RETRY = 0.1  # seconds until the next attempt after systemd did not accept a notification
 
 
 class Notifier:
-    """Notifies systemd once that the service is ready, then regularly that its loop turns.
+    """Notifies systemd once that the service is ready, then regularly that its loop still runs.
 
     Args:
         environment: ``NOTIFY_SOCKET`` is systemd's socket; without it the notifier does nothing. ``WATCHDOG_USEC`` is
-            the longest time between two notifications in µs; ``WATCHDOG_PID`` is the process that it is meant for.
+            the longest time between two notifications in µs. It applies only to the process ``WATCHDOG_PID``.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ class Notifier:
                 self._period = int(limit) / 1e6 / 4
 
     def turn(self, now: float) -> None:
-        """Notify systemd if it is due; call it once in each turn of the loop, with the time in seconds."""
+        """Notify systemd if a notification is due. Call it in each turn of the loop, with the time in seconds."""
         if not self._address or now < self._due:
             return
         words = ["WATCHDOG=1"] if self._period else []
@@ -42,5 +42,5 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notification:
                 notification.sendto("\n".join(words).encode(), self._address)
             self._ready = True
-        except OSError:  # systemd is slow or gone: a robot must not stop for that
+        except OSError:  # systemd is slow or gone; the robot must continue
             self._due = now + min(self._period or _RETRY, _RETRY)
