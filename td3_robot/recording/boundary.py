@@ -1,14 +1,14 @@
-"""Records what crosses the boundary of a core; the core itself sends nothing for a recorder's sake.
+"""Records the inputs of a core, and the results that ``step`` does not return. The core knows no recorder.
 
-A core is a function of its construction arguments, of its turns and, for a driver, of what its robot reports. These
-facts replay it bit for bit:
+The outputs of a core depend only on its construction arguments, its turns and, for a driver, the reports of its robot.
+These messages suffice to replay a core bit for bit:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records it once
 Turn            the inputs and the time of one call of ``step``
-Heard           what the robot reports beyond its Steps: an input of a driver's core
-Told            what the robot's motors are told: an output of a driver's core
-InForce         ``safety_state`` of a policy server's core: the result of a turn that its state file keeps
+Heard           what the robot reports besides its Steps: an input of a driver's core
+Told            the action that the robot's motors get: an output of a driver's core
+InForce         ``safety_state`` of a policy server's core after a turn; the state file of the server holds it, too
 =============== =====================================================================================================
 
 All other outputs are messages on links. The transport records them with the bytes that it sends.
@@ -25,11 +25,11 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32
 from td3_robot.topics import RECORDER
 
-_LONGEST = 4096  # characters of what a robot reports that are recorded
+_LONGEST = 4096  # the most characters that are recorded of a problem or a stop reason
 
 
 class Sink(Protocol):
-    """Where records go: a transport's bus, or a list in replay and tests."""
+    """Takes the records: the bus of a transport, or a list in replay and tests."""
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of the turn at ``now`` (s)."""
@@ -39,13 +39,13 @@ class Sink(Protocol):
 
 
 class Observer(Protocol):
-    """Finds the facts of a turn that are neither inputs nor outputs of ``step``."""
+    """Finds the messages of a turn that are neither inputs nor outputs of ``step``."""
 
     def before(self, now: float) -> None:
         """The turn at ``now`` (s) begins."""
 
     def after(self, outputs: Sequence[Output]) -> Iterable[Message]:
-        """The turn has ended with these outputs; returns its other facts."""
+        """The turn has ended with these outputs. Returns the other messages to record."""
 
 
 class RecordedCore:
@@ -54,7 +54,7 @@ class RecordedCore:
     Args:
         core: the core to drive.
         sink: takes the records.
-        observer: finds the facts that ``step`` does not return; None if there are none.
+        observer: finds the messages that ``step`` does not return; None if there are none.
     """
 
     def __init__(self, core: Core, sink: Sink, observer: Observer | None = None) -> None:
@@ -63,7 +63,7 @@ class RecordedCore:
         self._observer = observer
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Record the inputs, run the core's turn at ``now`` (s), record what it does not return."""
+        """Record the inputs, run the core's turn at ``now`` (s), and record the messages of the observer."""
         self._sink.took(now, inputs)
         if self._observer is None:
             return self._core.step(inputs, now)
@@ -78,8 +78,8 @@ class PolicyState(Protocol):
     """What a policy server's core shows after a turn.
 
     Attributes:
-        safety_state: what is in force; a new object when it may have changed.
-        changes: the changes of state in the newest turn.
+        safety_state: the current safety state. The core makes a new object when the state may have changed.
+        changes: the changes of the lifecycle state in the newest turn.
     """
 
     safety_state: SafetyState
@@ -87,14 +87,14 @@ class PolicyState(Protocol):
 
 
 class PolicyObserver:
-    """Records a policy server's safety state when it changes, and changes of state that no operator was told."""
+    """Records each change of a policy server's safety state, and the LifecycleChanges that the server did not send."""
 
     def __init__(self, core: PolicyState) -> None:
         self._core = core
         self._state = SafetyState()
 
     def before(self, now: float) -> None:
-        """Nothing is known yet."""
+        """Does nothing: the facts exist only after the turn."""
 
     def after(self, outputs: Sequence[Output]) -> list[Message]:
         facts: list[Message] = []
@@ -110,10 +110,10 @@ class PolicyObserver:
 
 
 class RecordedBody:
-    """A driver's robot whose calls are recorded: both the robot of the core, and its observer.
+    """Wraps a driver's robot and records its calls. It serves as the robot of the core and as the core's observer.
 
     Args:
-        body: the robot, as ``td3_robot.driver.body.Body``; all its attributes are available here.
+        body: the robot, as ``td3_robot.driver.body.Body``; this object has all its attributes.
     """
 
     def __init__(self, body: Any) -> None:
@@ -130,7 +130,7 @@ class RecordedBody:
 
     @property
     def stop(self) -> str:
-        """Why everything has to stop; the core clears it."""
+        """Why everything has to stop. Empty if nothing has to; the core clears it."""
         return str(self._body.stop)
 
     @stop.setter
@@ -144,7 +144,7 @@ class RecordedBody:
         self._listen(self._heard.refused)
 
     def step(self, action: Float32) -> int | None:
-        """End a control period; the next Step follows unless the result is None."""
+        """End a control period. If the result is None, no Step follows."""
         made: int | None = self._body.step(action)
         self._stepped = made is not None
         self._listen(int(made is None))
@@ -161,7 +161,7 @@ class RecordedBody:
         return facts
 
     def _listen(self, refused: int) -> None:
-        """Record what the robot reports after a call, if it is something new."""
+        """Record the robot's report after a call if it differs from the report before."""
         self._calls += 1
         heard = Heard(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
         before = self._heard

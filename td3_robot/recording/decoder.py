@@ -1,4 +1,4 @@
-"""Decodes recorded messages; learns the array sizes that a live peer knows from the handshake."""
+"""Decodes recorded messages. It learns the array sizes from the recording; a live peer gets them in the handshake."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def _ambiguous(message: type[Message]) -> bool:
-    """Whether the bytes do not determine the array sizes: the first array has two dimensions."""
+    """Whether the bytes alone leave the array sizes open. They do if the first array has two dimensions."""
     shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
     return bool(shapes) and len(shapes[0]) > 1
 
 
 _OF_A_SOURCE = frozenset(name for name, message in MESSAGES.items() if _ambiguous(message))
-"""Topics that need the sizes of their source."""
+"""Topics that can be decoded only with the array sizes of their source."""
 
 
 class Decoder:
@@ -32,7 +32,7 @@ class Decoder:
 
     Attributes:
         sizes: N, O and A of each known source.
-        unknown_fields: for each topic, messages with fields that this version does not know and ignores.
+        unknown_fields: number of messages, by topic, with fields that this version does not know. It ignores them.
     """
 
     def __init__(self, label: str) -> None:
@@ -44,11 +44,11 @@ class Decoder:
         """The message of an entry.
 
         Raises:
-            SessionError: it is not a message of this protocol.
+            SessionError: the entry is not a message of this protocol.
         """
         try:
             sizes = None
-            if entry.topic in _OF_A_SOURCE:  # the publisher, or the source that it answers
+            if entry.topic in _OF_A_SOURCE:  # of the publisher, or of the source that it answers
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
@@ -68,11 +68,11 @@ class Decoder:
             return True  # decoding it reports the error
 
     def forget(self, source: str) -> None:
-        """Forget the sizes of a source: another process may have its name."""
+        """Forget the sizes of a source, because a new process may use the same name."""
         self.sizes.pop(source, None)
 
     def learn(self, entry: Entry) -> None:
-        """Learn the sizes of a source from its Hello or a Step. The first sizes stay.
+        """Learn the sizes of a source from its Hello or a Step. Sizes that are known already stay.
 
         Raises:
             SessionError: the entry is not a message of this protocol.

@@ -1,4 +1,4 @@
-"""A recorded message, and the facts that a recording has beside its messages."""
+"""A recorded message, and the metadata and attachments of a recording."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from td3_robot.messages import Hello, Record, Start, Weights
 METADATA = "td3_robot"
 """Name of the MCAP metadata record of every recording."""
 REASON = "written_because"
-"""Key in that record: why a ring was written."""
+"""Key in the record METADATA: why the recorder wrote its ring."""
 CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"
 """Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""How many of the newest messages, per publisher and link, each new file repeats so that it can be read alone."""
+"""By topic, the number of newest messages of each publisher and link that every new file repeats.
+
+The repeated messages make it possible to read a file alone.
+"""
 ON_THE_WAY_NS = 500_000_000
-"""More than the longest delay of a message to the recorder, as nodes and recorder gather messages."""
+"""Upper bound of the delay of a message to the recorder. Messages are delayed because nodes send them in groups."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,12 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, int, str]:
-        """The stream whose messages ``sequence`` numbers."""
+        """The stream of the message; ``sequence`` counts within it."""
         return self.publisher, self.incarnation, self.topic
 
     @property
     def identity(self) -> tuple[str, int, str, int]:
-        """Equal for two copies of one message."""
+        """Identifies the message. Two copies of a message have the same identity."""
         return (*self.stream, self.sequence)
 
 
@@ -84,10 +87,10 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Facts:
-    """The content of a recording beside its messages.
+    """Everything in a recording except its messages.
 
     Attributes:
-        metadata: of the record METADATA: protocol, version, host, …
+        metadata: the values of the record METADATA: protocol, version, host, …
         attachments: the configuration, policy bundles, references.
     """
 
@@ -96,5 +99,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Text from a file, without control characters that steer a terminal."""
+    """Text from a file with its control characters escaped, so that it cannot control the terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Cuts the Steps of a recording into episodes of single robots. A missing Step ends an episode."""
+"""Splits the Steps of a recording into episodes of one robot each. A missing Step ends an episode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Episode:
     """T consecutive transitions of one robot.
 
     Attributes:
-        steps: their T + 1 Steps, at least two.
-        robot: its index in the arrays of the Steps.
+        steps: the T + 1 Steps of these transitions; T is at least 1.
+        robot: index of the robot in the arrays of the Steps.
     """
 
     steps: tuple[Step, ...]
@@ -35,23 +35,23 @@ class Episode:
 
     @property
     def number(self) -> int:
-        """The number of the episode, within its source and incarnation."""
+        """The number of the episode. It counts from 0 for each source and incarnation."""
         return int(self.steps[0].episode[self.robot])
 
     @property
     def begun(self) -> bool:
-        """Whether the Step after the reset is there."""
+        """Whether the episode contains its first Step (phase FIRST)."""
         return bool(self.steps[0].phase[self.robot] == Phase.FIRST)
 
     @property
     def end(self) -> Phase | None:
-        """How it ended; None if its end is missing."""
+        """How the episode ended: TERMINATED or TRUNCATED. None if its last Step is not recorded."""
         phase = Phase(self.steps[-1].phase[self.robot])
         return phase if phase >= Phase.TERMINATED else None
 
     @property
     def whole(self) -> bool:
-        """Whether both beginning and end are there."""
+        """Whether both the first and the last Step are recorded."""
         return self.begun and self.end is not None
 
     @property
@@ -71,22 +71,23 @@ class Episode:
 
     @property
     def identity(self) -> dict[str, NDArray[np.int64]]:
-        """int64[T + 1] each: the identity of the Steps, and the origin of their actions."""
+        """By name, int64[T + 1] arrays that identify the Steps and the origin of their actions."""
         names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
         identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
         return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}
 
     @property
     def world(self) -> dict[str, float]:
-        """The randomization of this episode, by name; empty without one, or without the beginning."""
+        """The randomized parameters of this episode, by name. Empty if there are none, or the first Step is missing."""
         drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
         return drawn
 
 
 class Episodes:
-    """Cuts the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps.
+    """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps.
 
-    ``counters``: alone (Steps of a robot without a neighbour, which no episode has).
+    Attributes:
+        counters: ``alone`` is the number of robot Steps without a preceding and a following Step. No episode has them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Episodes:
         self._open: dict[tuple[str, int], list[Step]] = {}
 
     def add(self, step: Step) -> list[Episode]:
-        """The episodes that end with this Step, whole or not."""
+        """Take a Step. Returns the episodes that it completes or interrupts."""
         joined = self._assemblers.setdefault(step.source, Assembler()).add(step)
         if joined is None:
             return []
@@ -112,11 +113,11 @@ class Episodes:
         return over
 
     def finish(self) -> list[Episode]:
-        """The episodes without a recorded end."""
+        """Close the open episodes, and return them. Their end is not recorded."""
         return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
 
     def lost(self) -> Counter[str]:
-        """Counts: ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps, and ``alone`` ones."""
+        """Counts of ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps and ``alone`` Steps."""
         total = +self.counters
         for assembler in self._assemblers.values():
             total += Counter({name: assembler.counters[name] for name in ("missed", "gaps", "late")})

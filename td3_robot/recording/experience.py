@@ -1,4 +1,4 @@
-"""Reads the Steps of recordings, and their robot, for a learner."""
+"""Reads Steps and the robot specification from recordings, for a learner."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from td3_robot.specs import RobotSpec
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
-    """Group files by recording: the parts that one recorder wrote belong together, in any order.
+    """Group files by recording: the parts that one recorder wrote form a group. Files may be in any order.
 
-    Each part repeats messages of the part before it, with the same time of publishing.
+    Parts are recognised by repeated messages: each part repeats messages of the part before it.
 
     Raises:
         SessionError: a file cannot be read.
@@ -37,10 +37,13 @@ def recordings(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def read(*parts: Path) -> tuple[RobotSpec, Iterator[Step]]:
-    """The robot and the Steps of a recording in one file or several parts. Each source's Steps are in their order.
+    """The robot specification and the Steps of a recording. The Steps of each source are in order.
+
+    Args:
+        parts: one file, or all parts of one recording.
 
     Raises:
-        SessionError: a file is damaged, or has no Hello of a robot.
+        SessionError: a file is damaged, there is no Hello of a robot, or there are two kinds of robots.
     """
     return of(Session(parts))
 
@@ -70,7 +73,7 @@ def check(path: Path, spec: RobotSpec) -> None:
     """Check that a recording is of this robot.
 
     Raises:
-        SessionError: as :func:`read`, or it is of another robot.
+        SessionError: as :func:`read`, or the recording is of another robot.
     """
     recorded, _ = read(path)
     if difference := spec.difference(recorded):

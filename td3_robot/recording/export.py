@@ -24,8 +24,8 @@ from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
 
-_BATCH = 5000  # rows written to a Parquet file at once
-_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats without tables, and what they convert
+_BATCH = 5000  # rows that are written to a Parquet file together
+_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats without tables, and the messages that they convert
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
@@ -113,7 +113,7 @@ _TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "b
 
 
 def _type(wire: FieldType) -> str:
-    """Arrow's name for the type of a field's column."""
+    """The Arrow type of the column of a field."""
     return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
 
 
@@ -121,8 +121,8 @@ FORMATS: dict[str, Callable[[Path, type[Message]], Table]] = {"csv": CsvTable, "
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of one message: one for each of its robots (or episodes), or a single one."""
-    head: Row = {  # as _HEAD
+    """The rows of one message: one for each robot or episode in it. A message without arrays has one row."""
+    head: Row = {  # columns of _HEAD
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
         "publisher": entry.publisher,
@@ -143,12 +143,12 @@ def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict | list):
-        return json.dumps(value, default=len)  # bytes as their number
+        return json.dumps(value, default=len)  # bytes become their length
     return len(value) if isinstance(value, bytes) else value
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables; returns the number of rows by topic.
+    """Write the tables. Returns the number of rows of each topic.
 
     Raises:
         SessionError: the recording is damaged, or its robots have different channels.
@@ -171,9 +171,10 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def _names(session: Session) -> dict[str, Names]:
-    """The names of channels by source.
+    """The channel names of each source.
 
-    A source without a recorded Hello gets the names of another source with as many channels, or numbers.
+    A source without a recorded Hello gets the names of another source with the same number of channels. If there is no
+    such source, numbers are the names.
     """
     hellos = session.messages((Hello.NAME,))
     said = {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
@@ -242,7 +243,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _ros2(session: Session, options: argparse.Namespace) -> int:
-    from td3_robot.recording import ros2  # here, because it needs an extra
+    from td3_robot.recording import ros2  # imported here, because it needs an extra
 
     options.out.mkdir(parents=True, exist_ok=True)
     counts = ros2.export(session, options.out / "ros2.mcap")
@@ -252,7 +253,7 @@ def _ros2(session: Session, options: argparse.Namespace) -> int:
 
 
 def _minari(options: argparse.Namespace) -> int:
-    module = importlib.import_module("td3_robot_sims.minari_export")  # by name: td3_robot never imports simulators
+    module = importlib.import_module("td3_robot_sims.minari_export")  # td3_robot must not import simulators
     session = Session(options.files)
     name = options.dataset or module.name_of(session.paths[0])
     module.check_name(name)

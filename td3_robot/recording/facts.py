@@ -1,4 +1,4 @@
-"""The facts of a recording that is made on this machine."""
+"""Metadata and attachments for a recording that this machine makes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mca
 
 
 def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = ()) -> Facts:
-    """The facts of a recording that is made on this machine with this configuration."""
+    """Metadata and attachments for a recording of this configuration on this machine."""
     packages = [name for name in _PACKAGES if machine.version(name)]
     return Facts(
         {

@@ -1,4 +1,4 @@
-"""Collects faults from recorded messages: each fault once, with its first time and its count."""
+"""Collects the different faults in recorded messages, with the first time and the count of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from td3_robot.messages import LifecycleChange, Message, Refused
 from td3_robot.recording import triggers
 from td3_robot.recording.entries import Entry
 
-_MOST = 200  # different faults that are kept: a peer must not fill the memory with invented ones
+_MOST = 200  # the most different faults kept, so that a peer cannot fill the memory with invented faults
 
 
 class Faults:
@@ -16,11 +16,11 @@ class Faults:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}  # first time (ns) and count
-        self._stamps: dict[str, int] = {}  # of the newest change with each fault: a server sends changes again
+        self._stamps: dict[str, int] = {}  # stamp of the newest LifecycleChange of a fault; servers repeat them
         self._others = 0
 
     def look(self, entry: Entry, message: Message) -> str | None:
-        """Take a message; returns the fault in it, or None if there is no new one."""
+        """Count the fault in a message. Returns the fault, or None if the message adds no fault."""
         what = triggers.reason(entry)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
@@ -38,7 +38,7 @@ class Faults:
         return what
 
     def report(self, begin: int) -> list[dict[str, Any]]:
-        """The faults in the order of their first time, in seconds after ``begin`` (ns since 1970)."""
+        """The faults in order of first time. ``first_s`` is in seconds after ``begin`` (ns since 1970)."""
         rows = [
             {"what": what, "first_s": round((first - begin) * 1e-9, 3), "count": count}
             for what, (first, count) in self._found.items()
@@ -49,7 +49,7 @@ class Faults:
 
 
 def line(fault: dict[str, Any]) -> str:
-    """One fault of :meth:`Faults.report`, for a person."""
+    """One fault of :meth:`Faults.report` as a line of text."""
     when = "" if fault["first_s"] is None else f"at {fault['first_s']:.3f} s, "
     times = "once" if fault["count"] == 1 else f"{fault['count']} times"
     return f"{when}{times}: {fault['what']}"

@@ -1,4 +1,4 @@
-"""``td3-robot info``: shows the content of a recording, and whether it is whole."""
+"""``td3-robot info``: shows the content of a recording, and any damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ With --check the exit code is 1 if the file is damaged, or a message in it is no
 
 @dataclass
 class Contents:
-    """Everything that ``info`` shows, gathered message by message."""
+    """Collects the statistics that ``info`` shows."""
 
     streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Contents:
     seen: set[tuple[str, int, str, int]] = field(default_factory=set)
 
     def add(self, entry: Entry) -> bool:
-        """Count an entry; False if it is a copy."""
+        """Count an entry. Returns False, and counts nothing, if the entry is a copy of an earlier one."""
         if entry.identity in self.seen:
             return False
         self.seen.add(entry.identity)
@@ -55,7 +55,7 @@ class Contents:
         return True
 
     def look(self, entry: Entry, message: Message) -> None:
-        """Count the content of a message."""
+        """Count phases, weights versions and faults of a message."""
         self.faults.look(entry, message)
         if isinstance(message, Step):
             for phase in Phase:
@@ -89,7 +89,7 @@ class Contents:
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """The content of a file, as plain JSON values; ``damages`` lists all damage.
+    """The report on a file, as plain JSON values. ``damages`` lists all damage.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
@@ -138,7 +138,7 @@ def decoder_of(path: Path) -> Decoder:
     decoder = Decoder(repr(str(path)))
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
-            with contextlib.suppress(SessionError):  # reading the messages reports it
+            with contextlib.suppress(SessionError):  # the caller decodes the message again, and reports the error
                 decoder.learn(item)
     return decoder
 

@@ -32,10 +32,10 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds between two looks at the links, because waking up costs more than writing a message
+_PAUSE = 0.1  # seconds to sleep if nothing arrived, because waking up costs more than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LAST_WORDS = 10.0  # seconds that the nodes of a run have for their last messages
-_LAST_LOOKS = 100  # of some hundred messages each
+_LAST_WORDS = 10.0  # seconds that the recorder waits for the last messages of a run's nodes
+_LAST_LOOKS = 100  # last receive calls; each returns up to some hundred messages
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
@@ -126,29 +126,33 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
             with contextlib.suppress(OSError):  # the run may end before its first metrics
                 known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is reported
+        with contextlib.suppress(OSError):  # raise the first error instead
             recorder.close(time.monotonic())
         raise
     recorder.close(time.monotonic(), known_now)
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory. Else the kernel clears pages for each copy of a policy, as slow as writing it."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
+    """Make glibc keep freed memory.
+
+    Otherwise the kernel clears new pages for each copy of a policy, which takes as long as writing the policy.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
 
 
 def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
-    """Record until every node has sent Bye, or the time is over.
+    """Record until every node has sent Bye, for at most ``seconds``.
 
-    Nodes of the run stop at the same time and send more. Other nodes send what they have gathered.
+    The nodes of a run stop together with the recorder, and still send messages. The nodes of a deployment run on; they
+    send the messages that they have collected so far.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), time.monotonic())
-    for _ in range(_LAST_LOOKS):  # at all that has arrived, however long this process paused
+    for _ in range(_LAST_LOOKS):  # even if the deadline passed while this process was paused
         recorder.step(node.bus.receive(0.0), time.monotonic())
     if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
         log.warning("no Bye from %s: its last messages may be missing", ", ".join(silent))
@@ -163,7 +167,7 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 
 
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
-    """Read the files. Their names must differ from each other, and from those that every recording has."""
+    """Read the files. All attachments must have different names; every recording has CONFIG, and may have METRICS."""
     taken = {CONFIG: "the recording's own is", METRICS: "the recording's own is"}
     for number, file in enumerate(files):
         if file in files[:number]:

@@ -29,7 +29,7 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must answer
-_LOOK = 0.05  # seconds between two looks at the links if nothing is due
+_LOOK = 0.05  # the most seconds to wait on the links before looking at keys and signals
 Handler = Callable[[int, Any], None]
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
@@ -45,7 +45,7 @@ terminal, pauses and continues.
 
 @dataclass
 class Schedule:
-    """When each entry is due: at its recorded offset from the beginning, divided by the rate.
+    """Says when each entry is due: at its offset from the beginning of the recording, divided by the rate.
 
     Args:
         origin: the beginning, in ns since 1970.
@@ -60,9 +60,9 @@ class Schedule:
     duration: float | None = None
 
     def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
-        """Pairs of seconds since the beginning, and an entry."""
+        """Yields each entry with the time at which it is due, in seconds since playing began."""
         for entry in entries:
-            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # a clock may have been set back
+            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # clocks can go back
             if offset < 0:
                 continue
             if self.duration is not None and offset > self.duration:
@@ -85,7 +85,7 @@ class Pause:
         self.paused, self._since = not self.paused, now
 
     def now(self) -> float:
-        """Seconds, without pauses."""
+        """Seconds of a monotonic clock that stands still during pauses."""
         return (self._since if self.paused else time.monotonic()) - self._stood
 
     def look(self) -> None:
@@ -174,7 +174,7 @@ def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
 
 
 def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
-    """Wait for the live nodes; returns the links without an answer."""
+    """Wait for the live nodes. Returns the links on which no node answered."""
     deadline = time.monotonic() + _WAIT
     while (missing := player.missing()) and time.monotonic() < deadline and not stopped:
         player.turn(_LOOK)
@@ -182,7 +182,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all that is scheduled; returns the server that is gone, or empty."""
+    """Send all scheduled messages. Returns the server that stopped answering; empty if all answer."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:
@@ -200,7 +200,7 @@ def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, 
 
 
 def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:
-    """The schedule, which must not be empty."""
+    """The schedule. Refuses options that leave no message to play."""
     everything = len(topics) == len(MESSAGES)
     session.require(() if everything else topics)
     schedule = Schedule(session.begin, options.rate, options.start, options.duration)
@@ -214,7 +214,7 @@ def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[st
 
 
 def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> dict[str, str]:
-    """The new names of publishers. The names of those that are played must differ."""
+    """The new names of publishers, by recorded name. All publishers that are played must have different names."""
     publishers = sorted({publisher for publisher, _, _ in session.counts})
     names: dict[str, str] = {}
     for item in remap:

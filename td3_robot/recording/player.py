@@ -1,4 +1,4 @@
-"""The live end of ``play``: takes the place of recorded nodes, with their names and handshakes."""
+"""Connects ``play`` to live nodes. The player uses the names and handshakes of the recorded nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # no Commands: only people give these
-_STARTS = 1000  # added to incarnations for each loop
+_STARTS = 1000  # added to the incarnations in each loop
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step,)),
     "policy": (),
@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """For each topic the links that carry it, each with whether its publisher is the link's server."""
+    """For each topic, pairs of a link that carries it, and whether the server of this link publishes it."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -44,19 +44,20 @@ def playable() -> dict[str, list[tuple[str, bool]]]:
 
 
 class Player:
-    """Connects as the recorded robots, or serves as the recorded server, and sends recorded messages.
+    """Connects like the recorded robots, or serves like the recorded server, and sends the recorded messages.
 
-    The player ignores the answers of live nodes. It never waits: it counts messages that find no room as lost.
+    The player ignores the answers of live nodes. It never waits: it drops messages that the queue has no room for, and
+    counts them as lost.
 
     Args:
-        topics: what will be played.
-        endpoints: of the links policy, learner and monitor, as far as they are wanted. A monitor gets everything.
-        names: new names of publishers.
-        keys: of this machine, for endpoints beyond loopback.
-        loop: how often this was played before; robots come back with a later incarnation.
+        topics: the topics to play.
+        endpoints: endpoints of the links to play to: policy, learner, monitor. A monitor gets messages of every topic.
+        names: new names of publishers, by recorded name.
+        loop: number of completed loops; each one raises the incarnations of the robots.
+        keys: keys of this machine, for endpoints beyond loopback.
 
     Raises:
-        EndpointError: an endpoint to serve is busy, or one is not allowed.
+        EndpointError: an endpoint to serve is busy, or an endpoint is not allowed.
     """
 
     def __init__(
@@ -74,12 +75,11 @@ class Player:
         self._counts: Counter[str] = Counter()
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
-        self._hellos: dict[str, Entry] = {}  # the first of each robot, for a monitor
-        self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, the newest
+        self._hellos: dict[str, Entry] = {}  # first Hello of each robot, for a monitor
+        self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, newest number
         self._keys = keys
-        self._looked_at = self._looked_since = float(
-            "-inf"
-        )  # at the links: the last time, and since when without a long pause
+        # Time of the last receive, and of the first receive after the newest long pause.
+        self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
         try:
@@ -122,7 +122,7 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle), sizes))
 
     def _show(self, endpoint: str) -> None:
-        """Connect to a monitor in the place of every recorded node."""
+        """Connect to a monitor once for each recorded node, with its name."""
         for entry, message in self._session.messages((Hello.NAME,)):
             if isinstance(message, Hello) and message.role in ROBOT_ROLES:
                 self._hellos.setdefault(entry.publisher, entry)
@@ -141,9 +141,9 @@ class Player:
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """The first link whose server is silent since ``then`` (s, of ``time.monotonic``); empty if there is none.
+        """The first link whose server has been silent since ``then`` (s, of ``time.monotonic``); empty if none.
 
-        A monitor may leave.
+        The link to a monitor does not count, because a monitor may leave.
         """
         if self._looked_since > then:
             return ""
@@ -154,10 +154,10 @@ class Player:
         """Receive on all links for up to ``timeout`` seconds.
 
         Raises:
-            HandshakeError: a live node refuses us.
+            HandshakeError: a live node refuses the player.
         """
         begin = time.monotonic()
-        if begin - self._looked_at > HEARTBEAT_PERIOD:  # nothing was received meanwhile
+        if begin - self._looked_at > HEARTBEAT_PERIOD:  # paused: silence before now means nothing
             self._looked_since = begin
         buses = [*self._buses.values(), self._server]
         for bus in buses:
@@ -165,7 +165,7 @@ class Player:
         self._looked_at = time.monotonic()
 
     def say(self, entry: Entry) -> None:
-        """Send a recorded message to its recorded receivers."""
+        """Send a recorded message on the links that carry it, and to a monitor."""
         message = self._renamed(self._session.decode(entry))
         bus = self._buses.get(entry.publisher)
         hello = self._hellos.get(entry.publisher)
@@ -191,7 +191,7 @@ class Player:
         return msgspec.structs.replace(message, **changes)
 
     def introduce(self) -> None:
-        """Send the Hellos of robots to a monitor, even if playing begins after them."""
+        """Send the Hellos of robots to a monitor, even if ``--start`` skips them."""
         for publisher, entry in self._hellos.items():
             record = self._record(entry, self._session.decode(entry))
             self._count(MONITOR, self._buses[publisher].send(MONITOR, record))
@@ -200,7 +200,10 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor, which sees all starts of a node as one. Gaps stay as recorded."""
+        """The sequence number for a monitor.
+
+        A monitor sees all incarnations of a node as one, so the numbers go on across them. Gaps stay.
+        """
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:
@@ -213,7 +216,7 @@ class Player:
         self._counts[topic if sent else "lost"] += 1
 
     def counts(self) -> Counter[str]:
-        """Messages sent, by topic, and those lost."""
+        """Number of messages sent, by topic, and number of messages ``lost``."""
         return +self._counts
 
     def close(self) -> None:

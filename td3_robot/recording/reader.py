@@ -1,4 +1,4 @@
-"""Reads recordings, whole or damaged, record by record. It checks every length and checksum before use."""
+"""Reads whole or damaged recordings, record by record. It checks every length and checksum before it uses the data."""
 
 from __future__ import annotations
 
@@ -30,15 +30,20 @@ from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATE
 from td3_robot.recording.writer import PROFILE
 
 _MAGIC = b"\x89MCAP0\r\n"
-_HEAD = struct.Struct("<BQ")  # of a record: opcode, and length of its body
-_FOOTER = struct.Struct("<BQQQI8s")  # head, offsets of the index and of its summary, checksum, magic
+_HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
+_FOOTER = struct.Struct("<BQQQI8s")  # record head, offset of the index, offset of its summary, checksum, magic
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_MAX_CHUNK = 1 << 28  # bytes, unpacked: our chunks close at 4 MiB, or hold one message of at most 64 MiB
+_MAX_CHUNK = 1 << 28  # unpacked bytes: our chunks close at 4 MiB, and a message has at most 64 MiB
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged place: the byte where a record begins, and what is wrong with it."""
+    """Damage in a file.
+
+    Attributes:
+        offset: the byte where the damaged record begins.
+        why: what is wrong with the record.
+    """
 
     offset: int
     why: str
@@ -61,11 +66,11 @@ class SessionFile:
     The reader skips a damaged record. It stops at a record with an impossible length.
 
     Attributes:
-        damages: the damage that :meth:`items` has found so far; data may be lost there.
-        index: the damage of the index at the end; no data is lost there.
-        counts: number of messages of each stream in the index; None if the index is damaged or missing.
-        size: bytes of the file.
-        read: bytes read so far.
+        damages: the damage that :meth:`items` has found so far, without the index. Messages may be lost.
+        index: the damage of the index at the end of the file. It loses no messages.
+        counts: number of messages of each stream, from the index; None if the index is damaged or missing.
+        size: size of the file in bytes.
+        read: number of bytes read so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +88,7 @@ class SessionFile:
         return [*self.damages, self.index] if self.index else [*self.damages]
 
     def items(self) -> Iterator[Item]:
-        """Everything in the file, in its order.
+        """Everything in the file, in file order.
 
         Raises:
             SessionError: the file cannot be read, or is not a recording.
@@ -114,7 +119,7 @@ class SessionFile:
                 self._damaged(offset, f"a record of {length} bytes begins here, and the file ends before it does")
                 return
             body = file.read(length)
-            if opcode == Opcode.DATA_END and length == 4:  # another length means a damaged record
+            if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
                     self._damaged(offset, "the checksum of all data before this does not match")
                 self.index = _index_damage(file.tell(), file.read())
@@ -125,15 +130,15 @@ class SessionFile:
                 items = self._items(opcode, body, offset)
             except SessionError:
                 raise
-            except Exception as error:  # the libraries below raise a dozen kinds
+            except Exception as error:  # the parsing libraries raise a dozen types
                 self._damaged(offset, f"{_name(opcode)} record: {type(error).__name__}: {str(error)[:200]}")
                 continue
             yield from items
 
     def _take_index(self, file: BinaryIO) -> None:
-        """Read channels and message counts from the index, because the chunk with a channel may be damaged."""
+        """Read the channels and message counts from the index. The chunk that declares a channel may be damaged."""
         begin = file.tell()
-        with contextlib.suppress(Exception):  # the damage is found and reported later, when the records are read
+        with contextlib.suppress(Exception):  # the reader finds and reports the damage later
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
@@ -143,7 +148,7 @@ class SessionFile:
         file.seek(begin)
 
     def _counts(self, index: bytes) -> Counter[tuple[str, int, str]]:
-        """Take the channels from an index; returns its message counts by stream."""
+        """Read the channels from an index. Returns its message counts by stream."""
         counts: Counter[tuple[str, int, str]] = Counter()
         begin = 0
         while begin < len(index):
@@ -181,7 +186,7 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: records.Chunk, offset: int) -> Iterator[Entry]:
-        """The messages of a chunk. The library's own reader takes ten times as long."""
+        """The messages of a chunk. This is ten times as fast as the reader of the mcap library."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not match")
@@ -211,7 +216,7 @@ class SessionFile:
 
 
 def _index_damage(offset: int, rest: bytes) -> Damage | None:
-    """The damage of the index and the footer; None if both are whole."""
+    """The damage of the index or the footer; None if both are whole."""
     if len(rest) < _FOOTER.size:
         return Damage(offset, "the file ends here, without its index")
     opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])
@@ -223,7 +228,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
 
 
 def _unpacked(chunk: records.Chunk) -> bytes:
-    """The records of a chunk. Refuses more data than the chunk declares, or than our chunks hold."""
+    """The unpacked records of a chunk. Refuses a chunk with more data than it declares, or more than _MAX_CHUNK."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
         raise ValueError(f"it declares {size} bytes, more than a chunk may hold")
@@ -245,7 +250,7 @@ def _name(opcode: int) -> str:
 
 
 def other_protocol(metadata: Mapping[str, str]) -> str | None:
-    """Why this version cannot read a recording's messages; None if it can."""
+    """Why this version cannot read the messages of a recording; None if it can read them."""
     version = metadata.get("protocol", "none")
     if version == str(PROTOCOL_VERSION):
         return None
@@ -253,7 +258,7 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
 
 
 def _begins(path: Path) -> int:
-    """When the first message of a part was received, not counting older messages that the part repeats."""
+    """Time at which the first message of a part was received, in ns. Repeated messages of older parts do not count."""
     received = 0
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
@@ -268,13 +273,13 @@ class Session:
 
     Attributes:
         paths: the files, in recorded order.
-        metadata: of the recorder.
-        attachments: by name.
+        metadata: the metadata that the recorder wrote.
+        attachments: the attachments, by name.
         counts: number of messages by publisher, incarnation and topic.
-        starts: the Start of each node by its name and incarnation.
-        turns: the number of the first recorded turn, by name and incarnation.
-        begin, end: when the first and the last message were received, in ns since 1970; 0 if there is none.
-        decode: makes a message of an entry.
+        starts: the Start of each node, by name and incarnation of the node.
+        turns: number of the first recorded turn of each node, by name and incarnation of the node.
+        begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
+        decode: decodes an entry.
 
     Raises:
         SessionError: a file is damaged outside its index, is not a recording, or has another protocol version.
@@ -289,7 +294,7 @@ class Session:
         self.turns: dict[tuple[str, int], int] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
-        self._ahead: dict[tuple[str, int], int] = {}  # ns; the recorder's clock is ahead of a node's by no more
+        self._ahead: dict[tuple[str, int], int] = {}  # least time from publishing to receiving, in ns, by node
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -326,7 +331,7 @@ class Session:
         """Check that the recording has messages of each of these topics.
 
         Raises:
-            SessionError: it has none of one topic.
+            SessionError: a topic has no messages.
         """
         held = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - held):
@@ -334,7 +339,7 @@ class Session:
             raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {there}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """The messages of these topics (all topics if none is named) in recorded order, each once.
+        """The messages of these topics, in recorded order and without copies. Without topics: all messages.
 
         Raises:
             SessionError: a file is damaged.
@@ -344,9 +349,9 @@ class Session:
                 yield item
 
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """Like :meth:`entries`, but in the order of publishing, with the received time corrected for delays.
+        """Like :meth:`entries`, but in the order of publishing, and with ``received`` corrected for delays.
 
-        The corrected time assumes that each message was as quick as the quickest one of its node.
+        The correction assumes that every message of a node had the same delay as the fastest one.
 
         Raises:
             SessionError: a file is damaged.
@@ -355,7 +360,7 @@ class Session:
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
             node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
-            # A clock may have been set: keep the order of one node, and stay near the received time.
+            # A node's clock may have been set. So keep the order of its messages, and stay near the received time.
             time = max(entry.published + self._ahead[node], earliest, newest.get(node, earliest))
             newest[node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
@@ -365,10 +370,10 @@ class Session:
             yield heapq.heappop(waiting)[2]
 
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
-        """Like :meth:`entries`, decoded.
+        """Like :meth:`entries`, with each message decoded.
 
         Raises:
-            SessionError: a file is damaged, or a message in it.
+            SessionError: a file or a message is damaged.
         """
         for entry in self.entries(topics):
             yield entry, self.decode(entry)
@@ -378,7 +383,10 @@ class Session:
         return self.decode.label
 
     def _items(self) -> Iterator[Item]:
-        """The items of all files, each once: parts begin with copies, and files of a ring may overlap."""
+        """The items of all files, without copies of messages.
+
+        Parts begin with copies, and the files of a ring may overlap.
+        """
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
             file, before = SessionFile(path), dict(newest)

@@ -1,4 +1,4 @@
-"""Writes Records to files, split or not, or keeps a ring of the last seconds."""
+"""Writes Records to one file or to a series of files, or keeps the last seconds in a ring buffer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """A core that writes the Records it takes.
+    """A core that writes the Records that it receives.
 
     Args:
         path: the first file; the next ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
         facts: metadata and attachments of every file.
-        config: when to begin a new file, or how many seconds to keep.
+        config: when to begin a new file, or how many seconds the ring keeps.
         epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
 
     Raises:
-        OSError: a file cannot be written; also from the other methods.
+        OSError: a file cannot be written. Other methods raise it, too.
     """
 
     def __init__(self, path: Path, facts: Facts, config: RecordConfig, epoch: int) -> None:
@@ -50,7 +50,7 @@ class Recorder:
             self._begin(float("-inf"))
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived; ``now`` is in seconds, of a monotonic clock."""
+        """Take the received messages; ``now`` is the time of a monotonic clock, in seconds."""
         self._now, received = now, self._epoch + int(now * 1e9)
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
@@ -69,7 +69,10 @@ class Recorder:
         return []
 
     def trigger(self, reason: str) -> None:
-        """Have the ring written when all messages sent until now have arrived, and its seconds since the last file."""
+        """Make the recorder write its ring soon.
+
+        It waits until all messages sent so far have arrived, and until ``ring_s`` seconds after the previous file.
+        """
         if not self._config.ring_s:
             log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
         elif not self._pending:
@@ -78,7 +81,7 @@ class Recorder:
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Write the rest, and add these attachments to the last file."""
+        """Close the file, with these attachments added. With a ring: write the ring if that is due."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))
@@ -88,7 +91,7 @@ class Recorder:
         elif not self.files:
             log.info("nothing was written to %s: there was neither a fault nor SIGUSR1", self.path)
 
-    # -- what is kept --------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def _take(self, entry: Entry) -> None:
         last = self._sequence.get(entry.stream, -1)
@@ -128,9 +131,10 @@ class Recorder:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
-        """Begin a file with messages received from ``since`` (ns since 1970) on.
+        """Begin a file for messages received from ``since`` (ns since 1970) on.
 
-        The older messages that it repeats get this time too, so that they do not make the file seem longer.
+        The file repeats some older messages. Their received time is set to ``since``, so that the duration of the file
+        stays correct.
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
@@ -161,7 +165,7 @@ class Recorder:
 
 
 def free_name(path: Path) -> Path:
-    """The path, or the first of ``NAME_1.mcap``, ``NAME_2.mcap``, … that does not exist."""
+    """The path if no such file exists; else the first free name of ``NAME_1.mcap``, ``NAME_2.mcap``, …."""
     name, number = path, 0
     while name.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""``td3-robot recover``: makes a whole file from a damaged one, and reports the loss."""
+"""``td3-robot recover``: copies the intact data of a damaged recording to a new file, and reports the loss."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ Exit codes:
 
 
 def recover(source: Path, target: Path) -> dict[str, Any]:
-    """Copy the intact data into a new file; returns the loss, as plain JSON values. A whole file is not copied.
+    """Copy the intact data of a damaged file into a new file. Returns a report of the loss, as plain JSON values.
+
+    A whole file is not copied.
 
     Raises:
-        SessionError: the source is not a recording, has no intact data, or has an unknown protocol.
+        SessionError: the source is not a recording, has no intact data, or lost its protocol version and does not fit
+            today's.
         OSError: the target exists or cannot be written.
     """
     file, contents = SessionFile(source), Contents()
@@ -75,7 +78,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """The counts above 0, summed over all starts of a node."""
+    """The counts above 0, by publisher and topic, summed over all incarnations."""
     total: Counter[str] = Counter()
     for (publisher, _, topic), count in counts.items():
         total[f"{publisher}/{topic}"] += count
@@ -83,7 +86,7 @@ def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
 
 
 def _protocol(source: Path) -> str:
-    """Today's protocol version for a file that has lost its own, if all its messages fit.
+    """The protocol version for a file whose version is lost: today's version, if all messages fit it.
 
     Raises:
         SessionError: a message does not fit.

@@ -1,8 +1,8 @@
 """Exports a recording as a second MCAP file with ROS 2 messages.
 
-Each robot of a Step becomes a sensor_msgs/JointState, each Status a diagnostic_msgs/DiagnosticArray, in the types of
-ROS 2 Humble. Positions, velocities and efforts are the numbers of the channels of those names, in the units of these
-channels. What a task normalises stays normalised.
+The types are those of ROS 2 Humble. Each robot of a Step becomes a sensor_msgs/JointState. Each Status becomes a
+diagnostic_msgs/DiagnosticArray. Positions and velocities are values of observation channels, efforts are values of
+action channels. They keep the units of the channels; normalised values stay normalised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _header(time_ns: int) -> Any:
 
 
 class Joints:
-    """The joints of a robot by their channels: ``knee.position`` is the position of the joint ``knee``."""
+    """The joints of a robot, found by channel name: ``knee.position`` is the position of the joint ``knee``."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         observed = [str(channel["name"]) for channel in description["observations"]]
@@ -49,7 +49,7 @@ class Joints:
         self.names = list(dict.fromkeys([*self.position, *self.velocity, *self.effort]))
 
     def state(self, step: Step, robot: int, time_ns: int) -> Any:
-        """The JointState of one robot. The value of a joint without a channel is not-a-number."""
+        """The JointState of one robot. A value without a channel is NaN."""
         rows = (
             (self.position, step.observation[robot]),
             (self.velocity, step.observation[robot]),

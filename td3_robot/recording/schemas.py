@@ -1,7 +1,7 @@
 """Makes a JSON Schema for each message from its declaration, for MCAP viewers.
 
-Arrays and other bytes are msgpack ``bin``, which JSON lacks. The schema describes them as binary strings with type,
-shape and unit.
+Arrays and other bytes are msgpack ``bin``. JSON has no such type, so the schema describes them as binary strings, with
+dtype, shape and unit.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ class Stream:
     """One topic of one publisher.
 
     Attributes:
-        begins: sequence of its first message; above 0 if the recorder came later.
-        first, last: when the first and the newest message were received, in ns since 1970.
-        published: when the newest was published, by its publisher's clock.
-        gaps, missing: places where the sequence jumps, and messages missing there.
-        span: from the publishing of the first to that of the newest, in ns.
-        longest: the longest time between the publishing of two messages, in seconds.
+        begins: sequence of the first message; above 0 if the publisher began before the recorder.
+        first, last: times at which the first and the newest message were received, in ns since 1970.
+        published: time at which the newest message was published, in ns, by the clock of its publisher.
+        sequence: the highest sequence so far.
+        count, size: number of messages, and bytes of their payloads.
+        span: time between publishing the first and the newest message, in ns.
+        gaps, missing: number of jumps in the sequence, and number of messages missing there.
+        longest: longest time between publishing two consecutive messages, in seconds.
     """
 
     begins: int
@@ -42,7 +44,7 @@ class Stream:
         if self.count and entry.sequence > self.sequence + 1:
             self.gaps += 1
             self.missing += entry.sequence - self.sequence - 1
-        # The publisher's clock is exact, unless it was set; the recorder's is never far off.
+        # The publisher's clock is exact, unless somebody sets it. The recorder's clock shows whether that happened.
         passed, about = entry.published - self.published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
         self.span += passed

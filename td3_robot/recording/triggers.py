@@ -1,4 +1,4 @@
-"""Events that make a recorder with a ring buffer write its last seconds to a file."""
+"""The events that make a recorder with a ring buffer write the ring to a file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _fault(message: Message) -> str | None:
 
 
 TRIGGERS: dict[str, Callable[[Any], str | None]] = {Status.NAME: _failed, LifecycleChange.NAME: _fault}
-"""For each topic, a function that describes the event in a message; None if there is none.
+"""For each topic, a function that describes the event in a message. It returns None if there is no event.
 
-The recorder decodes no other topic while it records.
+The recorder decodes messages of these topics only.
 """
 
 
 def reason(entry: Entry) -> str | None:
-    """The event in a recorded message that makes the recorder write; None if there is none."""
+    """The event in a message, in words; None if the message contains no event."""
     look = TRIGGERS.get(entry.topic)
     if look is None:
         return None
@@ -44,10 +44,10 @@ def reason(entry: Entry) -> str | None:
 
 
 def lost(name: str, bye: Bye) -> str | None:
-    """The event that a client has left the recorder; None if the client left in order.
+    """The event of a lost client, in words; None if the client left in order.
 
     Args:
-        name: of the client.
-        bye: its last message, or the one that the session made for it.
+        name: name of the client.
+        bye: the Bye of the client. If the client sent none, the link makes one.
     """
     return f"{name}: {bye.reason}" if Farewell.of(bye) is Farewell.OTHER else None

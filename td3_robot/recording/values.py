@@ -1,4 +1,4 @@
-"""Names the numbers of a message: fields, robots, and channels of observations and actions."""
+"""Gives each number in a message a name: its field, robot and channel."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Message, wire_fields
 
 Names = Mapping[str, Sequence[str]]
-"""Names of channels by array size: O and A."""
+"""Channel names by array dimension: O for observations, A for actions."""
 _CHANNELS = {"O": "observations", "A": "actions"}
 
 
 def names_of(message: Message) -> Names | None:
-    """The channels in a source's Hello; None for any other message."""
+    """The channel names in the Hello of a source; None for any other message."""
     if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
         return None
     described = {size: message.spec.get(kind) for size, kind in _CHANNELS.items()}
@@ -26,9 +26,10 @@ def names_of(message: Message) -> Names | None:
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
-    """The fields of a message, once for each of its robots (or episodes), or once.
+    """Yields a map of field values for each robot or episode of a message. A message without arrays yields one map.
 
-    An array gives the robot's number, or a map from channel names (or indices) to numbers. Other fields repeat.
+    A 1-D array gives one number. A 2-D array gives a map from channel names (or indices) to numbers. Fields that are
+    not arrays have the same value in every map.
     """
     wires = wire_fields(type(message))
     arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
@@ -50,7 +51,7 @@ def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
 
 
 def whole(message: Message, names: Names) -> dict[str, Any]:
-    """The fields of a message, with arrays as lists, or as maps if channel names are known."""
+    """The fields of a message in one map. Arrays become lists, or maps if their channel names are known."""
     said: dict[str, Any] = {}
     for name, wire in wire_fields(type(message)).items():
         value = getattr(message, name)

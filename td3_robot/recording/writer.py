@@ -1,4 +1,4 @@
-"""Writes one recording. It closes chunks by time, so that a crash loses no more than one chunk."""
+"""Writes one recording. It closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.util import files
 
 CHUNK_S = 0.5
-"""Seconds after which data goes to the operating system, and survives this process."""
+"""Longest time that data stays in this process, in seconds. Then the operating system has it, even after a crash."""
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
 
 class _File(io.FileIO):
-    """A file whose write errors name it."""
+    """A file with its path in every write error."""
 
     def write(self, data: Any, /) -> int:
         with files.naming(Path(str(self.name))):
@@ -29,17 +29,17 @@ class _File(io.FileIO):
 
 
 class SessionWriter:
-    """One MCAP file. It is readable from its first chunk on, and whole when closed.
+    """One MCAP file. A reader can read it from the first chunk on; it has its index after :meth:`close`.
 
-    A channel is one topic of one publisher and link, so that viewers show robots apart: ``sim-0/step``.
+    Each topic of a publisher and link is a channel, so that viewers show each robot separately: ``sim-0/step``.
 
     Args:
-        path: must not exist.
-        facts: written first.
-        now: seconds, of the clock of :meth:`turn`.
+        path: the file to write; it must not exist.
+        facts: metadata and attachments; they come first in the file.
+        now: time in seconds, of the same clock as in :meth:`turn`.
 
     Raises:
-        OSError: the file exists, or cannot be written; from every method.
+        OSError: the file exists, or cannot be written. Every method raises it.
     """
 
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
@@ -47,12 +47,12 @@ class SessionWriter:
         self.begun = now
         self.messages = 0
         self._file = io.BufferedWriter(_File(path, "x"))
-        # LZ4, because most bytes are weights, which hardly shrink, and zstd takes 5 times as long.
+        # Most bytes are weights. They hardly shrink, so use LZ4: zstd takes 5 times as long.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._due = now + CHUNK_S
-        self._open = self._at = 0  # bytes added since the file had that length
+        self._open = self._at = 0  # bytes in the open chunk, file length when it began
         self._writer.start(PROFILE)
         self._writer.add_metadata(METADATA, dict(facts.metadata))
         for attachment in facts.attachments:
@@ -73,13 +73,13 @@ class SessionWriter:
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
-        """Close the chunk if it is old enough. Call this more often than every CHUNK_S, even without messages."""
+        """Close the chunk if it is CHUNK_S old. Call this at least every CHUNK_S, even without messages."""
         if now >= self._due:
             self._due = now + CHUNK_S
             self._writer.flush()
 
     def size(self) -> int:
-        """Bytes of the file so far, with the open chunk before compression."""
+        """Size of the file in bytes, plus the uncompressed size of the open chunk."""
         if self._file.tell() != self._at:
             self._at, self._open = self._file.tell(), 0
         return self._at + self._open
@@ -87,7 +87,7 @@ class SessionWriter:
     def close(self) -> None:
         """Write the index, and close the file."""
         if not self._file.closed:
-            with self._file:  # closes it even if the disk has no room for the index
+            with self._file:  # closes the file even if the disk has no room for the index
                 self._writer.finish()
 
     def _register(self, entry: Entry) -> int:
@@ -107,11 +107,11 @@ class SessionWriter:
 
 
 def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
-    """Write a whole file with chunks like a recorder's.
+    """Write a whole file, with chunks like those of a recorder.
 
     Args:
-        path: must not exist.
-        entries: in recorded order.
+        path: the file to write; it must not exist.
+        entries: the messages, in recorded order.
 
     Raises:
         OSError: the file exists, or cannot be written.
