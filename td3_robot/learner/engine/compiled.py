@@ -1,9 +1,9 @@
 """The engine's gradients, compiled for this processor by ``torch.compile``.
 
-Between the matrix products of an update are passes over memory, and Python. Compiled code fuses neighbouring passes and
-has no Python between them. In bfloat16 oneDNN's fused operators are faster. Compilation needs a C++ compiler on the
-learner's machine. It takes some 20 s for each new shape of networks; later starts load the result from the user's cache
-folder in some 4 s.
+An update also spends time in Python and in memory passes between its matrix products. Compiled code fuses neighbouring
+passes and runs no Python between them. In bfloat16, oneDNN's fused operators are faster than compiled code. Compilation
+needs a C++ compiler on the learner's machine. It takes about 20 s for each new network shape. Later starts load the
+result from the user's cache folder in about 4 s.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_CLOSE = 0.01  # of the norm: rounding decides whether a number near 0 passes a ReLU
+_CLOSE = 0.01  # fraction of the norm; rounding decides whether a ReLU passes a number near 0
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile the function as one piece, at its first call; an error shows there."""
+    """Compile the function as one graph, at its first call. That call raises the compiler's errors."""
     # torch's default is a folder in /tmp. Anybody could create it first, and torch loads code from there.
     os.environ.setdefault(_FOLDER, str(_folder()))
     # The pattern matcher would fuse bias and product into an operator that first copies the bias to all rows.
@@ -46,14 +46,14 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> str | None:
-    """Replace an engine's gradients on a processor with compiled ones. They use only the threads inside operators.
+    """Replace the gradient functions of an engine on the CPU with compiled ones.
 
-    The compiled functions must first give the same results as the originals for one batch. If compilation or this check
-    fails, a warning gives the reason, and the engine stays as it is.
+    Compiled functions use threads only inside operators. They must first give the same results as the originals for one
+    batch. If compilation or this check fails, a warning gives the reason, and the engine stays unchanged.
 
     Args:
         engine: in float32.
-        example: any numbers, in the sizes and memory layout of all later batches.
+        example: any numbers, with the sizes and memory layout of all later batches.
         compiler: for tests; None for :func:`compile_whole`.
 
     Returns:
@@ -77,7 +77,7 @@ def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> st
         return problem
 
     def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Fall back to ``plain`` if a batch of another layout starts a compilation that fails."""
+        """``quick``, or ``plain`` if ``quick`` fails: it compiles again for a batch of another layout."""
 
         def call(*inputs: Tensor) -> Any:
             try:
@@ -97,7 +97,7 @@ def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> st
                 raise RuntimeError("the compiled gradient of the critics is different")
             if not _alike(actor(example.observation), quick_actor(example.observation)):
                 raise RuntimeError("the compiled gradient of the policy is different")
-    except Exception as error:  # compilers raise many kinds of error, and training goes on after each
+    except Exception as error:  # compilers raise many kinds of error; training continues without
         return give_up(error)
     engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)
     engine.compiled = True

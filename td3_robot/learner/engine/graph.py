@@ -1,7 +1,8 @@
 """The engine's update as a CUDA graph: one launch instead of about a hundred.
 
-A GPU makes an update of small networks faster than Python can launch its kernels. A graph launches all of them at once,
-on the same memory each time. That memory holds what differs between two updates: batch, noise and learning rate.
+For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
+at once and always uses the same memory. The inputs of each update are copied to that memory: batch, noise, learning
+rate.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def capture(work: Work) -> Work:
     """Record ``work`` on the GPU without running it.
 
     Returns:
-        A function that runs it.
+        A function that runs the recorded work.
 
     Raises:
-        RuntimeError: it cannot be captured.
+        RuntimeError: the work cannot be captured.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -42,7 +43,7 @@ def capture(work: Work) -> Work:
 
 
 def aside(work: Work) -> None:
-    """Run ``work`` on a side stream; libraries must initialise themselves there before a capture."""
+    """Run ``work`` on a side stream, where libraries must initialise themselves before a capture."""
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     side.wait_stream(current)
@@ -55,12 +56,13 @@ class CapturedUpdate:
     """Makes updates like :meth:`FastTD3.improve` through two graphs: with and without the delayed policy update.
 
     The first updates run without a graph: until the weight of ``policy_average`` is constant, and during the critics'
-    warm-up (``critics_first``). The first launch of a graph must give the same result as the update without it. If
-    capture or this check fails, a warning gives the reason, ``problem`` keeps it, and all later updates run without.
+    warm-up (``critics_first``). The first launch of a graph must give the same result as the update without a graph. If
+    capture or this check fails, a warning gives the reason, ``problem`` keeps it, and no later update uses a graph.
 
     Args:
         engine: on a GPU.
-        capture, warm_up: how to capture work, and how to run it before; for tests.
+        capture: captures work; tests replace it.
+        warm_up: runs the work before its capture; tests replace it.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class CapturedUpdate:
         self._noise: Tensor | None = None
 
     def __call__(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. It returns no errors of the critics: reading them would wait for the device."""
+        """Make one update. It returns no TD errors: reading them would wait for the device."""
         engine = self._engine
         noise = engine.draw_noise(len(batch.action))
         if self.problem is not None or engine.updates < self._from:
@@ -92,9 +94,9 @@ class CapturedUpdate:
         return ()
 
     def _place(self, batch: Batch, noise: Tensor) -> tuple[Batch, Tensor]:
-        """Copy the inputs to the memory that the graphs read."""
+        """Copy the inputs to the memory that the graphs read, and return that memory."""
         if self._batch is None or self._noise is None or self._noise.shape != noise.shape:
-            self._graphs.clear()  # they read other memory
+            self._graphs.clear()  # they read the old memory
             device = noise.device
             here = batch.action.device == device
             self._batch = batch if here else Batch(*(tensor.to(device) for tensor in batch))
@@ -111,7 +113,7 @@ class CapturedUpdate:
         self._engine.updates = count + 1
 
     def _try(self, with_policy: bool, batch: Batch, noise: Tensor) -> None:
-        """Make one update, and find out whether it can be captured."""
+        """Make one update, and test whether a graph can repeat it."""
         engine = self._engine
         before = engine.state()
         self._warm_up(lambda: engine.improve(batch, noise))
@@ -119,7 +121,7 @@ class CapturedUpdate:
         engine.restore(*before)
         try:
             graph = self._capture(lambda: engine.improve(batch, noise))
-            engine.updates = after[1]["updates"] - 1  # capturing counted one, and ran nothing
+            engine.updates = after[1]["updates"] - 1  # the capture counted an update but ran none
             self._launch(graph)
             self.problem = difference(before[0], after[0], engine.state()[0])
         except RuntimeError as error:
@@ -135,9 +137,9 @@ class CapturedUpdate:
 def difference(
     before: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
 ) -> str | None:
-    """Where ``found`` differs from ``expected``; None if all are equal up to rounding.
+    """Describe where ``found`` differs from ``expected``; None if all arrays are equal up to rounding.
 
-    The limit is 1 % of the largest change since ``before``, plus two rounding steps of the largest value in float32.
+    The limit is 1 % of the largest change since ``before``, plus two float32 rounding steps of the largest value.
     """
     for name, array in expected.items():
         if array.dtype != np.float32:

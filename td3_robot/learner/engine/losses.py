@@ -1,4 +1,4 @@
-"""The losses of an error δ = Q(s, a) - y, with their derivatives."""
+"""Losses of the TD error δ = Q(s, a) - y, and their derivatives."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Loss(NamedTuple):
-    """A loss of each error, and its derivative; both map float32[B, 1] to float32[B, 1]."""
+    """A loss function and its derivative. Both map errors float32[B, 1] to float32[B, 1]."""
 
     value: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
 
 
 def _huber(error: Tensor) -> Tensor:
-    """δ²/2 for |δ| ≤ 1, |δ| - 1/2 beyond: with c = min(|δ|, 1) both are c (|δ| - c/2)."""
+    """δ²/2 if |δ| ≤ 1, else |δ| - 1/2. With c = min(|δ|, 1), both cases are c (|δ| - c/2)."""
     size = error.abs()
     quadratic = size.clamp(max=1.0)
     return quadratic * (size - quadratic / 2)

@@ -14,19 +14,19 @@ from td3_robot.learner.algorithms.td3 import TD3
 if TYPE_CHECKING:
     from td3_robot.learner.engine.td3 import FastTD3
 
-_SATURATED = 0.99  # of half the action range
+_SATURATED = 0.99  # fraction of half the action range
 
 
 class EngineMetrics(RunningMetrics):
-    """What :class:`RunningMetrics` reports of TD3, from fixed memory that a CUDA graph can write to.
+    """The metrics of TD3, as in :class:`RunningMetrics`, in fixed memory that a CUDA graph can write to.
 
     Args:
-        engine: whose updates these are; its optimisers exist.
+        engine: makes the updates; its optimisers exist.
 
     Attributes:
-        sums: float32[4], in the order of ``TD3.means``, added up since update ``since``.
+        sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
         of_critics, of_actor: views of ``sums``, float32[3] and float32[1]; an update adds to them.
-        gauges: as last computed.
+        gauges: the newest computed values.
     """
 
     def __init__(self, engine: FastTD3) -> None:
@@ -40,9 +40,9 @@ class EngineMetrics(RunningMetrics):
         self._from = 0
 
     def keep(self, **values: Tensor) -> None:
-        """Keep ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …].
+        """Copy ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …].
 
-        They stay in the same memory: where an update is captured, this runs once, and each launch repeats the copy.
+        The copies always use the same memory. A captured update calls this once, and each launch repeats the copy.
         """
         for name, value in values.items():
             if name in self._newest and self._newest[name].shape == value.shape:
@@ -51,7 +51,7 @@ class EngineMetrics(RunningMetrics):
                 self._newest[name] = value.clone()
 
     def read(self) -> dict[str, float]:
-        """Means of the updates after ``since``, 0 without any; and the gauges."""
+        """The means over the updates after ``since``, or 0 if there is none; and the gauges."""
         updates = self._engine.updates
         actor_updates = updates // self._delay - max(self.since, self._critics_first) // self._delay
         counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in TD3.means]
@@ -74,7 +74,7 @@ class EngineMetrics(RunningMetrics):
         self.since, self.gauges, self._from = since, gauges, int(scalars["updates"])
 
     def _read_gauges(self) -> dict[str, float]:
-        """The gauges of the newest update; after a restore the saved ones, until an update renews them."""
+        """The gauges of the newest update. Between a restore and the next update: the saved gauges."""
         updates = self._engine.updates
         policy_from = max(self._from, self._critics_first)
         if updates > self._from:

@@ -1,9 +1,9 @@
 """Multilayer perceptrons with a hand-written gradient, and Adam: the inner loop of the engine.
 
-They use neither autograd nor ``torch.nn``. All parameters of a network, such as both critics, are in one vector, so
-that an Adam step, a Polyak update and a change of precision are one call each. In bfloat16 every matrix product reads
-and writes the precision that is fastest. Passes have no side effects, so that
-:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the gain.
+They use neither autograd nor ``torch.nn``. One vector holds all parameters of a network, for example of both critics.
+So an Adam step, a Polyak update and a precision change are each one call. With bfloat16, every matrix product reads and
+writes the fastest precision. Forward and backward passes have no side effects, so that
+:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the gain in speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm
 
 
 class Layer(NamedTuple):
-    """The parameters of one layer, or their gradients; LayerNorm's are None in a layer without it."""
+    """The parameters of one layer, or their gradients. Without LayerNorm, ``scale`` and ``shift`` are None."""
 
     weight: Tensor  # [out, in]
     bias: Tensor  # [out]
@@ -31,10 +31,10 @@ class Layer(NamedTuple):
 
 
 class Layout:
-    """Where each parameter of a :class:`Network` is in its vector.
+    """The position of each parameter of a :class:`Network` in its vector.
 
     The weights and biases of hidden layers come first, in ``[0, low_size)``, so that one cast lowers the precision of
-    all of them. Alignment leaves gaps.
+    all of them. Alignment leaves gaps between parameters.
     """
 
     def __init__(self, heads: Sequence[str], sizes: Sequence[int], layer_norm: bool) -> None:
@@ -58,7 +58,7 @@ class Layout:
                 self.low_size = self.size
 
     def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
-        """Views of the parameters in a vector, by name; those in ``[0, low_size)`` from ``low_vector`` if given."""
+        """Views of the parameters in a vector, by name. Those in ``[0, low_size)`` are in ``low_vector`` if given."""
         views = {}
         for name, shape in self.shapes.items():
             slot = self._slots[name]
@@ -71,7 +71,7 @@ class Trace(NamedTuple):
     """What a backward pass needs from the forward pass."""
 
     head: int
-    inputs: list[Tensor]  # of each layer, [in, B]; the last one's are float32
+    inputs: list[Tensor]  # one for each layer, [in, B]; float32 for the last layer
     norms: list[tuple[Tensor, Tensor, Tensor]]  # LayerNorm's input [B, out], mean, 1/deviation
 
 
@@ -80,22 +80,23 @@ Gradient = list[Tensor]
 
 
 class Network:
-    """One or more perceptrons ("heads") of one shape over one parameter vector.
+    """One or more perceptrons ("heads") of the same shape, with all parameters in one vector.
 
-    A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last is linear. Hidden matrix products
-    run in ``dtype`` and add up in float32. The last layer, LayerNorm and the parameters themselves are always float32:
-    bfloat16's 8 bits are enough for a direction, but not for a value or for adding a small step to a weight.
+    A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last layer is linear. Matrix products
+    of hidden layers read ``dtype`` and accumulate in float32. The last layer, LayerNorm and the parameter vector are
+    always float32. The 8 bits of bfloat16 are enough for the direction of a gradient. They are too few for a value, and
+    for adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.
-        sizes: of input, at least one hidden layer, and output.
+        sizes: the sizes of the input, of at least one hidden layer, and of the output.
         layer_norm: LayerNorm with learned scale and shift after each hidden linear map.
         dtype: ``torch.float32`` or ``torch.bfloat16``.
 
     Attributes:
         heads: as given.
         flat: float32[layout.size], the parameters; zero in the gaps.
-        named: views of ``flat`` as ``HEAD.LAYER.weight`` and so on, see :class:`Layer`; layers in order, from 0.
+        named: views of ``flat``, named ``HEAD.LAYER.weight`` and so on, see :class:`Layer`. LAYER counts from 0.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class Network:
         self.layout = layout = Layout(heads, sizes, layer_norm)
         self.flat = torch.zeros(layout.size, device=device)
         self.named = layout.views(self.flat)
-        # The parameters that products read; in float32 they are the vector above.
+        # The parameters that hidden matrix products read; in float32 they are a part of ``flat``.
         self._hidden_flat = self.flat[: layout.low_size]
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
         self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads)
-        # Inside, a batch is [features, B]. With that memory layout, products are up to 1.17 times as fast on an Intel
-        # Xeon. LayerNorm and oneDNN need the numbers of one sample side by side.
+        # Hidden layers compute on [features, B]. This memory layout makes products up to 1.17 times as fast on an Intel
+        # Xeon. LayerNorm and oneDNN need the other layout, with the numbers of one sample side by side.
         self._by_neuron = same and not layer_norm and self.flat.device.type == "cpu"
         self._relu_of_linear = self._plain if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
 
@@ -137,7 +138,7 @@ class Network:
         self.refresh()
 
     def refresh(self) -> None:
-        """Copy a change of ``flat`` to the low-precision parameters."""
+        """Update the low-precision copy of the parameters after a change of ``flat``."""
         if self._low_flat is not self.flat:
             self._low_flat.copy_(self._hidden_flat)
 
@@ -159,9 +160,13 @@ class Network:
         return self._product(last.weight, x).t() + last.bias, trace
 
     def backward(self, trace: Trace, d_output: Tensor) -> list[Layer]:
-        """The gradient of one head's parameters, given the loss's gradient by its outputs, float32[B, out].
+        """The gradient of the loss with respect to one head's parameters.
 
-        That of hidden weights and biases is in ``dtype``; :func:`joined` converts it.
+        The gradient of hidden weights and biases has the type ``dtype``; :func:`joined` converts it.
+
+        Args:
+            trace: from :meth:`forward`.
+            d_output: float32[B, out], the gradient with respect to the outputs.
         """
         d = d_output.t()
         layers = self._layers[trace.head]
@@ -176,7 +181,7 @@ class Network:
         return gradient
 
     def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
-        """The loss's gradient by some of the inputs, float32[B, columns]."""
+        """The gradient of the loss with respect to some of the inputs, float32[B, columns]."""
         d = d_output.t()
         layers = self._layers[trace.head]
         for index in range(len(layers) - 1, -1, -1):
@@ -203,9 +208,10 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """The gradient by a hidden layer's linear map, from that by its output, which is overwritten.
+        """The gradient with respect to the output of a hidden layer's linear map.
 
-        With LayerNorm, the gradients of its parameters are second and third.
+        ``d`` is the gradient with respect to the layer's output; this overwrites it. With LayerNorm, the gradients of
+        its two parameters follow in the result.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -222,7 +228,7 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
     Args:
-        learning_rate: a number, or float32[] on the network's device, which a captured step reads anew each time.
+        learning_rate: a number, or float32[] on the network's device. A captured step reads the tensor at each launch.
         clip: the largest norm of each head's gradient; None for no limit.
 
     Attributes:
@@ -242,10 +248,10 @@ class Adam:
         self._counts = [self.count] * len(network.named)
         self._gradient: Gradient = [torch.zeros_like(value) for value in network.named.values()]
         self._keeps = network.flat.device.type == "cuda"  # a captured step always uses the same memory
-        self._norm = torch.zeros_like(self.count)  # of the newest step, if there is a clip
+        self._norm = torch.zeros_like(self.count)  # gradient norm of the newest step, if ``clip`` is set
 
     def step(self, gradient: Gradient) -> None:
-        """Make one step down this gradient; clipping overwrites it."""
+        """Make one step down this gradient; clipping overwrites the gradient."""
         if self._keeps:
             torch._foreach_copy_(self._gradient, gradient)
         else:
@@ -268,7 +274,7 @@ class Adam:
         """Scale each head's gradient down to a Euclidean norm of ``limit``, without waiting for the device.
 
         Returns:
-            float32[]: the norm of the whole gradient before.
+            float32[]: the norm of the whole gradient before clipping.
         """
         size = len(self._gradient) // len(self.network.heads)
         heads = [self._gradient[begin : begin + size] for begin in range(0, len(self._gradient), size)]
@@ -279,7 +285,7 @@ class Adam:
 
 
 def joined(parts: Sequence[Sequence[Sequence[Layer]]]) -> Gradient:
-    """A network's gradient: the sum over the parts of the batch, each given by head and layer."""
+    """A network's gradient: the sum over the parts of a batch. ``parts`` is indexed by part, head and layer."""
     first, *others = (
         [value.float() for layers in part for layer in layers for value in layer if value is not None] for part in parts
     )
@@ -297,7 +303,7 @@ def _norm(tensors: list[Tensor]) -> Tensor:
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
     """Zero the gradient ``d`` in place where the ReLU's output is not positive."""
     if d.dtype == torch.bfloat16 and d.device.type == "cpu":
-        # A bfloat16 is positive exactly when its bits are a positive integer; that is three times as fast.
+        # A bfloat16 is positive exactly if its bits, read as int16, are. Comparing int16 is three times as fast.
         d, output = d.view(torch.int16), output.view(torch.int16)
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 
@@ -314,9 +320,10 @@ def _by_layer(named: dict[str, Tensor], heads: Sequence[str]) -> list[list[Layer
 
 
 def _relu_of_linear(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Layer], Tensor]:
-    """The fastest ``relu(linear(x))``: in bfloat16 oneDNN's fused operator, if build and processor have it.
+    """The fastest ``relu(linear(x))``: in bfloat16 oneDNN's fused operator, if torch's build and the processor have it.
 
-    In float32 that operator takes 1.05 to 1.5 times as long as a product and two passes over it, on an Intel Xeon.
+    In float32, on an Intel Xeon, that operator takes 1.05 to 1.5 times as long as a matrix product and two passes over
+    its result.
     """
     operators: Any = torch.ops.mkldnn
     if (

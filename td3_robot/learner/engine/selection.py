@@ -1,4 +1,4 @@
-"""Which engine makes the updates of an algorithm, and its threads."""
+"""Chooses the engine that makes the updates of an algorithm, and the engine's threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from td3_robot.learner.engine import threads
 from td3_robot.learner.engine.td3 import FastTD3
 
 ENGINES: dict[type[Algorithm], type[Algorithm]] = {TD3: FastTD3, DDPG: FastTD3}
-"""Algorithm to the engine that makes the same updates faster; subclasses of these algorithms have none.
+"""Maps an algorithm to the engine that makes the same updates faster. Subclasses of these algorithms have no engine.
 
 ``td3-robot bench learner`` measures the engines, and ``tests/learner/engine/test_td3.py`` holds them equal to the
 algorithms. They support all options of the algorithms, on every device.
@@ -22,13 +22,13 @@ def implementation(config: LearnerConfig) -> type[Algorithm]:
     """The class that makes the updates: the configured algorithm, or its engine if it has one.
 
     Raises:
-        ConfigError: the algorithm is of a package that cannot be imported.
+        ConfigError: the package of the algorithm cannot be imported.
     """
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
     return ENGINES.get(algorithm, algorithm)
 
 
 def use_threads(config: LearnerConfig) -> None:
-    """Share out ``learner.threads`` in this process; without an engine all of them work inside operators."""
+    """Divide ``learner.threads`` in this process. Without an engine, all threads work inside operators."""
     engine = implementation(config) in ENGINES.values()
     threads.use_threads(config.threads, config.threads_in if engine else "operators")

@@ -28,14 +28,14 @@ Result = TypeVar("Result")
 
 
 class FastTD3(Algorithm):
-    """What :class:`TD3` computes, faster: read that class for the algorithm.
+    """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
     It uses the ``learner`` keys of TD3 and ``precision``, ``threads``, ``threads_in`` and ``compile``.
 
     Attributes:
-        second: a thread for the second critic, and for half of the actor's batch; None without.
-        critics_gradient, actor_gradient: compute the gradients from inputs and parameters alone.
-            :mod:`td3_robot.learner.engine.compiled` replaces them with compiled ones.
+        second: a thread for the second critic, and for half of the actor's batch; None without a second thread.
+        critics_gradient, actor_gradient: functions that compute the gradients from inputs and parameters alone.
+            :mod:`td3_robot.learner.engine.compiled` replaces them with compiled functions.
     """
 
     part, means, gauges = TD3.part, TD3.means, TD3.gauges
@@ -65,7 +65,7 @@ class FastTD3(Algorithm):
             target.polyak_update(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
         rate: float | Tensor = config.learning_rate
-        if device.type == "cuda":  # a captured update would keep a number for ever
+        if device.type == "cuda":  # a captured update never sees a new Python number
             rate = torch.tensor(rate, device=device)
         self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
@@ -76,7 +76,7 @@ class FastTD3(Algorithm):
         self._captured: CapturedUpdate | None = None
 
     def prepare(self, example: Batch) -> None:
-        """Compile the update, or on a GPU capture it in a CUDA graph, where the configuration allows it."""
+        """If the configuration allows it: compile the update, or on a GPU prepare its capture in a CUDA graph."""
         if self.config.compiles:
             compiled.use(self, example)
         if self.device.type == "cuda" and self.config.replay == "uniform":  # LAP needs the errors of each update
@@ -96,17 +96,17 @@ class FastTD3(Algorithm):
             self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
 
     def draw_noise(self, batch_size: int) -> Tensor:
-        """The standard normal numbers float32[B, A] of the next update, on the device."""
+        """Draw the standard normal numbers of the next update: float32[B, A] on the device."""
         noise = torch.randn((batch_size, self.action_size), generator=self.random)
         return compute.upload(noise.numpy(), self.device)
 
     @torch.inference_mode()  # no autograd: each operator costs less without its bookkeeping
     @compute.flush_denormals()
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
-        """Make one update with these numbers from :meth:`draw_noise`. It never waits for the device.
+        """Make one update with ``noise`` from :meth:`draw_noise`. It never waits for the device.
 
         Returns:
-            The errors Q(s, a) - y of each critic: float32[B, 1], on the device.
+            The errors Q(s, a) - y, one float32[B, 1] for each critic, on the device.
         """
         config = self.config
         s, a, r, s2, discount = (tensor.to(self.device) for tensor in batch)
@@ -132,7 +132,11 @@ class FastTD3(Algorithm):
     def _critics_gradient(
         self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
-        """Each critic's errors Q(s, a) - y, the targets y, the means of loss, Q1 and y, and the loss's gradient."""
+        """The gradient of the critics' loss.
+
+        Returns:
+            The errors Q(s, a) - y of each critic; the targets y; the means of loss, Q1 and y; the gradient.
+        """
         config = self.config
         a2 = _rows(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
         if config.target_noise:
@@ -154,7 +158,11 @@ class FastTD3(Algorithm):
         return errors, y, means, joined([gradients])
 
     def _actor_gradient(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
-        """π(s), the actor's loss, which is the mean of -Q1(s, π(s)), and its gradient."""
+        """The gradient of the actor's loss, the mean of -Q1(s, π(s)).
+
+        Returns:
+            π(s); the loss; the gradient.
+        """
 
         def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
             output, actor_trace = self.actor.forward(rows)
@@ -168,16 +176,16 @@ class FastTD3(Algorithm):
         return pi, loss, joined([[gradient] for _, _, gradient in halves])
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
-        """``work`` of every critic; with two threads at the same time. The result is always the same."""
+        """The results of ``work`` for every critic. Two threads run it at the same time, with the same results."""
         if self.second is None or not self.config.twin_critics:
             return [work(head) for head in range(len(self.critics.heads))]
         other = self.second.submit(work, 1)
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """``work`` of both halves of the rows at the same time; with one thread, of all rows.
+        """The results of ``work``: with two threads, for each half of the rows at the same time; else for all rows.
 
-        A sum over halves of the rows may round differently from a sum over all.
+        A sum over two halves may round differently from a sum over all rows.
         """
         if self.second is None or len(rows) < 2:
             return [work(rows)]
@@ -186,12 +194,12 @@ class FastTD3(Algorithm):
         return [work(first), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
-        """A copy of the actor, or of its average once there is one."""
+        """A copy of the actor. With ``averaged``: a copy of its average, if there is one."""
         source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
         return {name: state.to_numpy(tensor) for name, tensor in source.named.items()}
 
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Start from this policy: the actor and its target."""
+        """Give the actor and its target the weights of this policy."""
         for name, tensor in self.actor.named.items():
             tensor.copy_(torch.tensor(actor[name]))
         self.actor.refresh()
@@ -231,5 +239,5 @@ class FastTD3(Algorithm):
 
 
 def _rows(parts: list[Tensor]) -> Tensor:
-    """The rows of all parts."""
+    """Concatenate the rows of all parts."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

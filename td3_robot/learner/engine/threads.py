@@ -19,13 +19,13 @@ _LARGE = 1 << 20  # elements; torch splits an operator of this size among its th
 def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
     """Set how many threads torch has inside operators.
 
-    With ``operators`` these are all ``threads``. With ``critics`` the engine has two threads side by side, and each has
-    half of ``threads`` inside operators. They take one critic each, or half of the actor's batch each. Threads inside
-    an operator synchronise at every operator, which is slow on a busy machine. The two synchronise seven times in two
-    updates, but they also wait for Python's lock.
+    With ``operators``, every operator uses all ``threads``. With ``critics``, the engine has two parallel threads, and
+    the operators of each use half of ``threads``. Each of the two takes one critic, or half of the actor's batch.
+    Threads inside an operator synchronise at every operator, which is slow on a busy machine. The two threads
+    synchronise only seven times in two updates, but they also wait for Python's lock.
 
-    Call it before torch has computed anything in this process. Torch creates its threads at the first large operator,
-    and they keep the treatment of denormal numbers that the creating thread has at that moment.
+    Call this function before torch computes anything in this process. Torch creates its threads at the first large
+    operator. They keep the treatment of denormal numbers that the creating thread has at that moment.
     """
     torch.set_num_threads(threads if where == "operators" else max(1, threads // 2))
     with flush_denormals():
@@ -33,7 +33,7 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
 
 
 class SecondThread:
-    """A thread beside the caller's; it computes without autograd."""
+    """A thread that computes in parallel with the caller's thread, without autograd."""
 
     def __init__(self) -> None:
         inner = torch.get_num_threads()
@@ -50,5 +50,5 @@ def second_thread(threads: int, where: ThreadsIn = "critics") -> SecondThread | 
 
 
 def _in_second_thread(work: Callable[..., Result], *arguments: Any) -> Result:
-    with torch.inference_mode(), flush_denormals():  # both hold for one thread only
+    with torch.inference_mode(), flush_denormals():  # both settings belong to one thread
         return work(*arguments)
