@@ -1,4 +1,4 @@
-"""``td3-robot bench``: runs one benchmark of the table."""
+"""``td3-robot bench``: runs one benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BENCHMARKS: dict[str, Verb] = {
         "td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, as a multiple of real time"
     ),
 }
-"""Name of a benchmark to its row."""
+"""Benchmark name to its row."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

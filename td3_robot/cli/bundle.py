@@ -85,7 +85,7 @@ def _add_robot(command: argparse.ArgumentParser) -> None:
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:
-    """The robot of ``--like`` or ``--task``; None without either."""
+    """Return the robot that ``--like`` or ``--task`` names; None without these options."""
     if options.like:
         return Bundle.load(options.like).spec
     if options.task:  # td3_robot never imports simulators statically
@@ -113,8 +113,8 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _from_checkpoint(path: Path) -> Bundle:
-    """The policy that a run would keep if it ended at this checkpoint."""
-    from td3_robot.learner.engine import selection  # imported here: they need torch
+    """Make a bundle of the policy in a checkpoint."""
+    from td3_robot.learner.engine import selection  # imported lazily: they need torch
     from td3_robot.learner.normaliser import Normaliser
 
     arrays, scalars = checkpoint.load(path)
@@ -202,14 +202,14 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
-    """Check what decoding does not: the robot, and finite actions for observations within their ranges.
+    """Check the robot, and that actions are finite for observations within their ranges. Decoding checks neither.
 
     Raises:
         BundleError: the bundle is for another robot, or an action is not finite.
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    # 1000 stands for infinite ranges: observations of such robots are normalised and a few units large.
+    # Replace infinite limits by 1000: such observations are normalised, so they are only a few units large.
     low, high = (
         np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
     )
@@ -227,7 +227,7 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
 
 def _export(options: argparse.Namespace) -> int:
     bundle = Bundle.load(options.file)
-    from td3_robot.convert import onnx_export  # imported late: it needs an extra
+    from td3_robot.convert import onnx_export  # imported lazily: it needs an extra
 
     files.write_atomically(options.out, onnx_export.convert(bundle))
     print(f"{options.out}: ONNX opset {onnx_export.OPSET}, without the safety filter")
@@ -244,7 +244,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
-    """What ``--json`` prints of a bundle."""
+    """Return the content of a bundle as plain JSON values."""
     return {
         "sha256": sha256(payload),
         "bytes": len(payload),
@@ -258,6 +258,6 @@ def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
 
 
 def _shape(bundle: Bundle) -> str:
-    """The widths of all layers, as ``3-8-4-2``."""
+    """Return the widths of all layers as text, for example ``3-8-4-2``."""
     sizes = (bundle.spec.observation_size, *bundle.hidden, bundle.spec.action_size)
     return "-".join(map(str, sizes))

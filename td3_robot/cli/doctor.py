@@ -56,7 +56,7 @@ State = Literal["ok", "no", "BAD"]
 
 
 class Finding(NamedTuple):
-    """One line: the state of one thing, and what to do about it."""
+    """One line of the output: what was checked, the result, and what to do."""
 
     name: str
     state: State
@@ -93,7 +93,7 @@ def _packages() -> list[Finding]:
 
 
 def _uses() -> list[Finding]:
-    """Whether the modules of each use can be imported; a child process imports them."""
+    """Check in a child process, for each use of the package, whether its modules can be imported."""
     findings = []
     modules = sorted({name for names in NEEDED.values() for name in names if importlib.util.find_spec(name)})
     broken, problem = _child(_IMPORT, *modules)
@@ -112,7 +112,7 @@ def _uses() -> list[Finding]:
 
 
 def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
-    """The JSON object that a child process prints last, or the reason why there is none."""
+    """Run code in a child process. Return the JSON object that it prints last, and the error text if it prints none."""
     command = [sys.executable, "-c", code, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
@@ -139,7 +139,7 @@ def _compiler() -> Finding:
 
 
 def _realtime() -> list[Finding]:
-    """What the system grants to the section ``realtime`` of a configuration; a child process asks for it."""
+    """Check which real-time settings the system grants. A child process asks for them."""
     told, problem = _child(_ASK)
     if problem:
         return [Finding("real time", "BAD", f"asking for it fails: {problem}")]
@@ -150,7 +150,7 @@ def _realtime() -> list[Finding]:
 
 
 def _sockets() -> Finding:
-    """Whether the processes of a run can connect: this binds a socket in the same folder."""
+    """Check whether the processes of a run can connect, by binding a socket in the same folder."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()) as folder,

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Must be set before numpy loads: a control loop multiplies small matrices, and threads would slow that down.
+# Set before numpy loads: threads would slow down the small matrix products of a control loop.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.cli.verbs import COMMANDS, find, listing
@@ -16,7 +16,10 @@ from td3_robot.util.output import discard_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code: 0 good, 1 a check failed, 2 usage or configuration, 130 interrupted."""
+    """Run a command and return its exit code.
+
+    The code is 0 for success, 1 for a failed check, 2 for a usage or configuration error, and 130 after an interrupt.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = f"td3-robot {words[0]}" if words and words[0] in COMMANDS else "td3-robot"
     try:

@@ -1,4 +1,4 @@
-"""``td3-robot node``: commands of a person for a policy server and its robots, and their replies."""
+"""``td3-robot node``: sends commands to a policy server and its robots, and prints the replies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
 _SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
-_LONGEST = 2048  # characters of a reason in a message
+_LONGEST = 2048  # printed characters of a text from a peer
 VERBS = {
     "state": "what state the policy server is in, what it serves, and how its robots are",
     "watch": "one line for every change of a state, until Ctrl-C",
@@ -62,12 +62,12 @@ _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Whether the state in a robot's Reply shows that it has followed a Command that the server passed on."""
+"""Command to a function: returns whether a robot's Reply shows that the robot has followed the command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    if not 0 < parsed.timeout < math.inf:  # NaN as well
+    if not 0 < parsed.timeout < math.inf:  # excludes NaN
         raise UsageError(f"--timeout is {parsed.timeout:g}; allowed: above 0 s")
     command = None if parsed.verb == "watch" else _command(parsed)
     endpoint, keys = _place(parsed)
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
-    """The endpoint of the policy server, and the folder of keys for it."""
+    """Return the endpoint of the policy server, and the folder of keys for it; None without keys."""
     if parsed.endpoint is not None:
         return str(parsed.endpoint), parsed.keys
     if parsed.keys:
@@ -129,7 +129,7 @@ def _command(parsed: argparse.Namespace) -> Command:
     if parsed.target:
         check_name("--target", parsed.target)
     reason = parsed.reason.encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
-    if len(reason) > _LONGEST_REASON and verb != "estop":  # never refuse a stop because of its reason
+    if len(reason) > _LONGEST_REASON and verb != "estop":  # a long reason must not prevent a stop
         raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
     version, payload = 0, b""
     if verb == "load":
@@ -152,7 +152,7 @@ def _command(parsed: argparse.Namespace) -> Command:
 
 
 def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
-    """The messages of the server; None once it has welcomed this client."""
+    """Yield the messages of the server. Yield None one time, when the server has welcomed this client."""
     end, welcomed = time.monotonic() + timeout, False
     while time.monotonic() < end:
         for _, message in bus.receive(0.05):
@@ -183,13 +183,14 @@ def _ask(
 
 
 def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
-    """Ask every connected robot whether it has followed a Command; the Reply, with the robots that have.
+    """Ask every connected robot whether it has followed a Command.
 
-    The server passes commands on in order, so each robot gets this one before the question.
+    The server passes commands on in order, so each robot gets the Command before the question.
 
     Returns:
-        The Reply, and a text that names the robots that have not followed; empty if all have. At least one robot must
-            follow an estop.
+        The server's Reply, with the robots that have followed added to its detail, and an error text.
+            The text names the robots that have not followed; it is empty if all have followed. After an estop it is
+            also an error if no robot has followed.
     """
     connected, in_all = reply.detail.get("connected"), reply.detail.get("connected_in_all")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
@@ -218,7 +219,7 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
 
 
 def _watch(bus: Bus, timeout: float) -> int:
-    """Print every change of state until a signal, and when the connection is lost and restored."""
+    """Print every change of state, and every loss and return of the connection, until a signal comes."""
     begin, sees, saw = time.monotonic(), None, False
     while True:
         for _, message in bus.receive(0.05):
@@ -235,7 +236,7 @@ def _watch(bus: Bus, timeout: float) -> int:
 
 
 def _line(change: LifecycleChange) -> str:
-    # A peer wrote the text: it must neither control the terminal nor add lines.
+    # The text comes from a peer. It must not control the terminal or add lines.
     node, before, after = (one_line(text) for text in (change.node, change.previous, change.state))
     return f"{node}: {before} -> {after}: {one_line(change.reason, _LONGEST)}"
 

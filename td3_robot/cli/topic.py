@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
         _print(fields(kind), as_json=options.json)
-    else:  # "td3-robot topic -- echo"
+    else:  # such as "td3-robot topic -- echo"
         return _echo([])
     return EXIT_GOOD
 
 
 def listed() -> list[dict[str, str]]:
-    """The topics, as plain text values."""
+    """Return one row of plain text for each topic."""
     return [
         {
             "topic": topic.message.NAME,
@@ -78,7 +78,7 @@ def listed() -> list[dict[str, str]]:
 
 
 def fields(kind: type[Message]) -> list[dict[str, str]]:
-    """The fields of a message, as plain text values."""
+    """Return one row of plain text for each field of a message."""
     return [
         {"field": name, "type": wire.type_name, "unit": wire.unit, "meaning": wire.meaning}
         for name, wire in wire_fields(kind).items()
@@ -115,7 +115,7 @@ def _echo(words: Sequence[str]) -> int:
 
 
 def _listen(node: Node, options: argparse.Namespace) -> None:
-    """Print messages until enough are printed or nobody reads them."""
+    """Print messages until ``--count`` is reached or the reader closes the output."""
     printed = 0
     read = True
 
@@ -133,5 +133,5 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Bytes for JSON, which has no such type: their number."""
+    """Describe bytes by their number, because JSON has no type for bytes."""
     return f"{len(value)} bytes"

@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if not 0 < options.log_every < math.inf:  # NaN as well
+    if not 0 < options.log_every < math.inf:  # excludes NaN
         raise UsageError(f"--log-every is {options.log_every:g}; allowed: above 0 s")
     prepared = resumed_run(options) if options.resume else new_run(options)
     with prepared.run.locked():
@@ -107,7 +107,7 @@ def _train(prepared: Prepared, log_every: float) -> int:
 
 
 def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
-    """Print what went wrong during the training; the number of Steps that the learner missed."""
+    """Print what went wrong during the training. Return the number of Steps that the learner missed."""
     statuses = supervisor.statuses()
     for name, times in supervisor.restarts.items():
         progress.say(f"{name} died and was restarted {times} times")
@@ -134,11 +134,11 @@ def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[
     """Evaluate the final policy in another process, and add the result to the metrics and the curve.
 
     Args:
-        module: of the evaluation.
-        wall: seconds that the run has trained.
+        module: module that evaluates a policy.
+        wall: training time of the run in s.
 
     Returns:
-        What ``td3-robot eval --json`` prints.
+        The result, as ``td3-robot eval --json`` prints it.
     """
     command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
     command += ["--episodes", str(FINAL_EPISODES), "--seed", str(config.seed)]
@@ -178,5 +178,5 @@ def _next_steps(run: RunFolder) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """A path for a shell."""
+    """Quote a path for a shell."""
     return shlex.quote(str(path))

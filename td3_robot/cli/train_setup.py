@@ -1,4 +1,4 @@
-"""What ``td3-robot train`` decides and checks before it starts or writes anything."""
+"""Prepares a training: makes choices and checks, before ``td3-robot train`` starts a process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _RECORDER = "td3_robot.recording.node"
 
 
 class Prepared(NamedTuple):
-    """A run that can start.
+    """A run that is ready to start.
 
     Attributes:
-        notices: lines for the user.
+        notices: lines to print for the user.
     """
 
     run: RunFolder
@@ -49,7 +49,7 @@ def new_run(options: argparse.Namespace) -> Prepared:
     """Create a run from the command line.
 
     Raises:
-        UsageError, ConfigError, BundleError, …: something does not fit; nothing was written.
+        UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
     """
     if options.config is None:
         raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
@@ -65,10 +65,10 @@ def new_run(options: argparse.Namespace) -> Prepared:
 
 
 def resumed_run(options: argparse.Namespace) -> Prepared:
-    """Open the run of ``--resume``, and write its configuration if that changes.
+    """Open the run of ``--resume``, and write the configuration to resume with.
 
     Raises:
-        UsageError, ConfigError, …: the run cannot be resumed like this; nothing was written.
+        UsageError, ConfigError, …: the run cannot be resumed with these options; nothing was written.
     """
     only_new = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
     given = [name for name, value in only_new.items() if value is not None and value is not False and value != []]
@@ -95,7 +95,7 @@ def resumed_run(options: argparse.Namespace) -> Prepared:
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:
-    """The command line as ``KEY=VALUE``."""
+    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``."""
     overrides = list(options.set)
     for option, key in (("steps", "total_steps"), ("seed", "seed")):
         value = getattr(options, option)
@@ -115,10 +115,10 @@ def _overrides(options: argparse.Namespace) -> list[str]:
 
 
 def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -> None:
-    """Check that the run is not past its new end and has a checkpoint, if it needs one.
+    """Check that the run has not passed its new ``total_steps``, and has a checkpoint if it needs one.
 
     Args:
-        what: names the number of steps in the error.
+        what: the option or key that sets the total steps, for the error.
     """
     made = run.steps_made()
     if config.total_steps != before.total_steps and config.total_steps < made:
@@ -126,7 +126,7 @@ def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -
     if any(run.checkpoints.glob("checkpoint-*.safetensors")):
         return
     damaged = any(run.checkpoints.glob("checkpoint-*.damaged"))
-    # A lock-step run without a checkpoint starts again, and makes the same steps bit for bit.
+    # A lock-step run without a checkpoint starts from the beginning, and repeats the same steps bit for bit.
     if damaged or (made and run.policy_file.exists() and before.timing != "lockstep"):
         raise UsageError(
             f"--resume: the run in {run.path} has made {made} steps and has no whole checkpoint in {run.checkpoints}; "
@@ -135,7 +135,7 @@ def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -
 
 
 def _check_installed(config: Config) -> None:
-    """Check that the processes find their packages.
+    """Check that the packages which the processes need are installed.
 
     Raises:
         ModuleNotFoundError: a package is missing.
@@ -147,7 +147,7 @@ def _check_installed(config: Config) -> None:
 
 
 def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
-    """Check what would stop the processes: task, recordings, endpoints, memory and disk; notices for the user."""
+    """Check task, recordings, endpoints, memory and disk before the processes need them. Return lines for the user."""
     modules = [process.row.module for process in launch.expand(launch.load(config.launch), config)]
     if config.record.enabled and _RECORDER not in modules:
         raise UsageError(f"record.enabled is true and launch {config.launch!r} has no recorder; it must be false")
@@ -168,7 +168,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
 
 
 def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
-    """Lines for a learner with more threads than this machine can run."""
+    """Return warnings for the user if the learner has too many threads for this machine."""
     if learner.device == "cuda":
         return []
     threads, machine = f"learner.threads is {learner.threads}", f"this machine has {cores} cores for all processes"
@@ -182,7 +182,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
 
 
 def compile_notices(learner: LearnerConfig) -> Sequence[str]:
-    """Lines for a learner that compiles its updates."""
+    """Return lines for the user if the learner compiles its updates."""
     if not learner.compiles:
         return []
     if lack := compiler_lack():

@@ -1,4 +1,4 @@
-"""The commands of ``td3-robot``, one row each, and what commands and benchmarks share."""
+"""The table of ``td3-robot``'s commands, and functions for tables of commands or benchmarks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Verb(NamedTuple):
     Attributes:
         place: the function to call, as ``module:function``. It takes the arguments and returns the exit code. The
             module is imported when the command runs.
-        purpose: its line in the help text.
-        group: the heading that it stands under in the help text.
+        purpose: description of the command in the help text.
+        group: heading in the help text under which the command is listed.
     """
 
     place: str
@@ -25,7 +25,7 @@ class Verb(NamedTuple):
     group: str = ""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Call the function; its exit code."""
+        """Call the function and return its exit code."""
         module, _, function = self.place.partition(":")
         code: int = getattr(importlib.import_module(module), function)(arguments)
         return code
@@ -55,14 +55,19 @@ COMMANDS: dict[str, Verb] = {
     "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _MACHINE),
     "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _MACHINE),
 }
-"""Name of a command to its row. Adding a command takes a module and a row here."""
+"""Command name to its row. To add a command, write a module and add a row here."""
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
-    """The row of a table.
+    """Return the row with this name.
+
+    Args:
+        table: the rows by name.
+        name: of the row.
+        kind: what the rows are, for the error, for example ``command``.
 
     Raises:
-        UsageError: there is no such row; ``kind`` says what is missing, as ``command``.
+        UsageError: the table has no such row.
     """
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
@@ -70,7 +75,7 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
 
 
 def listing(table: Mapping[str, Verb]) -> str:
-    """The rows of a table for a help text, under the headings of their groups."""
+    """Return the rows of a table as help text, under the headings of their groups."""
     lines: list[str] = []
     group = ""
     for name, verb in table.items():
