@@ -14,64 +14,70 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""A choice in ``learner``, and the values of other keys that it implies: their defaults, and the only ones allowed."""
+"""A key of ``learner`` and its value, mapped to the values that it requires of other keys.
+
+These values are then the defaults of the other keys, and no other values are allowed.
+"""
 
 
 class LearnerConfig(Section, frozen=True):
-    """The algorithm, its options, and the pace of its updates. Defaults and options are those of TD3.
+    """The algorithm, its options, and the pace of its updates. The defaults are those of TD3; all options are off.
 
-    Noise and clips of actions are fractions of half the action range of each dimension. Options are off by default.
+    Noise and clips of actions are fractions: 1 is half the action range of each dimension.
 
     The algorithm:
 
-    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or the name that a package adds.
-      ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. Each of them can be switched off alone:
-      ``twin_critics: false``, ``target_noise: 0``, ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it has
-      no replay buffer and no replay ratio, and its own options are in the section ``a2c``.
+    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or an algorithm of an installed
+      package. ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. To switch off one of them alone, set
+      ``twin_critics: false``, ``target_noise: 0`` or ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it
+      has no replay buffer and no replay ratio. Its own options are in the section ``a2c``.
     - ``batch_size``, ``discount``: as in the paper. ``polyak``: τ of the target networks.
     - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
     - ``policy_delay``: critic updates for each actor update.
-    - ``learning_rate``: of Adam. It is constant up to ``learning_rate_falls_from``, a fraction of ``total_steps``. From
-      there it falls linearly to ``learning_rate_end``, a fraction of itself, at ``total_steps``.
-    - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor, which moves by this
-      fraction at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018). Exploration and learning use the
-      actor itself.
+    - ``learning_rate``: of Adam. It is constant until ``learning_rate_falls_from``, a fraction of ``total_steps``. Then
+      it falls linearly. At ``total_steps`` it is ``learning_rate_end`` times ``learning_rate``.
+    - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor's weights. It moves by
+      this fraction towards the actor at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018).
+      Exploration and learning use the actor itself.
     - ``layer_norm``: layer normalisation in hidden layers.
-    - ``n_step``: targets of up to n rewards, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ); fewer at the end of an
-      episode and before a gap.
+    - ``n_step``: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer
+      rewards at the end of an episode and before a gap.
     - ``critic_loss``: ``mse`` is δ²; ``huber`` is δ²/2 up to an error |δ| of 1, and |δ| - 1/2 above.
-    - ``gradient_clip``: the largest Euclidean norm of the actor's gradient, and of each critic's.
+    - ``gradient_clip``: the largest Euclidean norm of a gradient, for the actor and for each critic.
     - ``normalise_observations``: networks see (observation - mean) / deviation of all observations so far.
 
     The replay buffer:
 
     - ``replay``: ``uniform``, or ``lap``, loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). It draws
       transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
-    - ``buffer_size``: transitions that it holds.
-    - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder: a killed learner loses no transition,
-      and checkpoints are small. In lock-step checkpoints still hold the buffer, because the file runs ahead of them.
+    - ``buffer_size``: transitions that the buffer holds.
+    - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
+      transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is newer
+      than the checkpoint.
     - ``recordings``: files whose transitions fill the buffer at the start. They do not count as environment steps.
 
     The pace:
 
     - ``learning_starts``: environment steps with uniform actions before the first update.
-    - ``replay_ratio``: updates for each environment step; null for no limit. ``replay_ratio_band``: by how many updates
-      either side may run ahead.
+    - ``replay_ratio``: updates for each environment step; null for no limit. ``replay_ratio_band``: how many updates
+      the learner may be ahead of this ratio, or behind it.
     - ``publish_every``: updates between two policies that the learner publishes.
-    - ``offline_updates``: updates on ``recordings`` before the first environment step. The policy that they learn then
-      acts in place of uniform actions.
-    - ``start_from``: a policy bundle. A new run begins with its actor and observation normalisation, in place of random
-      weights and uniform actions. Its critics are new, so the actor rests for the first ``critics_first`` updates.
+    - ``offline_updates``: updates on ``recordings`` before the first environment step. The policy learned in these
+      updates then acts, instead of uniform actions.
+    - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
+      of random weights and uniform actions. The critics are new, so the first ``critics_first`` updates do not change
+      the actor.
 
     The processor (a checkpoint made on one device resumes on any other, with the same random numbers):
 
-    - ``device``: ``auto`` is a CUDA GPU where torch finds one. ``precision``: ``auto`` is bf16 where the processor is
-      faster with it, else fp32. A run keeps what both were at its start.
+    - ``device``: ``auto`` is a CUDA GPU if torch finds one, else the CPU. ``precision``: ``auto`` is bf16 if the
+      processor is faster with it, else fp32. A run keeps the choices of its start.
     - ``threads``, ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With
-      ``operators`` the threads share every matrix product. That is faster for a learner that has its cores to itself,
-      and may be far slower for one that shares them.
-    - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and about 20 s the first time;
-      without a compiler a warning says so. Only ``threads`` inside operators then count. No effect on a GPU or in bf16.
+      ``operators`` the threads share every matrix product. That is faster if no other process uses the learner's cores,
+      and may be far slower if one does.
+    - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first
+      time. Without a compiler, a warning appears. Compiled updates use threads only inside operators. ``compile`` has
+      no effect on a GPU or in bf16.
     """
 
     algorithm: str = "td3"
@@ -138,7 +144,7 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def on_policy(self) -> bool:
-        """Whether the algorithm is one of this package that needs no replay buffer."""
+        """Whether the algorithm belongs to this package and needs no replay buffer."""
         return self.algorithm in algorithms.ON_POLICY
 
     @property
@@ -147,7 +153,7 @@ class LearnerConfig(Section, frozen=True):
         return self.compile and (self.device, self.precision) == ("cpu", "fp32")
 
     def learning_rate_at(self, fraction: float) -> float:
-        """The learning rate after this fraction of the run, 0 to 1."""
+        """Return the learning rate after this fraction (0 to 1) of the run."""
         hold = self.learning_rate_falls_from
         fall = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
         return self.learning_rate * (1 - fall * (1 - self.learning_rate_end))

@@ -23,7 +23,7 @@ from td3_robot.util.text import similar
 log = logging.getLogger(__name__)
 
 RENAMED: dict[str, str] = {}
-"""Old full name of a key or section to its new one, as ``learner.tau`` to ``learner.polyak``."""
+"""Old full name of a key or section, mapped to its new name, for example ``learner.tau`` to ``learner.polyak``."""
 REPLACED: dict[tuple[str, str], dict[str, Any]] = {
     ("launch", "a2c"): {
         "launch": "train",
@@ -32,16 +32,16 @@ REPLACED: dict[tuple[str, str], dict[str, Any]] = {
         "timing": "lockstep",
     }
 }
-"""Old value of a top-level key to the values that now mean the same, by the full names of their keys."""
+"""A top-level key with an old value, mapped to the keys (full names) and values that replace it."""
 _LONGEST = 1 << 22  # bytes of a file
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, or the shipped configuration of that name, and apply overrides.
+    """Read a configuration from a YAML file or a shipped one by its name, and apply overrides.
 
     Args:
-        path: of the file, or the name of a shipped one.
-        overrides: as ``learner.batch_size=128``.
+        path: of the file, or the name of a shipped configuration.
+        overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or is not a valid configuration.
@@ -57,15 +57,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse(content: Any, overrides: Sequence[str] = (), source: str = "configuration") -> Config:
-    """A configuration from plain maps, with overrides applied.
+    """Make a configuration from plain maps, and apply overrides.
 
     Args:
-        content: maps of keys, as YAML has them.
-        overrides: as ``learner.batch_size=128``.
-        source: names the input in errors and warnings.
+        content: nested maps, as read from YAML.
+        overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
+        source: name of the input in errors and warnings.
 
     Raises:
-        ConfigError: an unknown key, a wrong type or value, or a contradiction.
+        ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source}: the top level is {type(content).__name__}; it must be a map of keys")
@@ -92,7 +92,7 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
 
 
 def current_name(key: str) -> str:
-    """The name that a key has now, given its present or old name, in full."""
+    """Return the present full name of a key, from its present or old full name."""
     for old, new in RENAMED.items():
         if key == old or key.startswith(f"{old}."):
             return new + key.removeprefix(old)
@@ -104,7 +104,7 @@ def _copy(node: Any) -> Any:
 
 
 def _rename(tree: dict[str, Any], source: str) -> None:
-    """Move the values of old names to the new names, with a warning for each."""
+    """Move values from old key names to the new names, with a warning for each."""
     for old, new in RENAMED.items():
         *path, last = old.split(".")
         sections = [tree]
@@ -115,7 +115,7 @@ def _rename(tree: dict[str, Any], source: str) -> None:
             continue
         value = sections[-1].pop(last)
         for part, outer, inner in reversed(list(zip(path, sections, sections[1:], strict=False))):
-            if not inner:  # the section may not exist any more
+            if not inner:  # the section may have been removed
                 del outer[part]
         if not _put(tree, new, value, replace=False):
             raise ConfigError(f"{source}: {old} is the old name of {new}, and {new} is set too; keep {new} alone")
@@ -123,7 +123,7 @@ def _rename(tree: dict[str, Any], source: str) -> None:
 
 
 def _replace(tree: dict[str, Any], source: str) -> None:
-    """Write the values that now mean the same as an old value, with a warning for each."""
+    """Replace old values as ``REPLACED`` says, with a warning for each."""
     for (key, old), values in REPLACED.items():
         if tree.get(key) == old:
             for name, value in values.items():
@@ -134,7 +134,10 @@ def _replace(tree: dict[str, Any], source: str) -> None:
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, *, replace: bool = True) -> bool:
-    """Set a key by its full name. False: a part of the name is a value, or the key is set and ``replace`` is False."""
+    """Set a key by its full name, and return True.
+
+    Return False if a part of the name is a value and no section, or if the key is set and ``replace`` is False.
+    """
     *path, last = key.split(".")
     for part in path:
         tree = tree.setdefault(part, {})
@@ -175,7 +178,7 @@ def _refuse_unknown(tree: Mapping[Any, Any], section: type[Struct], source: str,
 
 
 def _elsewhere(key: str) -> list[str]:
-    """The full names of keys in any section that look like ``key``."""
+    """Return the full names of similar keys in all sections."""
     names = {name: f"{section}.{name}" for section, inner in _sections().items() for name in get_type_hints(inner)}
     return [names[name] for name in similar(key, names, alike=0.7)]  # stricter, because there are many names
 
@@ -186,7 +189,7 @@ def _sections() -> dict[str, type[Struct]]:
 
 
 def _readable(text: str, tree: Mapping[str, Any]) -> str:
-    """Turn msgspec's ``Expected … - at `$.a.b``` into a line with the key, the value and what is allowed."""
+    """Turn an error of msgspec, ``Expected … - at `$.a.b```, into a line with key, value and allowed values."""
     reason, at, where = text.partition(" - at `$")
     if not at:
         return text
@@ -199,7 +202,7 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
 
 
 def _choices(keys: Sequence[str]) -> str:
-    """The values that a key with a fixed choice allows, for its error; empty for any other kind of key."""
+    """Return the allowed values of a key as text for its error; empty if the key has no fixed set of values."""
     section: Any = Config
     for key in keys[:-1]:
         section = _sections().get(key, Config)

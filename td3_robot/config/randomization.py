@@ -1,7 +1,8 @@
-"""What a simulator draws anew for each episode, so that a policy learns to cope with what it cannot know.
+"""Domain randomization: a simulator draws properties of the robot and its world anew for each episode.
 
-Each key is a range ``[low, high]`` to draw from uniformly, or null for off. All keys are off by default: the robots are
-then the published ones, bit for bit. The first Step of an episode reports what was drawn.
+A policy so learns to act in spite of unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or
+null for off. By default all keys are off, and the robots equal the published ones bit for bit. The first Step of an
+episode reports the drawn values.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _Time = Annotated[float, Meta(gt=0, le=1e4)]
 _Angle = Annotated[float, Meta(ge=0, le=1)]
 
 OUTSIDE_PHYSICS = ("action_latency", "action_jitter", "sensor_noise.all", "sensor_bias.all")
-"""The keys that any simulated robot supports: they need no access to its physics."""
+"""The keys that every simulated robot supports, because they need no access to its physics."""
 
 
 class SensorsConfig(Section, frozen=True):
-    """A range for each group of observations, in the unit of their channels (see ``python -m td3_robot_sims.tables``).
+    """One range for each group of observations, in the unit of the channels (see ``python -m td3_robot_sims.tables``).
 
     Attributes:
         height: of the torso, m.
@@ -35,7 +36,7 @@ class SensorsConfig(Section, frozen=True):
         joint_position: -1 and 1 are the joint's limits.
         joint_velocity: times 0.1 s/rad.
         contact: of the feet, 0 or 1.
-        all: every channel whose own group is off; the only key for robots other than the walking ones.
+        all: every channel whose own group is off. Robots that do not walk have only this key.
     """
 
     height: tuple[float, float] | None = None
@@ -49,12 +50,12 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass, each from a random side; planar robots: ahead or behind.
+    """Horizontal forces on the torso's centre of mass, each from a random side; on planar robots from ahead or behind.
 
     Attributes:
         force: N; null for no pushes.
-        duration: s of a push, rounded to whole control periods, at least one.
-        interval: s from the start of one push to the start of the next. The first push starts within one interval
+        duration: of a push, s; rounded to whole control periods, at least one.
+        interval: from the start of one push to the start of the next, s. The first push starts within one interval
             after the reset.
     """
 
@@ -64,23 +65,23 @@ class PushConfig(Section, frozen=True):
 
 
 class RandomizationConfig(Section, frozen=True):
-    """Worlds that differ from episode to episode. Evaluations do not use it, so that scores stay comparable.
+    """Properties that change from episode to episode. Evaluations do not change them, so scores stay comparable.
 
     Attributes:
         mass: factor of the mass and the inertia of every part of the robot.
-        friction: factor of the floor's lateral friction. Bullet multiplies it with the foot's.
+        friction: factor of the floor's lateral friction. Bullet multiplies it by the foot's friction.
         motor_strength: factor of every joint's torque. The cost of an action does not change.
-        joint_damping: N·m·s/rad in every driven joint; the models have none. Bullet uses the velocity at the start of a
-            control period, so more than a few shake light links.
-        action_latency: control periods by which actions are late; whole numbers. Until the first action arrives, the
-            robot applies zero, or the limit nearest to it. Steps report the action that was sent: a robot knows no
-            other.
-        action_jitter: control periods of further delay, drawn for each action; whole numbers. An action that arrives
-            after a newer one is dropped.
+        joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
+            start of a control period, so values above a few N·m·s/rad shake light links.
+        action_latency: delay of actions in control periods, whole numbers. Until the first action arrives, the robot
+            applies zero, or the limit nearest to zero. Steps report the action that was sent, because a robot does not
+            know the applied one.
+        action_jitter: further delay in control periods, whole numbers, drawn for each action. If an action arrives
+            after a newer one, it is dropped.
         sensor_noise: standard deviation of each observation's normal noise, drawn for each group.
-        sensor_bias: offset of each observation throughout an episode, drawn for each channel.
+        sensor_bias: constant offset of each observation during an episode, drawn for each channel.
         push: forces on the torso.
-        tilt: rad by which the robot starts out of its upright attitude, to any side; planar robots: ahead or back.
+        tilt: angle between start attitude and upright attitude, rad, to a random side; planar robots: ahead or back.
     """
 
     mass: tuple[_Factor, _Factor] | None = None
@@ -96,18 +97,18 @@ class RandomizationConfig(Section, frozen=True):
 
     @property
     def on(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether any key is on."""
         return bool(self.ranges())
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The full name and the range of every key that draws something."""
+        """Return the full name and the range of every key that is on."""
         found = dict(_ranges(self))
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]
         return found
 
     def problem(self) -> str | None:
-        """What is wrong with the ranges, in one line that names key, value and what is allowed; None if nothing is."""
+        """Return an error line with key, value and allowed values if a range is wrong, else None."""
         for key, values in _ranges(self):
             low, high = values
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
@@ -123,7 +124,7 @@ class RandomizationConfig(Section, frozen=True):
 
 
 def _ranges(section: Struct, prefix: str = "") -> Iterator[tuple[str, tuple[float, float]]]:
-    """The full name and the value of every key that is set."""
+    """Yield the full name and the value of every key that is set."""
     for key in section.__struct_fields__:
         value = getattr(section, key)
         if isinstance(value, Struct):

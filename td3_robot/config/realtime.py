@@ -1,4 +1,4 @@
-"""The configuration section ``realtime``: what the policy server asks of the operating system."""
+"""The configuration section ``realtime``: operating system settings for the policy server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from td3_robot.config.section import Natural, Section
 
 HIGHEST_PRIORITY = 99
-"""Of SCHED_FIFO."""
+"""The highest priority of SCHED_FIFO."""
 LONGEST_SPIN_US = 20_000
 """The longest ``spin_us``."""
 
@@ -18,14 +18,14 @@ class RealtimeConfig(Section, frozen=True):
     """Real-time settings of the policy server; all are off by default.
 
     Attributes:
-        processors: pin the server to these.
-        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. From 2 on,
-            the thread that checks new weights runs at one less.
+        processors: numbers of the processors that the server may run on.
+        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. If it is 2 or
+            more, the thread that checks new weights runs at a priority lower by one.
         lock_memory: keep the server's pages in RAM. Needs LimitMEMLOCK under systemd.
         freeze_gc: stop Python's cyclic garbage collector. The loop makes no cycles.
-        spin_us: poll for so long (µs) after a message before the server sleeps, because a processor wakes slowly. If
-            it is longer than the control period, the server keeps one processor busy. Excludes ``priority``: the
-            driver would never get that processor.
+        spin_us: time in µs that the server polls after a message before it sleeps, because a processor wakes slowly.
+            If it is longer than the control period, the server keeps one processor busy. Cannot be combined with
+            ``priority``: the driver would never get that processor.
     """
 
     processors: tuple[Natural, ...] = ()

@@ -1,4 +1,4 @@
-"""Which configuration keys may change when a run is resumed: those that the user names, and never those of FIXED."""
+"""Rules for configuration changes at a resume. Only keys that the user names may change; keys in FIXED never may."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIXED = {
     "learner.replay_storage": "its replay buffer is there",
     "learner.start_from": "its actor has begun",
 }
-"""Keys that a run keeps, and why."""
+"""Keys that cannot change at a resume, and the reason."""
 FIXED_IN_LOCKSTEP = {
     "simulators": "each of its simulators continues from its saved state",
     "robots": "each of its simulators continues from its saved state",
@@ -41,22 +41,22 @@ FIXED_IN_LOCKSTEP = {
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Full names of the keys whose values differ, with the value before and after."""
+    """Return the full names of the keys whose values differ, each with its old and new value."""
     old, new = _leaves(msgspec.to_builtins(before)), _leaves(msgspec.to_builtins(after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
 def accepted(before: Config, after: Config, declared: Collection[str]) -> list[str]:
-    """The changes, each as ``key: old → new``.
+    """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations ``auto`` is resolved, so that
-            another device or precision counts as a change.
+        before: the configuration of the run's last training. In both configurations ``auto`` is already replaced by
+            the choice, so that another device or precision counts as a change.
         after: the configuration to resume with.
-        declared: keys that the user means to change; a section stands for all its keys.
+        declared: keys that the user wants to change. A section means all its keys.
 
     Raises:
-        UsageError: another key changes too, or a key that a run keeps.
+        UsageError: a key changes that the user did not name, or that cannot change.
     """
     changed = differences(before, after)
     fixed = FIXED | (FIXED_IN_LOCKSTEP if before.timing == "lockstep" else {})
@@ -78,7 +78,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of a tree by their full names."""
+    """Return the values of nested maps by their full names."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     found: dict[str, Any] = {}
@@ -88,5 +88,5 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """Return a value as text for ``--set``."""
     return msgspec.json.encode(value).decode()

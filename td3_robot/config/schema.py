@@ -1,7 +1,7 @@
 """The configuration of a run: one typed, frozen tree of sections.
 
-The defaults make a correct TD3 run, which is not tuned; a YAML file sets what differs. Unknown keys, wrong types,
-values out of range and contradictions are errors of one line. The docstring of each section documents its keys.
+The defaults give a correct but untuned TD3 run. A YAML file sets only the keys that differ. An unknown key, a wrong
+type, a value out of range or a contradiction gives a one-line error. The docstring of each section documents its keys.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
-"""The most weights between hidden layers: with the layers around them they fit into one Weights message."""
+"""The most weights between hidden layers. With this limit, all layers fit into one Weights message."""
 
 
 class NetworkConfig(Section, frozen=True):
-    """The shape that actor and critics share.
+    """The shape of the networks, the same for actor and critics.
 
     - ``hidden``: widths of the hidden layers.
     """
@@ -46,16 +46,17 @@ class NetworkConfig(Section, frozen=True):
 class ExplorationConfig(Section, frozen=True):
     """Action noise. The first ``learner.learning_starts`` steps use uniform actions instead.
 
-    - ``kind``: ``gaussian``, ``ornstein_uhlenbeck`` or the noise of an installed package.
-    - ``noise``: standard deviation, as a fraction of half the action range. A range ``[low, high]`` is spread over the
-      robots of a source, so that some explore more than others.
-    - ``theta``: of ``ornstein_uhlenbeck``, x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), from 0 at each reset.
+    - ``kind``: ``gaussian``, ``ornstein_uhlenbeck``, or a kind of noise from an installed package.
+    - ``noise``: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a
+      source get values spread over this range, so that some explore more than others.
+    - ``theta``: parameter of ``ornstein_uhlenbeck``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
+      each reset.
       Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
-    - ``parameters``: of the noise of an installed package, by name.
+    - ``parameters``: parameters by name, for a kind of noise from an installed package.
     """
 
     kind: str = "gaussian"
-    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 loses a limit beside a tuple, and crashes
+    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 crashes on a limit beside a tuple
     theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
     parameters: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
 
@@ -75,7 +76,7 @@ class ExplorationConfig(Section, frozen=True):
             raise ValueError(f"exploration.parameters: {error}") from None
 
     def noise_parameters(self) -> dict[str, float]:
-        """The configured parameters of the noise, by name."""
+        """Return the configured parameters of the noise, by name."""
         theta = {"theta": self.theta} if "theta" in noises.NOISES.load(self.kind).PARAMETERS else {}
         return {**theta, **self.parameters}
 
@@ -84,8 +85,8 @@ class EvaluationConfig(Section, frozen=True):
     """Noise-free episodes on a separate environment.
 
     - ``every``: environment steps between two evaluations; 0 for none.
-    - ``episodes``: of one evaluation.
-    - ``max_steps``: ends an episode of a task without a time limit.
+    - ``episodes``: episodes of one evaluation.
+    - ``max_steps``: steps after which an episode ends, for tasks without a time limit.
     - ``target_return``: the run ends successfully when the mean return of an evaluation reaches it.
     """
 
@@ -115,10 +116,11 @@ class CheckpointConfig(Section, frozen=True):
 class PacingConfig(Section, frozen=True):
     """When a simulator steps.
 
-    - ``mode``: ``fast`` steps as soon as possible; ``realtime`` steps once every control period and applies the Action
-      for a Step at the next deadline. The replay ratio then slows the learner only, because a robot cannot wait.
-    - ``fallback``: the action in real time if none arrived before the deadline. ``hold`` repeats each robot's last
-      action, which is zero after a reset; ``zero`` is zero. Both stay within the action limits.
+    - ``mode``: ``fast`` steps as soon as possible. ``realtime`` steps once every control period, and applies the Action
+      for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot cannot
+      wait.
+    - ``fallback``: the action in real time if no Action arrives before the deadline. ``hold`` repeats each robot's last
+      action; after a reset that is zero. ``zero`` is always zero. Both are clipped to the action limits.
     """
 
     mode: Literal["fast", "realtime"] = "fast"
@@ -126,12 +128,13 @@ class PacingConfig(Section, frozen=True):
 
 
 class A2CConfig(Section, frozen=True):
-    """The on-policy baseline, ``learner.algorithm: a2c``. Learning rate, discount and network are the learner's.
+    """The on-policy baseline, ``learner.algorithm: a2c``. Learning rate and discount are in ``learner``,
+    and the shape of the networks is in ``network``.
 
-    - ``episodes``: end the training, unless ``total_steps`` ends it first. There is one update for each, and over them
-      the learning rate falls.
+    - ``episodes``: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
+      update for each episode. The learning rate falls over these episodes.
     - ``entropy``: weight of the policy's entropy in the loss.
-    - ``gradient_norm``: the largest norm of the actor's gradient, and of the critic's.
+    - ``gradient_norm``: the largest norm of a gradient, for the actor and for the critic.
     """
 
     episodes: Count = 500
@@ -154,10 +157,10 @@ class RecordConfig(Section, frozen=True):
     """Recording into the run folder. ``record: true`` is short for ``record: {enabled: true}``.
 
     - ``enabled``: record the run.
-    - ``split_mb``, ``split_s``: begin a new file after so many megabytes or seconds; 0 for one file.
-    - ``ring_s``: above 0, keep only the last so many seconds in memory, and write them at a fault, at an emergency stop
-      and at the signal SIGUSR1. A ring cannot be split.
-    - ``ring_mb``: the most megabytes of memory of the ring.
+    - ``split_mb``, ``split_s``: begin a new file after this many megabytes or seconds; 0 for one file.
+    - ``ring_s``: above 0, keep only this many of the last seconds, in a ring in memory. The recorder writes the ring to
+      a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
+    - ``ring_mb``: the largest size of the ring in megabytes.
     """
 
     enabled: bool = False
@@ -179,7 +182,7 @@ class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket in the run folder.
 
     - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
-      admits known keys only. Without keys, no link may leave this machine.
+      admits known keys only. Without keys, links cannot connect to other machines.
     """
 
     policy: str | None = None
@@ -194,10 +197,10 @@ class Config(Section, frozen=True):
     """One run.
 
     - ``task``: name of the environment.
-    - ``seed``: of everything random.
+    - ``seed``: seed of all random numbers.
     - ``total_steps``: environment steps of the run.
-    - ``simulators``: simulator processes; ``robots``: robots of each.
-    - ``timing``: ``free`` runs every process at full speed; ``lockstep`` makes each run with one seed bit-identical.
+    - ``simulators``: number of simulator processes. ``robots``: number of robots in each simulator.
+    - ``timing``: ``free`` runs every process at full speed. With ``lockstep``, runs with one seed are bit-identical.
     - ``launch``: name of the launch description, which lists the processes.
     """
 
@@ -263,7 +266,7 @@ class Config(Section, frozen=True):
                 "the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # Rows of n steps come later than their Steps: a killed learner would lose some and store others twice.
+            # An n-step row is stored later than its Steps: a killed learner would lose rows and store others twice.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file' it must be 1, "
                 "or timing lockstep"
@@ -273,7 +276,7 @@ class Config(Section, frozen=True):
         learner = self.learner
         if learner.replay_ratio is None or learner.on_policy:
             return
-        # One round of all robots and one update: with less, simulators and learner would wait for each other.
+        # One step of all robots and one update. With a smaller band, simulators and learner would wait for each other.
         needed = learner.replay_ratio * self.robots * self.simulators + 1
         if learner.replay_ratio_band < needed:
             raise ValueError(
@@ -299,7 +302,7 @@ class Config(Section, frozen=True):
                 raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
 
     def agreement(self) -> dict[str, str]:
-        """The values that all processes of a run must share, as text; the handshake compares them key by key."""
+        """Return the values that all processes of a run must share, as text. The handshake compares them by key."""
         return {
             "task": self.task,
             "timing": self.timing,
@@ -308,5 +311,5 @@ class Config(Section, frozen=True):
         }
 
     def to_yaml(self) -> str:
-        """The configuration as YAML, defaults included."""
+        """Return the configuration as YAML, with defaults."""
         return yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)

@@ -1,4 +1,4 @@
-"""A policy bundle as an ONNX model, for runtimes in C++ and others. Needs the extra ``onnx``."""
+"""Converts a policy bundle to ONNX, for runtimes in C++ and other languages. Needs the extra ``onnx``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 
 OPSET = 13
 IR_VERSION = 8
-"""Old, because runtimes on robots are old and the model needs nothing newer."""
+"""An old version: runtimes on robots are old, and the model needs nothing newer."""
 
 
 def convert(bundle: Bundle) -> bytes:
-    """The model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
+    """Return the ONNX model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
 
-    It computes what the policy server computes without noise and safety filter: normalised observations if the bundle
-    has them, ReLU layers, tanh, and actions scaled to their limits and clipped. The metadata key ``td3_robot`` holds
-    specification and provenance as JSON.
+    The model computes the same actions as the policy server, but without noise and safety filter. It normalises the
+    observations if the bundle does so. Then come ReLU layers and tanh. It scales the actions to their limits and clips
+    them. The metadata key ``td3_robot`` holds specification and provenance as JSON.
     """
     spec = bundle.spec
     half = (spec.action_high - spec.action_low) / np.float32(2)

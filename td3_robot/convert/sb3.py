@@ -1,10 +1,11 @@
-"""Policies of Stable-Baselines3's TD3 and DDPG as bundles. Needs the extra ``learner``, for torch.
+"""Converts policies of Stable-Baselines3's TD3 and DDPG to bundles. Needs the extra ``learner``, for torch.
 
-SB3's zip holds ``policy.pth``, a file of ``torch.save`` with the networks, and ``data``, JSON whose values are partly
-base64 of pickles. This module reads the plain text of ``data``, and ``policy.pth`` with torch's safe loader, which
-makes tensors and calls nothing else. The actor is ``actor.mu``: linear layers with an activation between them and tanh
-at the end. Its output in [-1, 1] is scaled to the limits of the action space. A bundle describes the same if the
-activation is ReLU.
+SB3's zip holds two members. ``policy.pth`` is a file of ``torch.save`` with the networks. ``data`` is JSON; some of its
+values are base64 of pickles. This module reads only the plain text of ``data``. It reads ``policy.pth`` with torch's
+safe loader, which makes tensors and runs no code of the file.
+
+The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales its output in
+[-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes of the zip; with both optimisers it is some ten times the policy
+_LONGEST = 1 << 30  # bytes of the zip; with both optimisers it is about ten times as large as the policy
 _LONGEST_MEMBER = 1 << 28  # bytes of one member of a zip, unpacked
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
 
 
 def read(path: Path, spec: RobotSpec) -> Bundle:
-    """The policy in an SB3 zip, for the robot that it was trained on.
+    """Read the policy in an SB3 zip.
 
     Raises:
-        BundleError: the file cannot be read, is not a TD3 or DDPG model, holds what a bundle cannot describe, or does
-            not fit the robot's sizes or action limits.
+        BundleError: the file cannot be read, or is not a TD3 or DDPG model. Or a bundle cannot describe the policy. Or
+            the policy does not fit the sizes or action limits in ``spec``, the robot's specification.
     """
     source = f"Stable-Baselines3 model {str(path)!r}"
     try:
@@ -87,8 +88,10 @@ def _member(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
 
 
 def _actor(content: bytes, source: str) -> dict[str, Float32]:
-    """The actor's float32 tensors in a file of ``torch.save``."""
-    _zip(content, f"{source}: policy.pth")  # torch's older formats are no zip, and have no limit of size
+    """Return the actor's float32 tensors from a file of ``torch.save``."""
+    _zip(
+        content, f"{source}: policy.pth"
+    )  # refuse torch's older formats: they are not zip files, so the size limits would not apply
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         tensors = {name: tensor for name, tensor in state.items() if name.startswith("actor.")}
@@ -117,7 +120,7 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
-    """The layers of ``actor.mu``, whose indices count activations too, in a bundle's names."""
+    """Return the layers of ``actor.mu`` under a bundle's names. SB3's layer indices also count activations."""
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
     if not found or len(found) != len(state):
         strange = next((name for name in state if name not in found), "no actor.mu")
@@ -136,7 +139,9 @@ def _check_limits(data: dict[str, Any], spec: RobotSpec, source: str) -> None:
     for key, mine in (("low", spec.action_low), ("high", spec.action_high)):
         text = str(space.get(key, ""))
         theirs = [float(number) for number in _NUMBER.findall(text)]
-        if "..." in text or len(theirs) != len(mine):  # numpy shortens long arrays; the tensors decide about sizes
+        if "..." in text or len(theirs) != len(
+            mine
+        ):  # numpy shortens long arrays as text; the tensors' shapes are checked elsewhere
             continue
         if not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
             raise BundleError(

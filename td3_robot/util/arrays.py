@@ -13,10 +13,10 @@ FEW = 32
 
 
 def finite(array: NDArray[Any]) -> bool:
-    """Whether all numbers of a float array are finite.
+    """Return whether all numbers of a float array are finite.
 
-    The sum of the numbers, or of their squares, is not finite if any number is not. The slow check of each number runs
-    only if that sum overflows.
+    If a number is not finite, the sum of the numbers (or of their squares) is not finite either. The sum may also
+    overflow. So the slower check of each number runs only if the sum is not finite.
     """
     total = sum(array.ravel().tolist()) if array.size <= FEW else np.vdot(array, array)
     return math.isfinite(total) or bool(np.isfinite(array).all())

@@ -1,4 +1,4 @@
-"""Modules that may be missing: those of the package's extras, and those of the user."""
+"""Handles modules that may be missing: those of the package's extras, and those of the user."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Command to the modules that it needs beyond the base install."""
+"""Command, mapped to the modules that it needs in addition to the base install."""
 
 
 def missing(error: ModuleNotFoundError) -> str | None:
-    """What a user can do about a failed import; None if no extra installs the module."""
+    """Return advice for a failed import; None if no extra installs the module."""
     extra = _EXTRAS.get((error.name or "").split(".")[0])
     if extra == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
         version = ".".join(map(str, sys.version_info[:2]))
@@ -43,7 +43,7 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 
 def import_user_module(module: str) -> str | None:
-    """Import a module of the user; the reason in one line if that fails, else None."""
+    """Import a module of the user. Return None, or the reason in one line if the import fails."""
     try:
         importlib.import_module(module)
     except Exception as error:  # the user's code may raise anything

@@ -1,4 +1,4 @@
-"""Files: reads with a size limit, writes that a crash cannot leave half done, errors that name the file."""
+"""Reads files with a size limit, and replaces files atomically. Errors name the file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Errors of the operating system inside the block name this file if they name none, as those of writes do.
+    """Add the file's name to an OSError inside the block that names no file, for example an error of a write.
 
     Args:
         path: the file.
-        instead_of: beginning of the names of temporary files, which errors must not show either; empty for none.
+        instead_of: prefix of temporary file names; an error with such a name gets ``path`` instead. Empty for none.
     """
     try:
         yield
@@ -31,10 +31,10 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """The content of a file of at most ``most`` bytes.
+    """Read a file of at most ``most`` bytes. The limit also stops the read of a device that never ends.
 
     Raises:
-        OSError: the file cannot be read or is longer; a device may never end.
+        OSError: the file cannot be read, or is longer.
     """
     with naming(path), path.open("rb") as file:
         content = file.read(most + 1)
@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a temporary file that only this user can read, flush it to the disk, and rename it to ``path``.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written. The old file stays, the temporary one is removed.
+        OSError: the disk is full, or the folder cannot be written. The old file stays; the temporary file is removed.
     """
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
@@ -55,10 +55,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """A temporary file to write inside the block. After the block it is flushed to the disk and renamed to ``path``.
+    """Yield a temporary file to write in the block. At the end, flush it to the disk and rename it to ``path``.
 
     Raises:
-        OSError: as :func:`write_atomically`, or ``path`` is a folder, a device or a pipe.
+        OSError: the same errors as in :func:`write_atomically`, or ``path`` is a folder, a device or a pipe.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -82,9 +82,9 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush a new name in a folder to the disk, or a power cut brings the old content back.
+    """Flush a folder to the disk. Without this, a power cut can undo a rename.
 
-    Some file systems and unreadable folders do not allow it; the file is in place without it.
+    Some file systems and unreadable folders do not allow it. The new file is valid even so.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -95,7 +95,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def free(folder: Path) -> int | None:
-    """Free bytes on the disk of a folder, which may not exist yet; None if unknown."""
+    """Return the free bytes on the disk of a folder; None if unknown. The folder may not exist yet."""
     for place in (folder, *folder.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
@@ -103,20 +103,20 @@ def free(folder: Path) -> int | None:
 
 
 def allocated(path: Path) -> int:
-    """Bytes that a file takes on its disk; 0 if it does not exist."""
+    """Return the bytes that a file uses on its disk; 0 if it does not exist."""
     with contextlib.suppress(OSError):
         return 512 * path.stat().st_blocks
     return 0
 
 
 def user_folder(variable: str, otherwise: str) -> Path:
-    """This program's folder among the user's, see the XDG Base Directory Specification.
+    """Return this program's folder for user data, see the XDG Base Directory Specification.
 
     Args:
         variable: environment variable that names the parent folder.
-        otherwise: the parent folder where the variable is not set.
+        otherwise: the parent folder if the variable is not set.
 
     Raises:
-        RuntimeError: the folder is in the user's home, and the user has none.
+        RuntimeError: the path begins with ``~``, and the user has no home folder.
     """
     return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

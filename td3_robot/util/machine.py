@@ -18,13 +18,13 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Processor, cores, load and versions, as plain JSON values.
+    """Return processor, cores, load and versions, as plain JSON values.
 
-    ``load`` is the average of the last minute. ``vector`` lists the instruction sets that decide in which order matrix
-    products are summed.
+    ``load`` is the average of the last minute. ``vector`` lists the instruction sets that affect the order of sums in
+    matrix products.
 
     Args:
-        packages: whose versions to include.
+        packages: names of packages; the result includes their versions.
     """
     return {
         "processor": _processor(),
@@ -38,7 +38,7 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def version(package: str) -> str:
-    """The installed version of a package; empty if it is not installed, or not by pip."""
+    """Return the installed version of a package; empty if it is not installed, or not by pip."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -46,19 +46,19 @@ def version(package: str) -> str:
 
 
 def available_cores() -> int:
-    """Processor cores that this process may run on."""
+    """Return how many processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def compiler() -> str:
-    """The command of the C++ compiler that torch uses; the environment variable ``CXX`` sets another one."""
+    """Return the command of torch's C++ compiler. The environment variable ``CXX`` replaces the default."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_lack() -> str | None:
-    """What torch misses on this machine to compile; None if it has everything."""
+    """Return what this machine lacks to compile with torch; None if it lacks nothing."""
     if not shutil.which(compiler()):
         return f"there is no C++ compiler {compiler()!r} (CXX names another one)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -66,7 +66,7 @@ def compiler_lack() -> str | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Bytes of RAM that a process has now (None: this process); None on systems other than Linux."""
+    """Return the bytes of RAM that a process uses now (None: this process); None on systems other than Linux."""
     try:
         pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -75,7 +75,7 @@ def resident_bytes(process: int | None = None) -> int | None:
 
 
 def processor_seconds(process: int) -> float | None:
-    """Processor time of a process in user and system mode; None on systems other than Linux."""
+    """Return the processor time of a process in s, user plus system mode; None on systems other than Linux."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -84,10 +84,10 @@ def processor_seconds(process: int) -> float | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can allocate without swapping; None on systems other than Linux.
+    """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The smallest of the kernel's available memory and what is left of the limits of the process's control groups, as
-    containers set them. Memory that caches files counts as free.
+    The process has two kinds of limits: the available memory of the kernel, and the memory limits of its control
+    groups, which containers set. The result is the smallest remainder. File caches count as free memory.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -97,7 +97,7 @@ def available_memory() -> int | None:
     known = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     for line in own:
         number, controllers, path = line.split(":", 2)
-        if number == "0":  # version 2
+        if number == "0":  # control groups version 2
             known += _group_rooms(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
@@ -106,7 +106,7 @@ def available_memory() -> int | None:
 
 
 def _group_rooms(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Bytes left of the limits of a control group and its parents; a container sees the root only."""
+    """Return the bytes left in a control group and in each parent group. A container sees only the root group."""
     rooms: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
@@ -127,7 +127,7 @@ def _vector() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """A value of the first processor; empty on systems other than Linux."""
+    """Return a value of the first processor; empty on systems other than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

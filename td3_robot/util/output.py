@@ -1,4 +1,4 @@
-"""Standard output that a reader may close."""
+"""Writes to standard output, which a reader may close."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import sys
 
 STANDARD_OUTPUT = "standard output"
-"""The file name of standard output in errors."""
+"""The name of standard output in errors."""
 
 
 def say(text: str) -> bool:
-    """Print and flush lines; False if the reader has closed the pipe, as ``head`` does.
+    """Print and flush text. Return False if the reader has closed the pipe, as ``head`` does.
 
     Raises:
         OSError: the text cannot be written for another reason.
@@ -28,5 +28,5 @@ def say(text: str) -> bool:
 
 
 def discard_output() -> None:
-    """Send the rest of standard output nowhere, or Python would fail at exit when it flushes the buffer."""
+    """Redirect standard output to the null device. Otherwise Python's flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Locks that one process at a time holds. The operating system releases them when the process ends."""
+"""Locks between processes. The operating system releases a lock when its process ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _RETRY_PERIOD = 0.1  # seconds
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a file, which is created if it is missing. Only processes that use this function respect it.
+    """Lock a file during the block, and create it if it is missing. Only users of this function respect the lock.
 
     Args:
         path: of the file.
-        wait: until another process has released it.
+        wait: if another process holds the lock, wait until it releases it.
 
     Raises:
-        BlockingIOError: another process holds it, and ``wait`` is False.
+        BlockingIOError: another process holds the lock, and ``wait`` is False.
         OSError: the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -50,8 +50,8 @@ def claim(
     Args:
         what: the name.
         refusal: text of the error. The function appends the process that holds the name, and its user.
-        patience: seconds to wait for a holder that is about to end.
-        stopped: asked while waiting; True ends the wait.
+        patience: seconds to wait for the process that holds the name to end.
+        stopped: called while waiting; a true result ends the wait.
 
     Raises:
         UsageError: another process holds the name.
@@ -71,7 +71,7 @@ def _claim(what: str, refusal: str) -> socket.socket:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         held.bind(address)
-        held.listen(socket.SOMAXCONN)  # the kernel then tells others who holds it
+        held.listen(socket.SOMAXCONN)  # with this, other processes can ask the kernel who holds the name
     except OSError as error:
         held.close()
         if error.errno != errno.EADDRINUSE:
@@ -81,13 +81,13 @@ def _claim(what: str, refusal: str) -> socket.socket:
 
 
 def _holder(address: str) -> str:
-    """The process that holds an address, as text; empty if it cannot be found out."""
+    """Return the process that holds an address, as text; empty if it is unknown."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:
             probe.connect(address)
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # the holder has just ended, or too many processes have asked it
+        except OSError:  # the holder has just ended, or its queue of connections is full
             return ""
     process, user, _ = _CREDENTIALS.unpack(credentials)
     return f" (process {process}" + (")" if user == os.getuid() else f" of another user, {user})")

@@ -1,4 +1,4 @@
-"""How fast counts grow."""
+"""Measures how fast counts grow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ class RateMeter:
     """Growth of counts per second.
 
     Args:
-        period: seconds that must pass before the rates change; calls in between repeat the newest ones.
-        smoothing: seconds over which the rates are averaged; 0 for the growth since the last change.
+        period: seconds between two computations of the rates. Calls in between return the last rates.
+        smoothing: seconds over which the rates are averaged; 0 for no averaging over earlier periods.
     """
 
     def __init__(self, period: float = 0.0, smoothing: float = 0.0) -> None:
@@ -17,11 +17,11 @@ class RateMeter:
         self._rates: dict[str, float] = {}
 
     def __call__(self, now: float, **counts: float) -> dict[str, float]:
-        """The rates by the names of the counts; empty until time has passed since the first call.
+        """Return the rates by the names of the counts; empty until the first period is over.
 
         Args:
-            now: in seconds.
-            counts: since any fixed moment; the same names at every call.
+            now: time in seconds.
+            counts: total counts, with the same names at every call.
         """
         if self._before is None:
             self._before = now, counts

@@ -1,4 +1,4 @@
-"""Find and read YAML files: shipped configurations and launch descriptions, and those of the user.
+"""Finds and reads YAML files: configurations and launch descriptions, shipped ones and the user's.
 
 Shipped files are in ``td3_robot/data`` of an installed wheel, and in top-level folders of a checkout.
 """
@@ -19,20 +19,20 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def folder(kind: str) -> Path:
-    """The folder of shipped ``configs`` or ``launch`` files."""
+    """Return the folder of shipped ``configs`` or ``launch`` files."""
     installed = _PACKAGE / "data" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 
 
 def find(kind: str, name: str) -> Path:
-    """The file to read.
+    """Find the file to read.
 
     Args:
         kind: ``configs`` or ``launch``.
         name: a path, or the name of a shipped file. For a bare word such as ``ant``, the shipped file comes first.
 
     Raises:
-        ConfigError: there is no such file; the text names similar shipped ones.
+        ConfigError: there is no such file. The error names similar shipped files.
     """
     path = Path(name)
     shipped = folder(kind) / f"{path.stem}.yaml"
@@ -49,9 +49,9 @@ def find(kind: str, name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys (PyYAML silently keeps only the last), and reads numbers as JSON and YAML 1.2 do.
+    """Refuses duplicate keys, and reads numbers as JSON and YAML 1.2 do. PyYAML keeps only the last duplicate.
 
-    1e-3 is a number. A number without a fraction is an integer, so that 1e5 may be a count.
+    1e-3 is a number. A number with an integer value is an integer, so that 1e5 may be a count.
     """
 
     def construct_yaml_float(self, node: Any) -> float:
@@ -76,7 +76,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """The content of a YAML document as plain values.
+    """Read a YAML document, and return it as plain values.
 
     Raises:
         yaml.YAMLError: the text is not YAML, or a map has a duplicate key.

@@ -1,4 +1,4 @@
-"""Text for a terminal: values of files and peers made safe, and suggestions for mistyped words."""
+"""Text for a terminal: makes values from files and peers safe to print, and suggests corrections of typing errors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LISTED = 32  # words
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """A value as one printable line, so that it cannot control the terminal; shortened to ``longest`` characters."""
+    """Return a value as one printable line of at most ``longest`` characters. It cannot control the terminal."""
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def similar(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIKE) -> list[str]:
-    """The known words that look like this one, the most similar first."""
+    """Return the known words that are similar to this one, the most similar first."""
     return difflib.get_close_matches(word, list(known), most, alike)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A question that suggests the most similar known word; if none is similar, ``otherwise`` and the known words."""
+    """Ask for the most similar known word. If none is similar, return ``otherwise`` and the known words."""
     words = list(known)
     if alike := similar(word, words):
         return f"did you mean {alike[0]!r}?"
