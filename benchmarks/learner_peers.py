@@ -1,9 +1,9 @@
-"""TD3 updates per second of the learner beside Stable-Baselines3's TD3 and beside the matrix products alone.
+"""Compare TD3 updates per second: our learner, Stable-Baselines3's TD3, and the matrix products alone.
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants make only the matrix products of an update, one after the other in each thread. No update can be faster
-on this machine. Needs ``pip install stable-baselines3``.
+Two contestants compute only the matrix products of an update, one after the other in each thread. No update can be
+faster on this machine. Needs ``pip install stable-baselines3``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: 
 
 
 def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
-    from stable_baselines3 import TD3  # here, because importing it takes seconds in every other process
+    from stable_baselines3 import TD3  # imported lazily: the import takes seconds, and other processes do not need it
     from stable_baselines3.common.envs import IdentityEnvBox
     from stable_baselines3.common.logger import Logger
 
@@ -70,12 +70,12 @@ def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
     buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
-    # train() averages its losses in numpy at its end, which waits for the device.
+    # At its end, train() averages its losses in numpy. That waits for the device.
     return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
 
 
 def products_alone(precision: str, hidden: Sequence[int], threads: int, device_name: str) -> Run:
-    """Make the matrix products of an update and nothing else; each thread makes its share of the updates."""
+    """Prepare updates that compute only matrix products. Each thread computes its share of the updates."""
     device = torch.device(device_name)
     torch.set_num_threads(1)
     critic, actor = products(hidden)
@@ -104,7 +104,7 @@ def products_alone(precision: str, hidden: Sequence[int], threads: int, device_n
 
 
 def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
-    """List the matrix products of a critic update, and those that an actor update adds, for one batch."""
+    """List the matrix products of a critic update, and the additional ones of an actor update, for one batch."""
 
     def forward(sizes: Sequence[int]) -> list[Product]:
         return [(BATCH, i, o) for i, o in pairwise(sizes)]

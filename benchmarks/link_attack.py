@@ -1,9 +1,9 @@
-"""Round trips of a robot while strangers, or broken peers with a valid key, attack the policy server's port.
+"""Measure a robot's round trips during an attack on the policy server's port.
 
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
-The link is TCP with keys. Attacker, server and robot share one machine, so the attacker's processor time is part of
-the cost.
+The attacker is a stranger, or a broken peer with a valid key. The link is TCP with keys. Attacker, server and robot
+share one machine, so the result includes the effect of the attacker's processor time.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ KINDS = {
 }
 _BLOCK = 200  # round trips in one turn
 _PAUSE = 0.001  # seconds between two attempts
-_CONNECTIONS = 200  # that stay open
-_CLIENTS = 20  # that stay open
+_CONNECTIONS = 200  # open at the same time
+_CLIENTS = 20  # open at the same time
 _FLOOD = 20  # messages in one attempt
 _RARE = 20  # attempts between two messages
 
 
 @contextlib.contextmanager
 def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
-    """Attack an endpoint from another process while the block runs.
+    """Attack an endpoint from another process during the block.
 
     Args:
         kind: a key of :data:`KINDS`.
-        endpoint: to attack.
+        endpoint: endpoint to attack.
         keys: folder with the server's keys.
     """
     command = [sys.executable, __file__, kind, endpoint, keys]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        process.stdout.readline()  # the attack has begun
+        process.stdout.readline()  # wait until the attack has begun
         yield
     finally:
         process.kill()
@@ -85,7 +85,7 @@ def attack(arguments: list[str]) -> None:
 
 
 def _connections(endpoint: str, words: bytes) -> Iterator[None]:
-    """Open TCP connections, and send those bytes over each."""
+    """Open TCP connections, and send ``words`` over each of them."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     opened: list[socket.socket] = []
     while True:
@@ -98,7 +98,7 @@ def _connections(endpoint: str, words: bytes) -> Iterator[None]:
 
 
 def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[None]:
-    """Open clients that send a message with an allowed key, or only connect with a key that is not allowed."""
+    """Open clients. With a message, they have an allowed key and send it. Without, they connect with a wrong key."""
     context = zmq.Context()
     opened: list[zmq.Socket[bytes]] = []
     while True:
@@ -111,7 +111,7 @@ def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[
 
 
 def _messages(endpoint: str, keys: str, count: int, turns: int, make: Callable[[], list[bytes]]) -> Iterator[None]:
-    """Send ``count`` messages from one client with an allowed key, once in ``turns`` attempts."""
+    """Send ``count`` messages in every ``turns``-th attempt, from one client with an allowed key."""
     dealer = _dealer(zmq.Context(), endpoint, keys, allowed=True)
     while True:
         for _ in range(count):
@@ -125,7 +125,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
     identity = KeyFolder(Path(keys)).identity()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # bounds this process's memory: further messages are not sent
+    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # limits this process's memory: further messages are not sent
     dealer.curve_serverkey = identity.public.encode()
     pair = (identity.public.encode(), identity.secret.encode()) if allowed else zmq.curve_keypair()
     dealer.curve_publickey, dealer.curve_secretkey = pair
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
-    """Round trips without and under an attack, in turns; ``p99_over_quiet`` compares the two."""
+    """Measure round trips without and with an attack, in turns. ``p99_over_quiet`` is the ratio of the two."""
 
     def quiet() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]

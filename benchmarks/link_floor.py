@@ -1,10 +1,10 @@
-"""How close to a bare echo a policy server in Python can get: one that checks nothing, beside ours and the echo.
+"""Compare the round trips of three servers in Python: a bare echo, a minimal policy server ("floor"), and ours.
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 
-The echo is a bare ROUTER that returns as many bytes as an Action has.
-The floor has no session, watchdog, lifecycle or counters, validates nothing, and waits in libzmq's own receive. It only
-unpacks the Step, computes the actor and the safety filter, and packs the Action.
+The echo is a bare ROUTER that returns as many bytes as an Action has. The floor has no session, watchdog, lifecycle or
+counters, validates nothing, and waits in libzmq's own receive. It only unpacks the Step, computes the actor and the
+safety filter, and packs the Action.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNPACK = msgspec.msgpack.Decoder().decode
 
 
 def serve_echo(pipe: Connection, endpoint: str) -> None:
-    """Serve what ZeroMQ alone costs in Python; never returns."""
+    """Serve the echo; never returns."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
         pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -88,7 +88,7 @@ def connected(name: str, serve: Callable[[Connection, str], None], endpoint: str
 
 
 def echo_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
-    """Send as many bytes as a Step has, and receive as many as an Action has; return the time in ns."""
+    """Send the bytes of a Step and receive as many as an Action has; return the time in ns."""
     step, action = _messages(robots)
     frames = [b"step", len(action).to_bytes(4, "little") + codec.encode(step)[4:]]
     begin = time.perf_counter_ns()
@@ -108,7 +108,7 @@ def floor_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
 
 @cache
 def _messages(robots: int) -> tuple[Step, bytes]:
-    """A Step of that many robots, and the bytes of an Action for it."""
+    """Return a Step of this many robots, and the bytes of an Action for it."""
     zeros = np.zeros((robots, example.ACTIONS), np.float32)
     action = Action(example.SOURCE, 0, 500, 500, zeros, 1, 1, 0)
     return example.step(500, robots, np.random.default_rng(0)), codec.encode(action)
@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Percentiles of round trips to each server; ``p50_over_echo`` compares blocks of the same round."""
+    """Measure round trips to each server; return percentiles. ``p50_over_echo`` is a ratio within one round."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         kinds = {

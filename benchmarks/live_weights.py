@@ -1,9 +1,9 @@
-"""What live weights cost a control loop: a robot's round trips at a fixed rate, with and without a learner.
+"""Measure the cost of live weights: a robot's round trips at a fixed rate, with and without new weights.
 
     python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
 The policy server is the real node, as deployed (``td3-robot policy``). The learner is a process that publishes a valid
-policy at a fixed interval. Seconds with and without new weights take turns.
+policy at a fixed interval. One second with new weights and one second without take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOUNDS_MS = (1, 2, 5)
 
 
 def learn(pipe: Connection, endpoint: str, hidden: tuple[int, ...], every: float) -> None:
-    """Publish new weights every so many seconds while the newest value from the pipe is true."""
+    """Publish new weights every ``every`` seconds while the newest value from the pipe is true."""
     bus = Bus()
     link = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
     bus.serve(endpoint, link)
@@ -54,7 +54,7 @@ def learn(pipe: Connection, endpoint: str, hidden: tuple[int, ...], every: float
 
 @contextlib.contextmanager
 def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
-    """Start a policy server; yields its endpoint."""
+    """Start a policy server and yield its endpoint."""
     example.bundle(hidden).save(folder / "policy.safetensors")
     endpoint = f"ipc://{folder}/policy"
     config = {
@@ -72,9 +72,9 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
 
 
 def round_trips(robot: Robot, rate: float) -> list[int]:
-    """Make round trips at a fixed rate for one turn; their times in ns.
+    """Make round trips at a fixed rate for one turn. Return their times in ns.
 
-    A round trip longer than a period delays the next one, whose time counts from when it was due.
+    A round trip longer than a period delays the next one. The time of the next one counts from its planned start.
     """
     trips: list[int] = []
     period = round(1e9 / rate)

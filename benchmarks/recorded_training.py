@@ -1,11 +1,11 @@
-"""What recording costs a training.
+"""Measure how much recording slows down a training.
 
     python benchmarks/recorded_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
-A recorder takes part in every other stretch of one training. Stretches are plain, recorded, recorded, plain, and so on,
-so that slow changes, such as other load or the learner itself, affect both alike. Each block of four gives a ratio of
-environment steps per second. The figure is the median of the blocks, with a 95 % confidence interval. The benchmark
-also counts processor time, which other load hardly changes.
+The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
+recorded ones. With this order, slow changes such as other load affect both kinds alike. Each block of four stretches
+gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 % confidence
+interval. The benchmark also measures processor time, which other load hardly changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
-_SETTLING = 2  # reports of the learner, half a second apart, before a stretch begins
+_SETTLING = 2  # reports of the learner to wait for before a stretch begins; one comes every 0.5 s
 _STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
@@ -39,7 +39,7 @@ _NAMES = {False: "plain", True: "recorded"}
 
 @dataclass(frozen=True)
 class Point:
-    """State of the training: the learner's environment steps and clock, and processor seconds of all processes."""
+    """State of the training: the learner's environment steps and clock (s), and processor time (s) of all processes."""
 
     steps: float
     wall_s: float
@@ -82,14 +82,14 @@ def main() -> int:
 def measure(
     task: str, folder: Path, blocks: int, seconds: float, warm_up: int, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Train, and measure.
+    """Train and measure.
 
     Args:
         task: a configuration file, or the name of a shipped one.
-        folder: for the run.
+        folder: folder for the run.
         blocks: number of blocks of four stretches.
         seconds: length of a stretch.
-        warm_up: environment steps before the first stretch; learning begins after half of them.
+        warm_up: environment steps before the first stretch; updates begin after half of them.
         overrides: ``KEY=VALUE`` for the configuration.
 
     Raises:
@@ -142,7 +142,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
 
 
 def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
-    """Sum how much fields of :class:`Point` grew over the stretches with a recorder, or over those without."""
+    """Sum the growth of fields of :class:`Point` over the recorded stretches, or over the plain ones."""
     chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
     total: float = sum(
         getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields
@@ -153,8 +153,9 @@ def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     """Median of independent values, and a confidence interval for the true median.
 
-    ``low`` and ``high`` are the k-th values from either end. By the binomial distribution (sign test), k is the largest
-    number for which the true median lies outside in at most 5 of 100 cases. Fewer than six values have no interval.
+    ``low`` is the k-th smallest value, ``high`` the k-th largest. k is the largest number for which the true median
+    lies outside of the interval with a probability of at most 5 % (sign test, binomial distribution). Fewer than six
+    values give no interval.
     """
     ordered, count = sorted(values), len(values)
     outside, k = 2 * 0.5**count, 0
@@ -198,7 +199,7 @@ class _Recorders:
         return self._bytes
 
     def writes(self) -> bool:
-        """Say whether the recorder has begun to write.
+        """Return whether the recorder has begun to write.
 
         Raises:
             NodeError: the recorder has ended.
@@ -215,7 +216,7 @@ class _Recorders:
 def _plan(
     recorders: _Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """Receive one point after another; begin and end stretches, and start and stop recorders for them."""
+    """Receive points. Begin and end stretches with them, and start and stop recorders."""
     point = yield
     while point.steps < warm_up:
         point = yield
@@ -240,7 +241,7 @@ def _plan(
 def _points_to(
     plan: Generator[None, Point, None], point: Callable[[Status], Point]
 ) -> Callable[[Mapping[str, Status]], None]:
-    """Make the supervisor's callback: it sends a point to the plan for each new report of the learner."""
+    """Return a callback for the supervisor. It sends a point to the plan for each new report of the learner."""
     last: Status | None = None
     next(plan)
 

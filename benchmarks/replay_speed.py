@@ -1,9 +1,9 @@
-"""What a full replay buffer costs: an insert and a batch, in memory and in a file.
+"""Measure the time of an insert and of a batch with a full replay buffer, in memory and in a file.
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
-Transitions have Walker2D's sizes. An insert is one transition of one robot, as a learner makes it: for a file with its
-journal record and the state of the source.
+Transitions have Walker2D's sizes. An insert stores one transition of one robot, as the learner does. For a file, the
+insert also writes the journal record and the state of the source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from td3_robot.learner.replay_buffer.storage import File, Memory, Note
 from td3_robot.learner.sources import Source
 
 _AT_ONCE = 10_000  # transitions in one call while filling
-_BLOCK = 50  # calls between two looks at the clock
+_BLOCK = 50  # calls between two readings of the clock
 
 
 def contestants(count: int, folder: Path) -> dict[str, ReplayBuffer]:
@@ -43,7 +43,7 @@ def contestants(count: int, folder: Path) -> dict[str, ReplayBuffer]:
 
 
 def work() -> dict[str, Callable[[ReplayBuffer], object]]:
-    """Return what to measure with each buffer."""
+    """Return the functions to measure with each buffer."""
     row, source = (*transitions(1), np.ones(1, np.float32)), Source("sim-0")
     seen: dict[str, Any] = {"divergence": [{}, Divergence(0.99).state()[1]]}
 
@@ -56,7 +56,7 @@ def work() -> dict[str, Callable[[ReplayBuffer], object]]:
 
 
 def microseconds(seconds: float, call: Callable[[ReplayBuffer], object], buffer: ReplayBuffer) -> float:
-    """Time of one call, measured over that many seconds."""
+    """Return the time of one call in µs, measured over this many seconds."""
 
     def run(calls: int) -> None:
         for _ in range(calls):

@@ -1,8 +1,8 @@
-"""Simulation speed beside the published robots of ``pybullet_envs_gymnasium``.
+"""Compare simulation speed with the published robots of ``pybullet_envs_gymnasium``.
 
     python benchmarks/sim_peers.py [--steps 1000] [--rounds 5] [--json]
 
-``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, which adds the same wrappers to the published robot.
+``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``. This adds the same wrappers as for the published robot.
 Needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 """
 
@@ -33,7 +33,11 @@ class Gymnasium:
             robot.reset(seed=SEED + number)
 
     def step(self, action: Float32) -> None:
-        """Reset a robot alone at once. In a fleet, as in ours, its next step resets it and does nothing else."""
+        """Step every robot, and reset those whose episode has ended.
+
+        A single robot is reset in the step that ends its episode. A robot of a fleet is reset in its next step, which
+        does nothing else. Our own fleet does the same.
+        """
         for number, robot in enumerate(self._robots):
             if self._ended[number]:
                 robot.reset()
@@ -62,7 +66,7 @@ def compare(times: Times, size: int) -> dict[str, float]:
 
 def main() -> int:
     options = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.").parse(None)
-    with c_output_on_stderr():  # the published robots print when they connect, which would corrupt the JSON
+    with c_output_on_stderr():  # the published robots print at connect, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
 

@@ -1,9 +1,11 @@
-"""Environment steps per second of a whole training beside Stable-Baselines3's TD3.
+"""Compare environment steps per second of a whole training with Stable-Baselines3's TD3.
 
     python benchmarks/train_peers.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
-Both train Walker2D with one robot, one update a step, the same networks, batch and learning rate. Theirs is one process
-with the published robot. Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``.
+Both train Walker2D with one robot, one update a step, and the same networks, batch size and learning rate.
+Stable-Baselines3 runs in one process, with the published robot.
+
+Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
 
 
 def compare(speeds: Speeds, own: Sequence[float]) -> dict[str, float]:
-    """In each round, compare with the faster of theirs, whatever its threads."""
+    """In each round, compare with the fastest number of threads of Stable-Baselines3."""
     best = [max(made) for made in zip(*(made for (kind, _), made in speeds.items() if kind == "sb3"), strict=True)]
     return {"over_faster_sb3": harness.ratio(own, best)}
 
 
 def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
-    """Train with Stable-Baselines3 in a process with its own threads; return the environment steps per second."""
+    """Train with Stable-Baselines3 in a separate process; return the environment steps per second."""
     with harness.Worker("sb3", _their_training, threads, list(hidden), batch, steps) as worker:
         seconds: float = worker.receive()
     return steps / seconds

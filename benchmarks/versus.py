@@ -1,10 +1,10 @@
-"""How fast this checkout is beside another one: ``td3-robot bench`` of both, in turns.
+"""Compare the speed of this checkout with another one: run ``td3-robot bench`` of both in turns.
 
     python benchmarks/versus.py --base DIR [BENCHMARK …] [--rounds 3] [--json] [-- ARGUMENTS]
 
-Every round runs a benchmark once in both checkouts, and each round begins with the other one. A ratio says how many
-times as fast the new checkout is: above 1 it is faster. The figure is the median over the rounds, with the lowest and
-the highest ratio. Arguments after ``--`` replace those in ``BENCHMARKS``.
+Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio says how many
+times as fast the new checkout is: above 1 it is faster. The result is the median ratio over the rounds, with the lowest
+and the highest one. Arguments after ``--`` replace those in ``BENCHMARKS``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from td3_robot.errors import NodeError, Td3RobotError, UsageError
 
 ROOT = Path(__file__).parents[1]
 Figures = dict[str, tuple[float, str]]
-"""Name of a figure: value and unit. A figure in µs or s is a time, every other one is a rate."""
+"""Name of a figure, mapped to value and unit. A figure in µs or s is a time; all others are rates."""
 
 
 def _rows(unit: str, label: Callable[[Mapping[str, Any]], str]) -> Callable[[harness.Report], Figures]:
@@ -77,7 +77,7 @@ BENCHMARKS: dict[str, tuple[list[str], Callable[[harness.Report], Figures]]] = {
     "record": ([], _record),
     "replay": ([], lambda report: {"replay": (report["times_real_time_undisturbed"], "× real time")}),
 }
-"""Benchmark: its arguments, and the figures to compare in its report."""
+"""Benchmark, mapped to its arguments and to a function that returns the figures to compare from its report."""
 
 
 def main() -> int:
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def run(checkout: Path, name: str, arguments: Sequence[str]) -> Figures:
-    """Run a benchmark of a checkout; its figures.
+    """Run a benchmark in a checkout and return its figures.
 
     Raises:
         NodeError: the benchmark failed.
@@ -129,7 +129,7 @@ def run(checkout: Path, name: str, arguments: Sequence[str]) -> Figures:
 
 
 def compare(name: str, base: Sequence[Figures], new: Sequence[Figures]) -> list[dict[str, Any]]:
-    """Compare the figures that both checkouts have; the n-th figures belong to the same round."""
+    """Compare the figures that both checkouts have. The n-th items of ``base`` and ``new`` belong to the same round."""
     rows = []
     for figure, (_, unit) in base[0].items():
         if figure in new[0]:

@@ -1,4 +1,4 @@
-"""The robot, the policy and the data that benchmarks measure with: random values of Walker2D's sizes."""
+"""The robot, policy and data for benchmarks. All have Walker2D's sizes and random values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HIDDEN = (400, 300)
 BATCH = 256
 SOURCE = "bench"
 SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
-"""Every part of the safety filter, and the observation watch. As on a robot, exploration is off with it."""
+"""A safety filter with every part, and the observation watch. The policy server then does not explore."""
 
 
 def spec(control_period: float = 0.001) -> RobotSpec:
-    """Specification of the robot; the control period is in seconds."""
+    """Return the specification of the robot; the control period is in seconds."""
     observations = tuple(Channel(f"o{index}", "1", -5.0, 5.0) for index in range(OBSERVATIONS))
     actions = tuple(Channel(f"a{index}", "1", -1.0, 1.0) for index in range(ACTIONS))
     return RobotSpec("Bench", observations, actions, control_period)
 
 
 def bundle(hidden: tuple[int, ...] = HIDDEN, control_period: float = 0.001) -> Bundle:
-    """A policy with random weights and Gaussian exploration."""
+    """Return a policy with random weights and Gaussian exploration."""
     rng = np.random.default_rng(0)
     robot = spec(control_period)
     tensors = {
@@ -38,7 +38,7 @@ def bundle(hidden: tuple[int, ...] = HIDDEN, control_period: float = 0.001) -> B
 
 
 def step(sequence: int, robots: int, rng: np.random.Generator, source: str = SOURCE, **changes: Any) -> Step:
-    """A Step in the middle of an episode, with random observations; ``changes`` replaces fields."""
+    """Return a Step in the middle of an episode, with random observations; ``changes`` replaces fields."""
     fields: dict[str, Any] = {
         "source": source,
         "incarnation": 0,
@@ -63,7 +63,7 @@ def step(sequence: int, robots: int, rng: np.random.Generator, source: str = SOU
 
 
 def transitions(count: int) -> tuple[Float32, Float32, Float32, Float32]:
-    """Random observations [count, 22], actions [count, 6], rewards [count] and next observations [count, 22]."""
+    """Return random observations [count, 22], actions [count, 6], rewards [count] and next observations [count, 22]."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> Float32:

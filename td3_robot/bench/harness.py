@@ -1,7 +1,8 @@
-"""What all benchmarks share: options, turns, worker processes, medians and ratios, and printing.
+"""Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
 A benchmark declares its options and its contestants. The contestants take turns, so that a change of the machine's load
-meets all of them alike. A figure is the median over the rounds. A ratio is the median of the ratios within one round.
+affects all of them alike. A figure is the median over the rounds. A ratio compares two figures of the same round; the
+benchmark reports the median of the ratios.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from td3_robot.runtime.arguments import Parser
 from td3_robot.util import machine
 
 Report = dict[str, Any]
-"""What a benchmark reports, as plain JSON values. The key ``machine`` describes the machine."""
+"""The results of a benchmark, as plain JSON values. The key ``machine`` describes the machine."""
 
 _Name = TypeVar("_Name")
 _Result = TypeVar("_Result")
@@ -32,8 +33,8 @@ class Options(Parser):
     """The options of one benchmark: ``--json``, and numbers with a lowest value.
 
     Args:
-        command: how people call the benchmark.
-        description: what it measures.
+        command: the command line that runs the benchmark.
+        description: what the benchmark measures.
         examples: arguments for the examples in the help text.
     """
 
@@ -70,19 +71,19 @@ class Options(Parser):
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine, with the versions of those packages that are installed."""
+    """Describe this machine, and add the versions of those named packages that are installed."""
     return machine.describe([name for name in packages if machine.version(name)])
 
 
 def take_turns(
     contestants: Mapping[_Name, Callable[[], _Result]], rounds: int, *, warm_up: bool = False
 ) -> dict[_Name, list[_Result]]:
-    """Call every contestant once a round; each round begins with another one.
+    """Call every contestant once in each round. Each round begins with a different contestant.
 
     Args:
-        contestants: by name; each call makes one measurement.
+        contestants: functions by name; each call makes one measurement.
         rounds: how many results to return for each contestant.
-        warm_up: make one more round first and drop its results.
+        warm_up: first make one more round, and drop its results.
     """
     names = list(contestants)
     results: dict[_Name, list[_Result]] = {name: [] for name in names}
@@ -107,15 +108,15 @@ def seconds_of(run: Callable[[], object]) -> Callable[[], float]:
 
 
 def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tuple[int, float]:
-    """Run blocks of calls until the time is over, at least one block.
+    """Run blocks of calls until the time is over. Run at least one block.
 
     Args:
         seconds: the least time to run.
-        run: makes that many calls.
-        block: calls between two looks at the clock.
+        run: makes as many calls as its argument says.
+        block: calls between two readings of the clock.
 
     Returns:
-        The number of calls, and the seconds that they took.
+        The number of calls, and their total time in s.
     """
     calls, passed, begin = 0, 0.0, time.perf_counter()
     while not calls or passed < seconds:
@@ -126,21 +127,21 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
 
 
 def summary(unit: str, values: Sequence[float]) -> dict[str, float]:
-    """Median (under the name of its unit), lowest and highest value."""
+    """Return median, lowest and highest value. The key of the median is the unit."""
     return {unit: statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
-    """Median of the ratios of values from the same round."""
+    """Return the median of the ratios ours/theirs, each from one round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"
-"""Head of a table whose rows are :func:`percentile_row`."""
+"""Head of a table with rows from :func:`percentile_row`."""
 
 
 def percentiles(nanoseconds: Any) -> dict[str, float]:
-    """Percentiles in µs of times in ns, an array or lists of any shape; ``p999`` is the 99.9th."""
+    """Return percentiles in µs of times in ns (array or lists of any shape); ``p999`` is the 99.9th percentile."""
     values = np.asarray(nanoseconds, np.float64) / 1e3
     p50, p99, p999 = np.percentile(values, (50, 99, 99.9))
     figures = {"p50": p50, "p99": p99, "p999": p999, "max": values.max()}
@@ -148,16 +149,16 @@ def percentiles(nanoseconds: Any) -> dict[str, float]:
 
 
 def percentile_row(name: str, figures: Mapping[str, float]) -> str:
-    """One line of a table for people."""
+    """Return one row of the printed table."""
     return f"{name:24} {figures['p50']:9.1f} {figures['p99']:9.1f} {figures['p999']:9.1f} {figures['max']:10.1f}"
 
 
 class Worker:
-    """A process for one contestant, which has its threads and its memory to itself. Use it as a context manager.
+    """A separate process for one contestant, with its own threads and memory. Use it as a context manager.
 
     Args:
         name: of the contestant, for errors.
-        serve: runs in the process; it gets its end of a pipe first, then the ``arguments``.
+        serve: function that runs in the process. Its first argument is one end of a pipe; then come ``arguments``.
     """
 
     def __init__(self, name: str, serve: Callable[..., None], *arguments: Any) -> None:
@@ -166,7 +167,7 @@ class Worker:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
         self._process.start()
-        theirs.close()  # so that receive() notices when the process dies
+        theirs.close()  # otherwise receive() would not notice that the process died
 
     def __enter__(self) -> Worker:
         return self
@@ -195,9 +196,9 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
     """Print a report as JSON, or as text that begins with the machine.
 
     Args:
-        report: with the key ``machine``; ``not_measured`` maps a contestant to the reason why it is missing.
+        report: must have the key ``machine``. ``not_measured`` maps a contestant to the reason why it is missing.
         as_json: print JSON.
-        lines: makes the lines of the text that belong to this benchmark.
+        lines: returns this benchmark's part of the text.
 
     Returns:
         The exit code.

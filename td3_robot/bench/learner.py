@@ -1,8 +1,8 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
-Each kind of update has its own process. ``fp32`` and ``bf16`` compute the two critics side by side in two threads.
-``operators`` uses all threads inside operators, and so does ``compiled``.
+Each kind of update has its own process. ``fp32`` and ``bf16`` compute the two critics in parallel in two threads.
+``operators`` and ``compiled`` use all threads inside operators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
 STORED = 200_000  # transitions in each replay buffer
 _WARM_UP = 20  # updates
-_BLOCK = 20  # updates between two looks at the clock
+_BLOCK = 20  # updates between two readings of the clock
 _LEARNING = {
     "fp32": {"precision": "fp32", "threads_in": "critics"},
     "bf16": {"precision": "bf16", "threads_in": "critics"},
@@ -40,23 +40,23 @@ _LEARNING = {
     "operators bf16": {"precision": "bf16", "threads_in": "operators"},
     "compiled fp32": {"precision": "fp32", "threads_in": "operators", "compile": True},
 }
-"""Kind of update: values of the learner's configuration."""
+"""Kind of update, mapped to values of the learner's configuration."""
 
 Run = Callable[[int], None]
-"""Makes so many updates, and returns when the last one is done."""
+"""Makes as many updates as its argument says, and returns when the last one is done."""
 Contestants = dict[str, Callable[[], Run]]
-"""Name to a function that prepares updates in the contestant's own process."""
+"""Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
 
 
 class LacksError(Exception):
-    """This machine lacks what a contestant needs; the message says what."""
+    """This machine lacks something that a contestant needs; the message names it."""
 
 
 class Turn(NamedTuple):
-    """What a contestant reached in one turn."""
+    """Result of a contestant in one turn."""
 
     updates_per_s: float
-    cpu_ms: float  # processor time of all its threads, for each update
+    cpu_ms: float  # processor time of one update, summed over all threads
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,8 +86,9 @@ def measure(
 
     Args:
         options: of :func:`options`.
-        others: returns further contestants, given the widths of the networks, threads and device.
-        compare: returns further figures of a contestant, given the widths, the speeds of all by round, and its name.
+        others: returns additional contestants. Its arguments are the widths of the networks, threads and device.
+        compare: returns additional figures of a contestant. Its arguments are the widths, the speeds of all
+            contestants in each round, and the contestant's name.
     """
     device = compute.device(options.device)
     problem = compute.bf16_problem(device)
@@ -129,7 +130,7 @@ def measure(
 
 
 def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
-    """Return the kinds that differ from each other on this device with so many threads."""
+    """Return the kinds of update that differ on this device with this number of threads."""
     kinds = ["fp32", "bf16"]
     if device.type == "cpu":
         kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32"] * compiled
@@ -137,7 +138,7 @@ def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
 
 
 def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, layer_norm: bool) -> Run:
-    """Prepare the learner's updates. They use all threads of this process.
+    """Prepare the learner's updates, which use all threads of this process.
 
     Raises:
         LacksError: this machine cannot compile the update.
@@ -171,7 +172,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
 def take_turns(
     contestants: Contestants, seconds: float, repetitions: int, missing: dict[str, str]
 ) -> dict[str, list[Turn]]:
-    """Let contestants take turns of so many seconds; ``missing`` gets the reason for each that cannot run here."""
+    """Let contestants take turns of this many seconds. Write to ``missing`` why a contestant cannot run here."""
     with contextlib.ExitStack() as stack:
         turns: dict[str, Callable[[], Turn]] = {}
         for kind, make in contestants.items():
@@ -190,7 +191,10 @@ def _turn(worker: harness.Worker, seconds: float) -> Turn:
 
 
 def serve(pipe: Connection, make: Callable[[], Run]) -> None:
-    """Run a contestant: send what it lacks or None, then answer each number of seconds with a Turn."""
+    """Run a contestant in its process.
+
+    First send None, or what the machine lacks. Then receive a number of seconds, measure for so long, and send a Turn.
+    """
     try:
         run = make()
     except LacksError as lack:
@@ -201,7 +205,7 @@ def serve(pipe: Connection, make: Callable[[], Run]) -> None:
     with contextlib.suppress(EOFError):
         while True:
             seconds = pipe.recv()
-            run(2)  # brings back caches and clock frequency
+            run(2)  # warms up caches and clock frequency
             busy = time.process_time()
             updates, passed = harness.repeat_for(seconds, run, _BLOCK)
             pipe.send(Turn(updates / passed, 1e3 * (time.process_time() - busy) / updates))

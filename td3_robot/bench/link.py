@@ -33,12 +33,12 @@ _JITTER_US = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 @dataclass(frozen=True)
 class Link:
-    """How the policy server of a benchmark is reached, and what both ends ask of the operating system.
+    """The link to the policy server of a benchmark, and the real-time settings of the server.
 
     Attributes:
         transport: one of :data:`TRANSPORTS`.
-        folder: for sockets and keys.
-        realtime: of the server.
+        folder: folder for sockets and keys.
+        realtime: real-time settings of the server.
     """
 
     transport: str
@@ -54,7 +54,7 @@ class Link:
 
     @contextlib.contextmanager
     def policy(self) -> Iterator[str]:
-        """Start a policy server; yields its endpoint."""
+        """Start a policy server and yield its endpoint."""
         options = ["--realtime", msgspec.json.encode(self.realtime).decode()]
         options += ["--keys", self.keys] if self.keys else []
         with serving(self.endpoint("policy"), *options) as (_, bound):
@@ -62,7 +62,7 @@ class Link:
 
     @contextlib.contextmanager
     def robot(self, endpoint: str, robots: int) -> Iterator[Robot]:
-        """Connect a source of that many robots to a policy server."""
+        """Connect a source with this many robots to a policy server."""
         robot = Robot(endpoint, robots, AllowList(KeyFolder(Path(self.keys))) if self.keys else None)
         try:
             robot.round_trip()
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _realtime(options: argparse.Namespace) -> RealtimeConfig:
-    """Return what to ask of the operating system.
+    """Return the real-time settings that the options ask for.
 
     Raises:
         UsageError: a value is out of range.
@@ -134,17 +134,18 @@ def _processors(text: str) -> tuple[int, ...]:
 
 
 def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Percentiles of that many round trips to the policy server, after a warm-up."""
+    """Measure this many round trips to the policy server after a warm-up; return their percentiles."""
     with link.policy() as served, link.robot(served, robots) as robot:
         taken = [robot.round_trip() for _ in range(_WARM_UP + trips)]
     return {"policy": percentiles(taken[_WARM_UP:])}
 
 
 def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
-    """Run a control loop: a Step at every deadline, whose Action must be there by the next one.
+    """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
 
-    ``late`` is how long after its deadline a turn began: the jitter of the robot's own loop. ``round_trip`` is how long
-    its Action took. A deadline that passes while the process does not run is a missed one; the loop skips its turn.
+    ``late`` is the time from a deadline to the start of its turn: the jitter of the robot's own loop. ``round_trip`` is
+    the time from a Step to its Action. If a deadline passes while the process does not run, the loop skips its turn
+    and counts a missed deadline.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []
@@ -180,7 +181,7 @@ def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
 
 
 def _histogram(nanoseconds: Sequence[int]) -> dict[str, int]:
-    """Count values up to each bound in µs."""
+    """Count the values between one bound (µs) and the next."""
     counts = dict.fromkeys([f"<={bound}" for bound in _JITTER_US] + [f">{_JITTER_US[-1]}"], 0)
     for value in nanoseconds:
         name = next((f"<={bound}" for bound in _JITTER_US if value <= bound * 1e3), f">{_JITTER_US[-1]}")

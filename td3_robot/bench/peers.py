@@ -1,4 +1,4 @@
-"""Both ends of a measured link: a policy server process, and a robot in this process."""
+"""The two ends of a measured link: a policy server process, and a robot in this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TIMEOUT = 30.0  # seconds to wait for a server
 
 @contextlib.contextmanager
 def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`, and stop it at the end.
+    """Start :mod:`td3_robot.bench.server`, and stop it at the end of the block.
 
     Yields:
-        Its process id and the endpoint that it serves.
+        The server's process id and its endpoint.
 
     Raises:
-        NodeError: the server ended before it served.
+        NodeError: the server ended before it was ready.
     """
     command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -51,7 +51,7 @@ def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
 
 
 class Robot:
-    """A source of ``robots`` robots that sends prepared Steps and receives Actions.
+    """A source with ``robots`` robots. It sends prepared Steps and receives Actions.
 
     Attributes:
         version: weights version of the newest Action.
@@ -75,10 +75,10 @@ class Robot:
         return step.sequence
 
     def answered(self, sequence: int, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for the Action that answers a Step; say whether it came.
+        """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether it came.
 
-        If this process was silent for some seconds, the server has dropped its session and refuses the Step. The robot
-        then sends the Step again after the server's new Welcome.
+        If this process was silent for some seconds, the server has ended the session and refuses the Step. The robot
+        then waits for a new Welcome and sends the Step again.
         """
         end = time.monotonic() + timeout
         while True:
@@ -92,7 +92,7 @@ class Robot:
                 return False
 
     def round_trip(self) -> int:
-        """Nanoseconds from an observation to its action, with encoding and decoding.
+        """Return the time in ns from an observation to its action, with encoding and decoding.
 
         Raises:
             NodeError: no action came.

@@ -1,4 +1,4 @@
-"""``td3-robot bench policy``: time of the policy server for an action, time until it serves, and memory."""
+"""``td3-robot bench policy``: the policy server's time for an action, its start time and its memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Server:
-    """A policy core with one robot process connected, fed with bytes and asked for bytes, without sockets."""
+    """A policy core with one connected robot process. It takes and returns bytes, without sockets."""
 
     def __init__(self, robots: int, safety: SafetyConfig | None = None) -> None:
         bundle = example.bundle()
@@ -63,7 +63,7 @@ class _Server:
         self.payloads = [codec.encode(example.step(sequence, robots, rng)) for sequence in range(1000)]
 
     def answer(self, number: int) -> list[int]:
-        """Answer the Step of that number; times (ns) before decoding, after it, after the core and after encoding."""
+        """Answer a Step. Return the times (ns) before decoding, after decoding, after the core and after encoding."""
         clock = time.perf_counter_ns
         payload = self.payloads[number % len(self.payloads)]
         begin = clock()
@@ -77,14 +77,14 @@ class _Server:
 
 
 def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -> dict[str, dict[str, float]]:
-    """Time from the bytes of a Step to the bytes of its Action, and the time of each part, as percentiles in µs.
+    """Measure the time from the bytes of a Step to the bytes of its Action. Return percentiles in µs of all parts.
 
     ``core`` is everything between decoding and encoding: actor, exploration noise, safety filter and book-keeping.
 
     Args:
-        robots: of the source.
-        actions: how many to time.
-        safety: turns exploration noise off.
+        robots: number of robots of the source.
+        actions: number of Actions to measure.
+        safety: settings of the safety filter. With them, exploration noise is off.
     """
     server = _Server(robots, safety)
     for number in range(len(server.payloads)):  # fills caches
@@ -98,7 +98,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 
 
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
-    """Times (ns) of the actor alone and of the noise alone."""
+    """Return the times (ns) of the actor alone and of the noise alone."""
     actor = Actor(example.bundle())
     noise = Gaussian(0, example.SOURCE, 0, robots, example.ACTIONS)
     rng = np.random.default_rng(1)
@@ -117,7 +117,7 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Growth of resident memory over so many actions, after a warm-up; None where the system does not tell."""
+    """Return how much resident memory grows over this many actions after a warm-up; None if it cannot be measured."""
     server = _Server(1)
     for number in range(max(1000, actions // 10)):
         server.answer(number)
@@ -130,7 +130,7 @@ def memory(actions: int) -> dict[str, int | None]:
 
 
 def start(times: int) -> dict[str, Any]:
-    """Seconds from starting a server process to its first action; its processor time and its memory at that moment."""
+    """Start server processes. Return seconds until the first action, and processor time and memory at that moment."""
     seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:
         bundle = Path(folder) / "policy.safetensors"
@@ -138,7 +138,7 @@ def start(times: int) -> dict[str, Any]:
         for number in range(times):
             begin = time.perf_counter()
             with serving(f"ipc://{folder}/{number}", "--bundle", str(bundle)) as (process, endpoint):
-                # The robot connects when the server is up: otherwise ZeroMQ's reconnect interval would be measured.
+                # Connect after the server is ready; otherwise the time includes ZeroMQ's reconnect interval.
                 with contextlib.closing(Robot(endpoint, 1)) as robot:
                     robot.round_trip()
                     seconds.append(round(time.perf_counter() - begin, 3))

@@ -1,4 +1,4 @@
-"""``td3-robot bench record`` and ``bench replay``: what a recording costs, and how fast a policy core is replayed.
+"""``td3-robot bench record`` and ``bench replay``: the cost of a recording, and the speed of a replay.
 
 Both use one robot of Walker2D's size, networks of 400 and 300, and 60 Steps per second of recorded time.
 """
@@ -83,7 +83,7 @@ def replay_policy(arguments: Sequence[str] | None = None) -> int:
         "seconds": seconds,
         "steps_per_s": options.steps / seconds,
         "times_real_time_at_60_hz": options.steps / RATE / seconds,
-        "times_real_time_undisturbed": options.steps / RATE / processor,  # by processor time: other load is left out
+        "times_real_time_undisturbed": options.steps / RATE / processor,  # processor time leaves out other load
     }
     return harness.show(report, options.json, _lines)
 
@@ -96,7 +96,7 @@ def _options(name: str, description: str) -> harness.Options:
 
 
 def _replayed(path: Path, steps: int) -> tuple[float, float]:
-    """Replay the policy server of a recording; the seconds and the processor seconds that it took."""
+    """Replay the policy server of a recording. Return the time and the processor time in s."""
     begin, begin_processor = time.perf_counter(), time.process_time()
     (report,) = replay.check(Session([path]), ["policy"], exact=True)
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
@@ -106,7 +106,7 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
 
 
 def _session(steps: int) -> Published:
-    """Messages of a robot, its policy server and a learner that publishes one policy, and the server's turns."""
+    """Make messages of a robot, its policy server and a learner that publishes one policy, and the server's turns."""
     rng = np.random.default_rng(0)
     bundle = example.bundle(control_period=1 / RATE)
     payload = bundle.encode()
@@ -147,7 +147,7 @@ def _session(steps: int) -> Published:
 
 
 class _Records:
-    """Collects what the boundary of the policy core records."""
+    """Collects the messages that the recorded policy core sends to a recorder."""
 
     def __init__(self, published: Published) -> None:
         self._published = published
@@ -162,21 +162,21 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Seconds that offering all messages to a recorder costs their node, without the sending itself."""
+    """Return the seconds that a node spends to offer all messages to a recorder, without sending them."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))
     begin = time.perf_counter()
     for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
         if number % (3 * RATE) == 0:
-            link.sent(number / 3 / RATE)  # as by a Heartbeat
+            link.sent(number / 3 / RATE)  # a Heartbeat does the same
         tap.offer("learner", message, payload)
         tap.flush(number / 3 / RATE)
     return time.perf_counter() - begin
 
 
 def _written(published: Published, payloads: Sequence[bytes], path: Path) -> float:
-    """Seconds that a recorder needs for all messages, without the time between them; it replaces the file."""
+    """Return the seconds that a recorder needs to write all messages to a new file, without the time between them."""
     path.unlink(missing_ok=True)
     recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True), 0)
     names = {name for name, _ in published}

@@ -1,7 +1,7 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
-Walker2D, one robot, one update a step. Each turn is a ``td3-robot train`` with its simulator, policy server and learner
-as processes. The first 1,000 steps take uniform actions and do not count.
+The training uses Walker2D, one robot and one update a step. Each turn runs ``td3-robot train`` with the processes
+simulator, policy server and learner. The first 1,000 steps take uniform actions and do not count.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WARM_UP = 1000  # environment steps
 _RECORD = 1000  # environment steps between two records of a run's metrics
 
 Contestants = dict[tuple[str, int], Callable[[], float]]
-"""By kind and threads: makes one training, and returns its environment steps per second."""
+"""Kind and threads, mapped to a function that runs one training and returns its environment steps per second."""
 Speeds = Mapping[tuple[str, int], Sequence[float]]
-"""By kind and threads: environment steps per second of each round."""
+"""Kind and threads, mapped to the environment steps per second of each round."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +62,9 @@ def measure(
 
     Args:
         options: of :func:`options`.
-        others: returns further contestants, given ``threads``, ``hidden``, ``batch`` and ``steps``.
-        compare: returns further figures of a contestant, given the speeds of all and its own.
+        others: returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
+        compare: returns additional figures of a contestant. Its arguments are the speeds of all contestants, and the
+            contestant's own.
     """
     if options.steps % _RECORD:
         raise UsageError(f"--steps is {options.steps}; it must be a multiple of {_RECORD}")
@@ -88,13 +89,13 @@ def measure(
 
 
 def _contestants(threads: Sequence[int], *, compiled: bool, **sizes: Any) -> tuple[Contestants, dict[str, str]]:
-    """Return the trainings that this machine can make, and the reason for each that it cannot."""
+    """Return the trainings that can run on this machine, and the reason for each that cannot."""
     missing = {"bf16": f"this {problem}"} if (problem := compute.bf16_problem()) else {}
     kinds = [kind for kind in ("fp32", "bf16") if kind not in missing]
     found: Contestants = {
         (kind, count): partial(ours, kind, threads=count, **sizes) for kind, count in itertools.product(kinds, threads)
     }
-    if compiled and 1 in threads:  # a second thread does not make it faster
+    if compiled and 1 in threads:  # a second thread does not make compiled updates faster
         if lack := machine.compiler_lack():
             missing["compiled fp32"] = lack
         else:
@@ -112,9 +113,10 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
 def ours(
     precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int, compiled: bool = False
 ) -> float:
-    """Train with td3-robot; return the environment steps per second by the learner's own metrics.
+    """Train with td3-robot. Return the environment steps per second from the learner's own metrics.
 
-    The first record after the warm-up also covers its end, so the run makes one record more, and this one is left out.
+    The first record after the warm-up includes the end of the warm-up. So the run makes one record more, and the
+    benchmark leaves out the first one.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.
