@@ -1,4 +1,4 @@
-"""``td3-robot replay``: drives the real cores from a recording and reports where their outputs differ."""
+"""``td3-robot replay``: feeds recorded inputs to the real cores, and reports where their outputs differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CORES: dict[str, str] = {
     "simulator": "td3_robot_sims.replay",
     "learner": "td3_robot.replay.learner",
 }
-"""For each core, the module whose ``replay(session)`` drives it, by name because simulators are never imported."""
+"""For each core, the module with its ``replay(session)``. Names, because td3_robot must not import simulators."""
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
@@ -45,14 +45,15 @@ Replay = Callable[[Session], Outcome]
 
 @dataclass
 class CoreReport:
-    """The comparisons of one core of one session.
+    """The result of replaying one core of one session.
 
     Attributes:
-        comparisons: by topic, each with how numbers were compared: to the bit, or within tolerance and why.
+        comparisons: one comparison per topic. The text says how exactly numbers were compared, and why.
         notes: what was not compared, and why.
-        recorded_s: seconds from the first to the last recorded message that was compared.
-        taken_s: seconds that the replay took.
-        turns: number of turns that cores were told.
+        recorded_s: time from the first to the last compared message, in seconds of the recording.
+        taken_s: duration of the replay in seconds.
+        parts: expected and actual messages, by topic and stream.
+        turns: number of replayed turns.
     """
 
     core: str
@@ -64,7 +65,7 @@ class CoreReport:
     turns: int = 0
 
     def take(self, comparison: Comparison, how: str) -> None:
-        """Add a comparison to those of its topic."""
+        """Add a comparison. Merge it with an earlier one of the same topic and exactness."""
         for known, known_how in self.comparisons:
             if (known.topic, known_how) == (comparison.topic, how):
                 known.add(comparison)
@@ -81,14 +82,14 @@ class CoreReport:
 
 
 def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[CoreReport]:
-    """Replay a session through the cores named; through all that are installed if none is named.
+    """Replay a session through the named cores. Without names, use all installed cores.
 
     Args:
         exact: True compares to the bit, False within tolerance. None decides by the recorded machine and versions.
 
     Raises:
-        SessionError: the recording is damaged, or no node ever had these inputs.
-        UsageError: a core that was named is not installed.
+        SessionError: the recording is damaged, or a core fails on its inputs.
+        UsageError: a named core is not installed.
     """
     reports = []
     for name in cores or CORES:
@@ -167,10 +168,10 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
     """Replay one session and print its report.
 
     Returns:
-        The exit code, whether all is as expected, and the report as JSON values.
+        The exit code, whether all compared messages are as expected, and the report as JSON values.
 
     Raises:
-        UsageError: a core that was named is not installed.
+        UsageError: a named core is not installed.
     """
     try:
         session = Session(paths)
@@ -192,7 +193,7 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
 
 
 def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
-    """The number of messages of each topic that were not compared, without those that only tell replay what to do."""
+    """The number of messages of each topic that were not compared. Start and Turn do not count: they are inputs."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0

@@ -1,8 +1,8 @@
-"""Compares recorded messages with today's, message by message and field by field.
+"""Compares recorded messages with replayed messages, field by field.
 
-Messages are paired by their key: the Step they answer, their version, and so on. On the same kind of machine all bits
-must be equal. Elsewhere numbers may differ by the tolerance of their field in ``messages.py``. Everything else (flags,
-versions, identities) must always be equal.
+A recorded and a replayed message form a pair if they have the same key, for example the same version. On the same kind
+of machine all bits must be equal. On another machine, numbers may differ by the tolerance of their field in
+``messages.py``. All other values (flags, versions, identities) must always be equal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
 """For each topic, the fields that make the key of a message. Messages of other topics are paired by position."""
-_SHOWN = 10  # differences kept in full; the rest is only counted
+_SHOWN = 10  # the most differences kept in full; further ones are only counted
 _AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
 _WIDTH, _HEIGHT = 60, 5
 
@@ -55,9 +55,9 @@ class Difference:
     """One difference.
 
     Attributes:
-        message: the values of the message's key.
-        field: name of the field and the place in it; or ``missing``, ``not expected``, ``order``.
-        expected, got: as text.
+        message: the key of the message, as text.
+        field: name of the field and place in it; or ``missing``, ``not expected``, ``order``.
+        expected, got: the two values, as text.
     """
 
     message: str
@@ -74,9 +74,9 @@ class Comparison:
         topic: its name.
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
-        counts: number of messages that differ in each field, that are missing, not expected or out of order.
-        places: for messages, by their key as text, the Step at which they were sent.
-        errors: for each field, the largest error in each compared message; infinite if the values are not numbers.
+        counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
+        places: the Step at which a message was sent, by the key of the message as text.
+        errors: for each field, the largest error in each compared message. Infinite for values that are no numbers.
     """
 
     topic: str
@@ -97,7 +97,7 @@ class Comparison:
             self.first.append(replace(difference, message=f"{difference.message} at {place}") if place else difference)
 
     def add(self, other: Comparison) -> None:
-        """Add the result of comparing more messages of the topic."""
+        """Add a comparison of more messages of this topic."""
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]
@@ -120,8 +120,8 @@ def compare(
     """Compare messages of one topic.
 
     Args:
-        exact: all bits must be equal; else numbers may differ by the tolerance of their field.
-        where: for messages (by ``id``), the Step at which they were sent, for the report.
+        exact: True requires equal bits. False allows numbers to differ by the tolerance of their field.
+        where: the Step at which a message was sent, by ``id`` of the message. Only for the report.
     """
     ours, theirs = keyed(topic, got), keyed(topic, expected)
     result = Comparison(topic)
@@ -145,7 +145,7 @@ def compare(
 
 
 def keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
-    """The messages by their key. Messages with the same key are numbered."""
+    """The messages by key. If several messages have the same key, a number makes their keys different."""
     names, times = KEYS.get(topic, ()), Counter[Key]()
     keyed: dict[Key, Message] = {}
     for message in messages:
@@ -171,7 +171,7 @@ def _compare_order(result: Comparison, expected: list[Key], got: list[Key]) -> N
 def _compare_field(
     result: Comparison, key: Key, name: str, wire: FieldType, expected: Any, got: Any, exact: bool
 ) -> float:
-    """Note a difference; returns the size of the error, 0 for none."""
+    """Compare a field, and note a difference. Returns the largest error; 0 if the values are equal."""
     if wire.kind != "array":
         if type(expected) is type(got) and expected == got:
             return 0.0
@@ -207,7 +207,10 @@ def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
 
 
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
-    """bool of the arrays' shape: where they differ. Two not-a-numbers are equal, to the bit if ``exact``."""
+    """bool array of the same shape: True where the arrays differ.
+
+    Two NaNs count as equal. If ``exact``, their bits must be equal, too.
+    """
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"
         bits: NDArray[np.bool_] = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(got).view(

@@ -1,4 +1,7 @@
-"""Replays the driver's core and its guard: the recorded turns and robot must give the recorded Steps and states."""
+"""Replays the driver's core and its guard.
+
+From the recorded turns and robot reports, the core must produce the recorded Steps and states.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ _PACKAGES = ("numpy",)
 
 
 class ReplayedBody:
-    """A robot that observes and fails as recorded, whatever it is told.
+    """A robot with the recorded observations and failures. Actions do not influence it.
 
     Args:
-        said: the recorded messages of its driver, by topic; grows while the recording is read.
+        said: the recorded messages of its driver, by topic. The lists grow while the recording is read.
 
     Attributes:
         reported: the recorded ``Heard`` that took effect in this turn.
@@ -80,7 +83,7 @@ class ReplayedBody:
         return 0 if first else 1
 
     def _report(self) -> None:
-        """Report what the robot reported at this call."""
+        """Take over the recorded report for this call."""
         self._calls += 1
         while self._next_report < len(self._reports):
             heard = self._reports[self._next_report][1]
@@ -94,7 +97,7 @@ class ReplayedBody:
 
 
 class _Observer(RecordedBody):
-    """Records a replayed robot: its reports are inputs, and stand as they were recorded."""
+    """Records a replayed robot. Its reports are inputs, so they are taken unchanged from the recording."""
 
     def __init__(self, body: ReplayedBody) -> None:
         super().__init__(body)
@@ -109,7 +112,7 @@ def replay(session: Session) -> Outcome:
     """Replay every driver that is recorded from its start.
 
     Raises:
-        SessionError: the recording is damaged, or no driver can have written it.
+        SessionError: the recording is damaged, or a core fails on its inputs.
     """
     return lives.replay(session, "driver", TOPICS, _PACKAGES, _make)[1]
 

@@ -1,9 +1,8 @@
-"""Replays the learner's core: its recorded turns must give the recorded weights, Throttles, losses and transitions.
+"""Replays the learner's core. It must produce the recorded weights, Throttles, losses and transitions.
 
-All that a learner sends follows from its Start and its Turns, in lock-step and running free: the Turns show which Steps
-came before which update. Some lives cannot learn again here, and some recordings lack the learner's turns. Then a
-learner that only stores is driven, with turns rebuilt from the recorded Steps where they are lost. It gives the
-transitions and counters.
+Start and Turns determine all messages of a learner, also without lock-step: the Turns show which Steps came before
+which update. Some computations cannot be repeated here, for example those of a GPU. Then replay uses a learner that
+only stores, and compares transitions and counters. If the turns are missing, replay rebuilds them from the Steps.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.specs import Float32
 
 TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
-"""What is compared of learners that can learn again."""
+"""The topics that are compared if the learner's computations can be repeated."""
 REFERENCE = "reference/transitions.safetensors"
 """The attachment with the expected transitions."""
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
@@ -110,7 +109,7 @@ class _Recording:
 
     Attributes:
         hellos: the first Hello of each source, by name.
-        statuses: the last Status with Steps of each learner.
+        statuses: for each learner, its last Status that counts any Steps.
     """
 
     def __init__(self, session: Session) -> None:
@@ -148,7 +147,7 @@ class _Recording:
         return ", ".join(sorted(self._sources - self.hellos.keys()))
 
     def not_counted(self) -> str | None:
-        """Why rebuilt turns do not give a learner's counters; None if they do."""
+        """Why rebuilt turns cannot reproduce the counters of a learner; None if they can."""
         if missing := self.unknown():
             return f"which robot {missing} is was not recorded: there is no Hello"
         if len(self._sources) != 1:
@@ -165,7 +164,7 @@ class _Recording:
 
     @functools.cached_property
     def rebuilt(self) -> _Learner:
-        """A learner with rebuilt turns: one for each recorded Step, in recorded order. All Hellos must be there."""
+        """A learner with one rebuilt turn for each recorded Step, in recorded order. It needs all Hellos."""
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
         learner = _Learner(life, self.rows, None)
         core = RecordedCore(learner, life)
@@ -181,16 +180,16 @@ class _Recording:
 
 
 class _Learner:
-    """Two cores that are told the same turns: one learns as the recorded one did, one only stores.
+    """Feeds the same turns to two cores. One repeats the recorded learning, the other only stores transitions.
 
-    The core that stores never ends, never updates, and its buffer holds all transitions.
+    The storing core never ends and never updates. Its buffer holds all transitions.
 
     Args:
-        rows: the most transitions there can be.
+        rows: upper bound of the number of transitions.
         learning: the core that learns; None if its computations cannot be repeated.
 
     Attributes:
-        counted: the counters by the number of Steps.
+        counted: for each number of Steps, the counters at that time.
     """
 
     def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
@@ -219,7 +218,7 @@ class _Learner:
         return outputs
 
     def rows(self) -> list[Transition]:
-        """All transitions, in the order they were stored."""
+        """All transitions, in the order of storing."""
         spec = self._storing.spec
         if spec is None:
             return []
@@ -248,10 +247,10 @@ def _storing(config: Config, rows: int) -> LearnerCore:
 def _relive(
     session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
 ) -> dict[Key, _Learner]:
-    """Drive the learners of these lives, and add what they send to the outcome; returns those that were driven.
+    """Replay the learners of these lives, and add their messages to the outcome. Returns the replayed learners.
 
     Args:
-        alone: the recording has no other learner.
+        alone: whether the recording has only one learner.
     """
     learning: dict[Key, Life] = {}
 
@@ -307,12 +306,12 @@ def _not_learned(session: Session, life: Life) -> str | None:
 
 
 def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
-    """Why the learner's results can be the same up to rounding only; None if they can be the same to the bit."""
+    """Why the learner's results cannot be equal to the bit; None if they can."""
     weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
     now = core.training.compiled
-    try:  # at both ends, because a compiled update may fail in between, and then runs on uncompiled
+    try:  # check first and last weights: if a compiled update fails, the learner goes on without compilation
         then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
         return None  # the comparison reports it
@@ -379,7 +378,7 @@ def _losses(session: Session) -> list[dict[str, Any]] | None:
 
 
 def _compare_transitions(session: Session, got: list[Transition], learned: bool, outcome: Outcome) -> Replayed:
-    """Compare transitions with the reference; without one, only make it."""
+    """Compare transitions with the reference. If there is none, only make a reference."""
     expected = _reference(session)
     if expected is None:
         whose = "transitions, row by row: " if learned else "there is no learner in it, and of its Steps' transitions "

@@ -1,8 +1,8 @@
-"""Replays recorded cores turn by turn, and collects what they send.
+"""Replays recorded cores turn by turn, and collects the messages that they send.
 
-A *life* is one start of a node's process. Its Start says how to make the core, and its Turns say what to tell it. The
-core must send again what it sent then: the same messages in the same order. A life is driven until a turn is missing,
-because the state of the core is unknown from there on. What can still be replayed then, a role rebuilds turn by turn.
+A *life* is the time of a node from one process start to its end. Its Start says how to make the core; its Turns hold
+the inputs. The core must send the recorded messages again, in the same order. Replay of a life stops at the first
+missing turn, because the state of the core is unknown after it. The module of each role may rebuild missing turns.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from td3_robot.topics import RECORDER
 from td3_robot.transport import codec, turns
 from td3_robot.transport.tap import Once
 
-_MEMORY = 256_000_000  # bytes of messages that a Turn may still name
+_MEMORY = 256_000_000  # bytes of messages kept for later Turns that name them
 _OVERHEAD = 2000  # bytes of a message in memory beyond its payload
 
 _LATER = ("told", "latches")
-"""Topics that the first recordings of this protocol version lack. A Start lists in ``offers`` what its node offers."""
+"""Topics that some recordings of this protocol version lack. ``offers`` in a Start lists the topics of its node."""
 
 Sent = TypeVar("Sent", bound=Message)
 Key = tuple[str, int]
@@ -41,7 +41,7 @@ Key = tuple[str, int]
 
 
 class Memory:
-    """Recorded messages by the name that Turns give them. It forgets the oldest."""
+    """Recorded messages, by the name that Turns use for them. If there are too many, the oldest are dropped."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[turns.Name, tuple[Message, int]] = OrderedDict()
@@ -65,16 +65,16 @@ class Memory:
 
 
 class Life:
-    """One start of one node. It is the sink of its core's boundary.
+    """One life of a node. It is the ``Sink`` of its ``RecordedCore``.
 
     Attributes:
-        name, incarnation: of the node.
-        start: how its core was made.
-        said: the recorded messages by topic, each with the number of turns that had begun by then.
-        got: today's messages by topic, each with the number of its turn.
-        where: for each message of both (by ``id``), the newest Step that the core knew then.
-        told: number of turns that the core was told.
-        stopped: why the core was not told all turns; empty if it was.
+        name, incarnation: name and incarnation of the node.
+        start: the recorded Start, which says how to make the core.
+        said: recorded messages by topic, each with the number of turns that had begun before it.
+        got: replayed messages by topic, each with the number of its turn.
+        where: for each message in ``said`` and ``got``, by ``id``: the newest Step that the core knew, as text.
+        told: number of replayed turns.
+        stopped: why some turns are not replayed; empty if all are.
     """
 
     def __init__(self, name: str, incarnation: int, start: Start) -> None:
@@ -112,7 +112,7 @@ class Life:
         """A value of the Start's settings.
 
         Raises:
-            SessionError: it is missing, or not a ``kind``.
+            SessionError: the value is missing, or has another type than ``kind``.
         """
         value = self.start.settings.get(name)
         if type(value) is not kind:
@@ -139,7 +139,7 @@ class Life:
             self._turns.append(message)
 
     def says(self, kind: type[Sent]) -> Iterator[Sent]:
-        """The recorded messages of this kind in the turn that the core is being told."""
+        """The recorded messages of this kind in the current turn."""
         for _, message, begun in reversed(self.said.get(kind.NAME, [])):
             if begun < self.told:
                 return
@@ -149,9 +149,9 @@ class Life:
     # -- what the core does today ----------------------------------------------------------------------------------
 
     def go_on(self, memory: Memory, make: Callable[[Life, Memory], RecordedCore | None], *, end: bool = False) -> None:
-        """Tell the core its recorded turns, as long as their inputs are in memory.
+        """Replay the recorded turns that are complete, up to the first one with an input that is not in memory.
 
-        A turn is complete when the next one begins, or at the ``end`` of the recording.
+        A turn is complete when the next turn begins, or at the ``end`` of the recording.
         """
         while self._turns and (end or len(self._turns) > 1):
             if missing := self._missing(memory):
@@ -169,25 +169,25 @@ class Life:
                 inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
                 self.drive(self._core, inputs, turn.now)
             except Exception as error:
-                last = end and not self._turns  # a core may end its node with an error, and then sends nothing
+                last = end and not self._turns  # a core may end its node with an error, in its last turn
                 if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
                     raise _failed(f"turn {self.told} of {self}", error) from error
                 self.stopped = str(error)
                 self._turns.clear()
 
     def drive(self, core: RecordedCore, inputs: Sequence[Input], now: float) -> None:
-        """Run one turn of a core at ``now`` (s), and collect what it sends."""
+        """Run one turn of a core at ``now`` (s), and collect its messages."""
         for to, message in core.step(inputs, now):
             self.send(to, message)
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Collect the inputs that the core's node records."""
+        """Collect the inputs that the receiving node records itself."""
         del now
         for message in turns.only_here(inputs):
             self.send(RECORDER, message)
 
     def send(self, to: Origin, message: Message) -> bool:
-        """Collect what the core sends, or what its boundary records."""
+        """Collect a message of the core or its ``RecordedCore``."""
         del to
         if self._once.first(message):
             if isinstance(message, Step):
@@ -205,7 +205,7 @@ class Life:
             raise _failed(f"start of {self}", error) from error
 
     def _missing(self, memory: Memory) -> str:
-        """The first input of the next turn that is not in memory, in words; empty if all are."""
+        """The first input of the next turn that is not in memory, as text; empty if all inputs are in memory."""
         for _, topic, fields in self._turns[0].inputs:
             name = turns.named_in(topic, fields)
             if name and name not in memory and "wire" not in fields:
@@ -224,7 +224,7 @@ class Life:
     # -- both compared ---------------------------------------------------------------------------------------------
 
     def compared(self, topic: str, packages: tuple[str, ...]) -> Replayed:
-        """Both sides of one topic, without what the recording cannot know."""
+        """Recorded and replayed messages of one topic, without those that the recording cannot contain."""
         recorded = {entry.sequence for entry, _, _ in self.said.get(topic, [])}
         last = max(recorded, default=-1)
         whole = self.said_bye and self._lost is None
@@ -239,7 +239,7 @@ class Life:
         return Replayed(topic, packages, self._told(topic), got, stream=stream, where=self.where, older=not offered)
 
     def last(self, topic: str) -> int:
-        """The sequence of the last message of a topic that is compared; -1 if there is none."""
+        """The sequence of the last compared message of a topic; -1 if no message is compared."""
         return max((entry.sequence for entry, _ in self._told(topic)), default=-1)
 
     def notes(self) -> list[str]:
@@ -251,8 +251,8 @@ class Life:
         return [f"{self} after turn {self.told}, {left}: {self.stopped}"]
 
     def _told(self, topic: str) -> list[tuple[Entry, Message]]:
-        """The recorded messages of the turns that the core was told."""
-        # A message of a lost turn seems to belong to the turn before. The number of today's messages tells them apart.
+        """The recorded messages of the replayed turns."""
+        # Messages of a lost turn appear in the turn before it. The number of replayed messages shows where they begin.
         known = len(self.got.get(topic, []))
         return [
             (entry, message)
@@ -262,7 +262,7 @@ class Life:
 
 
 def _meant(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
-    """The message that an input of a Turn names or repeats."""
+    """The message for an input of a Turn. The Turn names it or contains it."""
     name = turns.named_in(topic, fields)
     if name is None:
         return codec.decode(topic, msgspec.msgpack.encode(fields))
@@ -275,14 +275,14 @@ def _meant(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
 
 
 def _failed(what: str, error: Exception) -> SessionError:
-    """A core fails on its inputs: it has a mistake, or no node ever had these inputs."""
+    """The error for a core that fails on its inputs. The core has a bug, or the inputs are not those of a real node."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:500]
     return SessionError(f"{what}: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}: {text}")
 
 
 def _place(turn: Turn) -> str:
-    """The newest Step among the inputs, in words; empty if there is none."""
+    """The newest Step among the inputs, as text; empty if there is none."""
     steps = [fields.get("named", []) for _, topic, fields in turn.inputs if topic == Step.NAME]
     return f"Step {steps[-1][2]} of {steps[-1][0]}" if steps and len(steps[-1]) == 4 else ""
 
@@ -315,14 +315,14 @@ def relive(
     topics: Collection[str],
     make: Callable[[Life, Memory], RecordedCore | None],
 ) -> None:
-    """Drive the cores of these lives while the recording is read.
+    """Read the recording once, and replay all these lives side by side.
 
     Args:
-        topics: what is compared.
-        make: makes the core of a life; None while the recording has not shown the policy that it began with.
+        topics: the topics to compare.
+        make: makes the core of a life. Returns None until the core's first policy has been read from the recording.
 
     Raises:
-        SessionError: the recording is damaged, or no node ever had these inputs.
+        SessionError: the recording is damaged, or a core fails on its inputs.
     """
     if not lives:
         return
@@ -355,10 +355,10 @@ def replay(
     packages: tuple[str, ...],
     make: Callable[[Life, Memory], RecordedCore | None],
 ) -> tuple[dict[Key, Life], Outcome]:
-    """Replay all whole lives of a role; returns them, and their comparisons.
+    """Replay all lives of a role that are recorded from their first turn. Returns the lives and their comparisons.
 
     Raises:
-        SessionError: the recording is damaged, or no node ever had these inputs.
+        SessionError: the recording is damaged, or a core fails on its inputs.
     """
     found, notes = whole(session, role)
     relive(session, found, topics, make)

@@ -1,4 +1,4 @@
-"""Tells whether this machine is like the recording's: only then must numbers be equal to the bit."""
+"""Compares this machine with the machine of a recording. Numbers must be equal to the bit only if both are alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
     """The first difference between the recorded machine and this one; None if they are alike.
 
     Args:
-        metadata: of a session, or of a reference.
+        metadata: metadata of a session or a reference.
         packages: the packages whose versions matter.
     """
     here = machine.describe(packages)

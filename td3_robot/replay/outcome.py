@@ -1,4 +1,4 @@
-"""The result of replaying a core: its recorded messages and today's."""
+"""The result of replaying a core: recorded and replayed messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from td3_robot.recording.entries import Attachment, Entry
 
 @dataclass(frozen=True)
 class Replayed:
-    """The messages of one topic, recorded and today's.
+    """The recorded and the replayed messages of one topic and stream.
 
     Attributes:
         topic: its name.
-        packages: the packages that, besides the processor, decide whether numbers must be equal to the bit.
-        expected: the expected messages, with their entries; None for those of an attachment.
-        got: today's messages.
-        reference: the attachment with ``got``, if the topic is not one of messages.
-        stream: the publisher, for the name of the reference.
-        where: the Step at which a message (by ``id``) was sent, in words.
-        older: the node did not offer this topic; only a reference can be compared.
-        made: the machine that made the reference, like a session's metadata; None for recorded messages, and for a
-            reference that does not record it.
+        packages: numbers must be equal to the bit only if these packages have the same versions.
+        expected: the expected messages with their entries. The entry is None if the message is from an attachment.
+        got: the replayed messages.
+        reference: an attachment with ``got``; only for topics that are not in MESSAGES.
+        stream: the publisher; part of the reference's name.
+        where: the Step at which a message was sent, as text, by ``id`` of the message.
+        older: True if the recorded node did not offer this topic. Then only a reference can be compared.
+        made: metadata of the machine that made the reference. None if there is no reference, or it lacks this.
     """
 
     topic: str
@@ -43,7 +42,7 @@ class Outcome:
 
     Attributes:
         parts: one for each stream.
-        turns: number of turns that cores were told.
+        turns: number of replayed turns.
         notes: what could not be checked, and why.
     """
 

@@ -1,4 +1,4 @@
-"""Replays the policy server's core: its recorded turns must give the recorded Actions, states, Replies and Commands."""
+"""Replays the policy server's core. It must produce the recorded Actions, states, Replies and Commands."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, InForce.NAME)
-"""What is compared: all that a policy server sends, the Commands it took, and what it keeps over a restart."""
+"""The compared topics: all messages of a policy server, the Commands that it took, and its safety state."""
 _PACKAGES = ("numpy",)
-_HELD = 8  # weights versions whose cores are kept
+_HELD = 8  # the most cores kept, one per weights version
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. Lost turns are rebuilt, one for each recorded Action.
+    """Replay every policy server of a session. Replay rebuilds lost turns from the recorded Actions, one turn each.
 
     Raises:
         SessionError: the recording is damaged, or holds no configuration.
@@ -66,7 +66,7 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
     weights = None
     if "version" in life.start.settings:
         name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
-        if name not in memory:  # first, because this function is called again until the weights are there
+        if name not in memory:  # checked first: the caller calls this function again until it has read the weights
             return None
         weights = memory[name]
     core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
@@ -93,7 +93,7 @@ def _bundle(weights: Weights) -> Bundle:
 
 
 def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
-    """Rebuild the turns of these servers, each after its Action with this sequence."""
+    """Rebuild the turns of these servers. ``after``: sequence of each server's last compared Action."""
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
         start = session.decode(session.starts[key]) if key in session.starts else None
@@ -114,9 +114,9 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
 
 
 class _LostTurns:
-    """Rebuilds the lost turns of a life: one for each Action, in which its Step and its weights are the inputs.
+    """Rebuilds the lost turns of a life, one turn for each Action. Its inputs are the Action's Step and weights.
 
-    Safe actions are left out, because they depend on states that the recording does not show.
+    Safe actions are not replayed, because they depend on states that the recording does not show.
     """
 
     def __init__(self, life: Life) -> None:
@@ -131,7 +131,7 @@ class _LostTurns:
         self._waiting: list[tuple[Entry, Action]] = []
 
     def hear(self, entry: Entry, message: Message) -> None:
-        """Take the next recorded Step, Weights or, of this server, Action."""
+        """Take the next recorded Step or Weights, or the next Action of this server."""
         if isinstance(message, Weights):
             self._weights[message.version] = message
             if (entry.publisher, entry.incarnation) == (self._life.name, self._life.incarnation):
@@ -142,12 +142,12 @@ class _LostTurns:
             self._waiting.append((entry, message))
         else:
             self._safe += 1
-        # Links are recorded side by side: a Step may follow its Action.
+        # The recorder reads several links, so a Step may come after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
             self._drive(*self._waiting.pop(0))
 
     def finish(self, outcome: Outcome) -> None:
-        """Rebuild the rest at the end of the recording, and add all comparisons to the outcome."""
+        """At the end of the recording, rebuild the remaining turns. Add all comparisons to the outcome."""
         for entry, action in self._waiting:
             if missing := self._missing(action):
                 self._unanswerable[missing] += 1
@@ -179,12 +179,13 @@ class _LostTurns:
 
 
 class _Policies:
-    """Policy servers that each serve one weights version, and have no deadlines.
+    """One policy core without deadlines for each weights version.
 
-    A server may go back to an older version, and the order is unknown where turns are lost.
+    A server may go back to an older version, and without turns nothing shows when. So each Action gets the core of its
+    own version.
 
     Attributes:
-        loaded: the weights that a person loaded, by version; their limits hold for later versions.
+        loaded: the weights that a person loaded, by version. Their safety limits also apply to later versions.
         exploring: whether the next Action has noise.
     """
 
@@ -196,7 +197,7 @@ class _Policies:
         self._cores: OrderedDict[int, PolicyCore] = OrderedDict()
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Answer a Step; the inputs are its Weights and itself."""
+        """Answer a Step. The inputs are its Weights and the Step."""
         (_, weights), *steps = inputs
         assert isinstance(weights, Weights)
         core = self._core(weights)
@@ -219,5 +220,5 @@ class _Policies:
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
-    """The settings without deadlines: without its turn, nothing shows when a Step reached the server."""
+    """The settings without deadlines. If a turn is lost, nothing shows when its Step reached the server."""
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)

@@ -1,4 +1,4 @@
-"""The pytest plugin of td3-robot: each recording in a folder is a test, and there are fixtures for your own tests.
+"""The pytest plugin of td3-robot. It runs each recording in a folder as a test, and has fixtures for your own tests.
 
 In ``pyproject.toml``::
 
@@ -73,7 +73,7 @@ class SessionCollector(pytest.File):
 
 
 class SessionDiffersError(Exception):
-    """The cores do not send what they sent."""
+    """The replayed messages differ from the recorded ones."""
 
 
 class SessionItem(pytest.Item):
@@ -111,7 +111,7 @@ def recorded_session() -> Callable[..., Session]:
 
 @pytest.fixture
 def memory_bus(manual_clock: ManualClock) -> Callable[[], MemoryBus]:
-    """Makes buses in memory that can connect to each other, see :class:`td3_robot.transport.memory.MemoryBus`."""
+    """Makes in-memory buses that can connect to each other, see :class:`td3_robot.transport.memory.MemoryBus`."""
     from td3_robot.transport.memory import MemoryBus, Network
 
     return functools.partial(MemoryBus, Network(), manual_clock)

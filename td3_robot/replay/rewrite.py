@@ -1,8 +1,8 @@
-"""Makes today's outputs of the cores the expected ones of a recording.
+"""Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages stay, because they are the inputs of other cores. An attachment, the *reference*, holds the new
-expected messages of each stream that differs. A second attachment holds the machine and versions that made it. These,
-not those of the recording, decide how exactly the stream is compared.
+The recorded messages stay, because they are the inputs of other cores. For each stream that differs, an attachment (the
+*reference*) holds the new expected messages. A second attachment describes the machine and versions that made the
+reference. They replace those of the recording when replay decides how exactly to compare the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
 
 _MADE = "made/"
-"""Prefix of a reference's name: the attachment with the machine that made the reference."""
+"""This prefix and the name of a reference name the attachment that describes the machine of the reference."""
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part with the messages and machine of the session's reference, if the session has one for it.
+    """The part with the messages and machine of its reference. Without a reference in the session: the part itself.
 
     Raises:
         SessionError: the reference is damaged.
@@ -44,20 +44,20 @@ def expected(session: Session, part: Replayed) -> Replayed:
     try:
         payloads = msgspec.msgpack.decode(attached.data)
         entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, bytes(payload)) for payload in payloads]
-    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not msgpack
+    except Exception as error:  # msgspec raises many types for bytes that are not msgpack
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
     return replace(part, expected=[(None, session.decode(entry)) for entry in entries])
 
 
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
-    """Rewrite the one file of a session with new references; returns what changed, in words, or nothing.
+    """Rewrite the only file of a session with new references. Returns the changes as text; empty if there are none.
 
     Messages, metadata and all other attachments stay.
 
     Raises:
-        OSError: the file cannot be written; it is unchanged then.
+        OSError: the file cannot be written. The old file stays.
     """
-    path = session.paths[0].resolve()  # behind a symbolic link
+    path = session.paths[0].resolve()  # the target of a symbolic link
     references = {}
     for part in parts:
         reference = part.reference or _reference(part)
@@ -81,7 +81,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
 
 
 def _reference(part: Replayed) -> Attachment | None:
-    """The attachment with today's messages; None if these equal the expected ones, byte by byte."""
+    """The attachment with the replayed messages; None if their bytes equal those of the expected messages."""
     if part.topic not in MESSAGES:
         return None
     payloads = [codec.encode(message) for message in part.got]
@@ -97,7 +97,7 @@ def _made(session: Session, name: str) -> dict[str, str] | None:
         return None
     try:
         return msgspec.json.decode(attached.data, type=dict[str, str])
-    except ValueError as error:  # of msgspec, or of bytes that are not UTF-8
+    except ValueError as error:  # from msgspec, or from bytes that are not UTF-8
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
 
 
