@@ -1,4 +1,4 @@
-"""The monitor's core: counts, rates, gaps, newest messages and faults of the messages that nodes offer."""
+"""The monitor's core: counts, rates and gaps of messages, the newest message of each topic, and faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # Steps whose time is remembered for the loop time
+_STEPS = 2000  # the most Steps whose times are kept, to compute loop times
 
 Listener = Callable[[Entry, Message, Names], None]
 
@@ -28,7 +28,7 @@ class Row:
     """One topic of one publisher.
 
     Attributes:
-        last: facts of the newest message that could be decoded.
+        last: facts of the newest decoded message.
         counted: number of messages at the last report.
     """
 
@@ -39,11 +39,11 @@ class Row:
 
 
 class Monitor:
-    """A core that takes Records and reports.
+    """A core that takes Records and makes reports.
 
     Args:
         epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
-        listener: gets every message that could be decoded, with the names of its channels.
+        listener: called with every decoded message and the names of its channels.
     """
 
     def __init__(self, epoch: int, listener: Listener | None = None) -> None:
@@ -63,7 +63,7 @@ class Monitor:
         self._reported = 0.0
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived; ``now`` is in seconds, of a monotonic clock."""
+        """Take the received messages; ``now`` is the time of a monotonic clock, in seconds."""
         if self._begun is None:
             self._begun = self._reported = now
         for origin, message in inputs:
@@ -74,7 +74,7 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` is the time from an observation to the one after its action, by the source's clock.
+        ``loop_ms`` is the time from an observation to the first observation after its action, by the source's clock.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -118,7 +118,7 @@ class Monitor:
             row = Row(entry.incarnation, Stream.beginning(entry), {})
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
-        if not self._decode.knows(entry):  # until the Hello or a Step of its source arrives
+        if not self._decode.knows(entry):  # no Hello or Step of its source has arrived yet
             return
         try:
             message = self._decode(entry)

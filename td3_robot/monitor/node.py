@@ -25,7 +25,7 @@ from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
-"""What a monitor takes from clients of each role."""
+"""The messages that a monitor accepts, by role of the client."""
 _CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: cursor to the upper left corner, erase all
 _WIDTH = 200  # most characters of a line
 _EXAMPLES = """examples:
@@ -81,7 +81,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
 
 
 def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
-    """The arguments of a watching command: a run, a configuration, or an endpoint for nodes to connect to."""
+    """The arguments of a command that watches: a run, a configuration, or an endpoint to which nodes connect."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
     result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
@@ -89,7 +89,7 @@ def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
-    """Take in what others say, until ``after``, called once a turn, is true, or a signal."""
+    """Receive messages until a signal arrives or ``after`` returns True. Each turn calls ``after`` once."""
     logging.getLogger().setLevel(logging.WARNING)
     monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
     node.spin(
@@ -101,7 +101,7 @@ def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool
 
 
 def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
-    """Print a report; returns False if the reader has closed the pipe (``| head``)."""
+    """Print a report. Returns False if the reader has closed the pipe, as ``| head`` does."""
     if as_json:
         text = json.dumps(report)
     else:
@@ -115,7 +115,7 @@ def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """A report for a person, without control characters from peers."""
+    """The lines of a report. Control characters from peers are escaped."""
     width = max([len("topic"), *map(len, report["topics"])]) + 2
     lines = [
         f"{report['elapsed_s']:.1f} s, {report['messages']} messages"

@@ -25,10 +25,10 @@ Frames = tuple[bytes, bytes, bytes]
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
-    """The frames of a message: one set, or one for each of several robots.
+    """The frames of a message: one set for each robot in it.
 
-    Topics are ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for messages of a server to one source. A source with
-    several robots adds their index. Channels are below their field: ``sim-0/step/observation/height``.
+    The topic frame is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a message of a server to one source. With
+    several robots, the index of the robot follows. Channels are below their field: ``sim-0/step/observation/height``.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
@@ -43,7 +43,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a map that can be plotted. Bytes become their number; text is left out."""
+    """The values of a map that PlotJuggler can plot. Bytes become their length; text is left out."""
     plotted: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -61,10 +61,10 @@ def _is_number(value: Any) -> bool:
 
 
 class PlotJuggler:
-    """A ZeroMQ PUB socket for any number of PlotJugglers. It never waits: it drops what they do not take.
+    """A ZeroMQ PUB socket for any number of PlotJugglers. It never waits: it drops messages for slow subscribers.
 
     Args:
-        endpoint: where to publish.
+        endpoint: the endpoint to serve.
         anywhere: allow an endpoint that other machines can read.
 
     Raises:

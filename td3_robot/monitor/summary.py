@@ -29,7 +29,7 @@ Facts = dict[str, Any]
 
 
 def facts(message: Message) -> Facts:
-    """The facts of a message: numbers and text by name; empty if there are none to show."""
+    """The facts of a message: numbers and text by name. Empty if there is nothing to show."""
     known = _FACTS.get(type(message))
     return known(message) if known else {}
 
