@@ -1,4 +1,4 @@
-"""What an algorithm learns from: keeps the transitions that arrive, and makes batches of them."""
+"""The base class of experience: it stores arriving transitions, and makes batches for an algorithm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td3_robot.messages import Step
 
 
 class Experience(ABC):
-    """Transitions in, batches out. Actions are normalised to [-1, 1]."""
+    """Stores transitions and makes batches of them. Actions in batches are normalised to [-1, 1]."""
 
     @property
     @abstractmethod
@@ -37,11 +37,11 @@ class Experience(ABC):
         """The batch of the next update."""
 
     def example(self) -> Batch | None:
-        """A batch of random numbers with the size and memory layout of all batches; None if batches differ in size."""
+        """A batch of random numbers, with the size and memory layout of all batches; None if sizes differ."""
         return None
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
-        """Take in what the update on the newest batch says about its rows, see ``Algorithm.td_errors``."""
+        """Use the TD errors of the update on the newest batch, see ``Algorithm.td_errors``."""
         del td_errors
 
     def end(self) -> None:
@@ -55,15 +55,15 @@ class Experience(ABC):
 
     @property
     def notes(self) -> Mapping[str, Note]:
-        """The newest note of each source that a durable storage holds."""
+        """The newest note of each source in a durable storage."""
         return {}
 
     def commit(self, env_steps: int, source: str, state: dict[str, Any], seen: dict[str, Any]) -> None:
-        """Let a durable storage record how far the learner and a source are, see :class:`Note`."""
+        """Record the progress of the learner and of a source in a durable storage, see :class:`Note`."""
         del env_steps, source, state, seen
 
     def recover(self) -> None:
-        """Use the rows that outlived a process."""
+        """Use the rows of an earlier process that a durable storage holds."""
         return
 
     @abstractmethod

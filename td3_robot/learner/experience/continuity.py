@@ -1,4 +1,4 @@
-"""Whether a step of a robot continues the one before: the same process, the same episode, one step on."""
+"""Checks whether a robot's step follows its last one: in the same process and episode, with the next step number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UInt32 = NDArray[np.uint32]
 
 
 def follows(episode: UInt64, episode_step: UInt32, next_episode: UInt64, next_step: UInt32) -> Bools:
-    """bool[N]: whether the second position of each robot is one step after the first, in the same episode."""
+    """bool[N]: whether each robot's next position is one step after the first, in the same episode."""
     continues: Bools = (next_episode == episode) & (next_step == episode_step + np.uint32(1))
     return continues
 
 
 @dataclass(eq=False)
 class Positions:
-    """Where each robot of a source was at its newest transition; subclasses add what they collect for it.
+    """The position of each robot of a source at its newest transition. Subclasses add the data that they collect.
 
     Attributes:
         incarnation: of the source.
@@ -36,14 +36,14 @@ class Positions:
     episode_step: UInt32
 
     def belong_to(self, step: Step) -> bool:
-        """Whether a Step is of the same process with the same robots."""
+        """Whether a Step comes from the same process, with the same number of robots."""
         return self.incarnation == step.incarnation and len(self.episode) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
         """Move robots to their positions in a Step.
 
         Returns:
-            bool[M]: whether the newest transition of each robot continues the one before.
+            bool[M]: whether each robot's newest transition follows its last one without a gap.
         """
         episode, episode_step = step.episode[robots], step.episode_step[robots]
         continues = follows(self.episode[robots], self.episode_step[robots], episode, episode_step)
@@ -51,5 +51,5 @@ class Positions:
         return continues
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name; not copies."""
+        """All arrays by name, without copying them."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "incarnation"}

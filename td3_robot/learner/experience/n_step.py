@@ -1,9 +1,9 @@
 """From transitions to the rows of the replay buffer, with rewards of up to n steps.
 
 A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ of that observation's value
-(Sutton and Barto 2018, section 7.1). m is n, or less for the last n - 1 steps of an episode and before a gap or a
-restart: fewer rewards make an equally right target, and no transition is lost. TERMINATED makes the factor 0; TRUNCATED
-and gaps do not.
+(Sutton and Barto 2018, section 7.1). Usually m is n. For the last n - 1 steps before the end of an episode, a gap or a
+restart, m is less. A target with fewer rewards is also correct, so no transition is lost. TERMINATED makes the factor
+0; TRUNCATED and gaps do not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from td3_robot.specs import Float32
 
 
 class Rows(NamedTuple):
-    """M rows for the replay buffer, in the units of the transitions: see :meth:`ReplayBuffer.add`."""
+    """M rows for the replay buffer, in the units of the transitions, see :meth:`ReplayBuffer.add`."""
 
     observation: Float32  # [M, O]
     action: Float32  # [M, A]
@@ -35,11 +35,14 @@ class Rows(NamedTuple):
 
 @dataclass(eq=False)
 class _Window(Positions):
-    """The newest transitions of one source's robots that have no row yet: at most n - 1 of each between two calls.
+    """The newest transitions of one source's robots, which have no row yet.
+
+    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 of them, oldest first. Later entries of the
+    arrays are unused, except that their rewards are 0.
 
     Attributes:
-        count: transitions of each robot, oldest first. What lies beyond is unused, but rewards there are 0.
-        next_observation: where the newest transition ended.
+        count: number of transitions of each robot.
+        next_observation: at the end of the newest transition.
     """
 
     count: NDArray[np.int64]  # [N]
@@ -68,9 +71,9 @@ class NStep:
 
         Args:
             source: name of their source.
-            transitions: as the source's :class:`Assembler` made them of ``step``.
+            transitions: made from ``step`` by the source's :class:`Assembler`.
         """
-        if self.steps == 1:  # no transition waits; the general way gives the same at ten times the cost
+        if self.steps == 1:  # no transition waits; the general code gives the same rows in ten times the time
             return self._single(transitions)
         rows: list[Rows] = []
         window = self._windows.get(source)
@@ -97,7 +100,7 @@ class NStep:
         return _joined(rows)
 
     def end(self) -> Rows:
-        """The rows of all waiting transitions of every source, made as if a gap followed."""
+        """The rows of all waiting transitions of every source. They are the same as before a gap."""
         rows = [self._rows(self._empty(0, 0), np.arange(0), False)]
         for window in self._windows.values():
             rows += self._take(window, np.arange(len(window.count)))
@@ -105,7 +108,7 @@ class NStep:
         return _joined(rows)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of all transitions that wait: arrays, and scalars fit for JSON."""
+        """A copy of all waiting transitions: arrays, and scalars fit for JSON."""
         arrays = {
             f"{source}/{name}": array.copy()
             for source, window in self._windows.items()
@@ -118,7 +121,7 @@ class NStep:
         """Continue from :meth:`state`.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of another n; nothing has changed then.
+            BundleError: the state is incomplete, damaged or of another n. This object is then unchanged.
         """
         windows: dict[str, _Window] = {}
         with reading("state of n-step returns"):
@@ -157,7 +160,7 @@ class NStep:
         )
 
     def _take(self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
-        """The rows of all transitions of these robots, whose streams end here."""
+        """Remove all transitions of these robots, whose episodes or streams end here, and return their rows."""
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)
@@ -172,7 +175,10 @@ class NStep:
         *,
         oldest: bool = False,
     ) -> Rows:
-        """Rows from each transition of these robots to the newest one; with ``oldest``, only from the oldest one."""
+        """Rows that end at the newest transition of these robots.
+
+        One row starts at each waiting transition. With ``oldest``, only the oldest transition of each robot has a row.
+        """
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]

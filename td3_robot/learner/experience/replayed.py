@@ -20,13 +20,13 @@ from td3_robot.messages import Step
 
 
 class Replayed(Experience):
-    """Random transitions of the replay buffer that the configuration asks for.
+    """Draws random transitions from the configured kind of replay buffer.
 
     Args:
-        config: the ``learner`` section; ``device`` is settled.
+        config: the ``learner`` section; ``device`` is not ``auto``.
         observation_size, action_size: O and A.
         seed: of the sampling.
-        storage: makes room for the rows of the replay buffer.
+        storage: makes the storage for the rows of the replay buffer.
 
     Raises:
         ConfigError: the replay buffer does not fit.

@@ -21,12 +21,12 @@ from td3_robot.specs import Float32
 
 @dataclass
 class _Episode:
-    """The first steps of an episode that is under way.
+    """The steps so far of an episode that has not ended.
 
     Attributes:
         incarnation: of its source.
         number: of the episode.
-        rows: float32[W] for each step, as :meth:`Rollouts.take` reads them.
+        rows: one float32[W] for each step, in the layout that :meth:`Rollouts.take` reads.
     """
 
     incarnation: int
@@ -35,9 +35,9 @@ class _Episode:
 
 
 class Rollouts(Experience):
-    """Collects the episode of each robot, and makes one batch of it when it has ended.
+    """Collects the steps of each robot, and makes one batch of each episode that has ended.
 
-    An episode with a gap gives no batch: the Assembler counts it as ``cut``, and all its steps are dropped.
+    An episode with a gap gives no batch. The Assembler counts the episode as ``cut``, and this class drops its steps.
 
     Args:
         discount: γ, 0 to 1.
@@ -57,7 +57,7 @@ class Rollouts(Experience):
 
     @property
     def ready(self) -> bool:
-        """Whether an episode has ended that no update has used."""
+        """Whether there is a finished episode that no update has used."""
         return len(self._ended) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
@@ -89,10 +89,10 @@ class Rollouts(Experience):
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
-        """The oldest episode that no update has used: its T steps in order, B = T.
+        """The oldest finished episode that no update has used: its T steps in order, B = T.
 
-        ``discount`` is γ, and 0 at the end of an episode that terminated. In a truncated episode the value of the last
-        ``next_observation`` counts.
+        ``discount`` is γ, but 0 for the last step of an episode that terminated. In a truncated episode the value of
+        the last ``next_observation`` counts.
         """
         rows = self._ended.popleft()
         # Memory from torch has the same alignment every time, so that equal rollouts give equal bits.
@@ -115,7 +115,7 @@ class Rollouts(Experience):
         """Continue from :meth:`state`.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of another robot. Nothing has changed then.
+            BundleError: the state is incomplete, damaged or of another robot. This object is then unchanged.
         """
         with reading("state of the rollouts"):
             added = int(scalars["added"])

@@ -1,4 +1,4 @@
-"""From the stream of Steps to transitions: the only place that joins two Steps, and that sees gaps."""
+"""Makes transitions from the stream of Steps. Only this module joins two Steps and detects gaps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Transitions:
         observation, next_observation: float32[M, O].
         action: float32[M, A], the action that was applied, in the unit of its channel.
         reward: float32[M].
-        terminated: bool[M]; False for a truncated end, whose value continues beyond it.
-        ended: the returns of the episodes that ended here and were seen whole.
+        terminated: bool[M]; False if the episode was truncated, because the value of its last observation counts.
+        ended: the returns of the episodes that ended here, if the assembler saw all their steps.
     """
 
     robot: NDArray[np.intp]
@@ -43,16 +43,17 @@ class Transitions:
 class Assembler:
     """Joins the consecutive Steps of one source, robot by robot.
 
-    A transition needs two Steps of one incarnation with consecutive sequence numbers. Between them, the robot stays in
-    its episode and moves on by one step. Anything else is an edge (FIRST) or a gap, which is counted and never joined.
+    A transition needs two Steps of one incarnation with consecutive sequence numbers. In both, the robot is in the same
+    episode, and ``episode_step`` grows by one. Anything else is the start of an episode (FIRST) or a gap. The assembler
+    counts gaps and never makes a transition across a gap.
 
-    A learner that continues from a checkpoint expects the source where :meth:`state` says. The source may send the
-    Step before once more; then the next Step follows that one.
+    After a restart from a checkpoint, the assembler expects the Step that :meth:`state` names. The source may first
+    repeat the Step before it. Then the next Step makes transitions together with the repeated Step.
 
     Attributes:
-        counters: steps (messages), begun (episodes), episodes (seen whole, and over), transitions, gaps (places),
-            missed (Steps never seen), repeated, late, and cut (episodes whose end will never come, because the source
-            died or Steps were missed).
+        counters: by name: ``steps`` (messages), ``begun`` (episodes that started), ``episodes`` (that ended and were
+            seen whole), ``transitions``, ``gaps`` (number of gaps), ``missed`` (Steps never seen), ``repeated``,
+            ``late``, and ``cut`` (episodes without an end, because the source died or Steps were missed).
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Assembler:
         self._whole: Bools = np.zeros(0, bool)
 
     def add(self, step: Step) -> Transitions | None:
-        """The transitions that this Step completes; None if the Step was seen before or is out of order."""
+        """The transitions that this Step completes; None if the Step is repeated or out of order."""
         last = self._last
         if last is not None and step.incarnation == last.incarnation and step.sequence <= last.sequence:
             self.counters["repeated" if step.sequence == last.sequence else "late"] += 1
@@ -72,7 +73,7 @@ class Assembler:
         first = step.phase == Phase.FIRST
         incarnation, next_sequence = self._expected
         missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
-        if missed < 0:  # dealt with before the checkpoint, and sent again
+        if missed < 0:  # processed before the checkpoint, and sent again
             self.counters["repeated"] += 1
             return None
         self._expected = step.incarnation, step.sequence + 1
@@ -111,7 +112,7 @@ class Assembler:
         return self._expected[0]
 
     def state(self) -> dict[str, Any]:
-        """The state for a restart, as plain JSON values; counters included."""
+        """The state for a restart, including counters, as plain JSON values."""
         return {
             "expected": list(self._expected),
             "counters": dict(self.counters),

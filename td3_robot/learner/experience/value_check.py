@@ -1,7 +1,7 @@
-"""Compares the returns that the critic expects of whole episodes with the returns that came.
+"""Compares the returns that the critic predicts for whole episodes with the observed returns.
 
-The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1), which the
-second critic reduces. Only whole episodes count, with their exploration noise.
+The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). The second critic
+reduces it. Only whole episodes count. Their actions include exploration noise.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _RECENT = 20  # episodes compared
 
 
 class Episode(NamedTuple):
-    """An episode that was seen whole.
+    """An episode of which the learner saw every step.
 
     Attributes:
         observation, action: of its first step, [O] and [A].
-        discounted: r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁, the rewards that came.
-        last_observation: where it ended, [O].
-        left: γᵀ, the factor of the value of that end; 0 if it terminated.
+        discounted: the observed return r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁.
+        last_observation: the observation at its end, [O].
+        left: γᵀ, the factor of the value of ``last_observation``; 0 if the episode terminated.
     """
 
     observation: Float32
@@ -46,12 +46,12 @@ class Episode(NamedTuple):
 
 @dataclass(eq=False)
 class _Running(Positions):
-    """The running episodes of one source's running.
+    """The running episodes of one source's robots.
 
     Attributes:
-        whole: whether the episode was seen from its first step on without a gap.
+        whole: whether there was no gap since the first step of the episode.
         observation, action: of the first step.
-        discounted, left: as in :class:`Episode`, so far.
+        discounted, left: as in :class:`Episode`, for the steps so far.
     """
 
     whole: Bools
@@ -77,7 +77,7 @@ class ValueCheck:
         self._running: dict[str, _Running] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> None:
-        """Take in the transitions that ``step`` completed."""
+        """Add the transitions that ``step`` completed."""
         running = self._running.get(source)
         if running is None or not running.belong_to(step):
             running = self._running[source] = self._empty(step)
@@ -138,11 +138,11 @@ class ValueCheck:
     def figures(self, algorithm: Algorithm, normaliser: Normaliser | None) -> dict[str, float]:
         """Means over the newest whole episodes. Waits for the device.
 
-        ``return_discounted_mean`` is the return that came, ``return_expected_mean`` the one that the first critic
-        expects now. For an episode that was cut off, both leave out the value of its end.
+        ``return_discounted_mean`` is the observed return. ``return_expected_mean`` is the return that the first critic
+        predicts now. For a truncated episode, both leave out the value of its last observation.
 
         Returns:
-            Nothing before there is a whole episode, or if the algorithm has no values.
+            The means by name. Empty before the first whole episode, or if the algorithm has no values.
         """
         if not self.episodes:
             return {}

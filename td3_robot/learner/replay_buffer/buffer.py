@@ -27,10 +27,10 @@ class Batch(NamedTuple):
     Attributes:
         observation: [B, O], in the units of the robot's channels.
         action: [B, A], normalised to [-1, 1].
-        reward: [B, 1], of one step, or the discounted sum of several.
+        reward: [B, 1], of one step, or the discounted sum of several steps.
         next_observation: [B, O].
-        discount: [B, 1], the factor of the next observation's value: γ to the power of the steps between, and 0 where
-            the episode terminated.
+        discount: [B, 1], the factor of the next observation's value: γ to the power of the number of steps between
+            the two observations; 0 where the episode terminated.
     """
 
     observation: Tensor
@@ -43,14 +43,14 @@ class Batch(NamedTuple):
 class ReplayBuffer:
     """The newest ``capacity`` transitions, drawn uniformly and with replacement.
 
-    A transition is one row ``[observation | action | reward | discount | next_observation]``. So a random batch costs
-    one gather of whole rows, a quarter of the time of five gathers from five arrays.
+    A transition is one row ``[observation | action | reward | discount | next_observation]``. So a random batch needs
+    only one gather of whole rows. That takes a quarter of the time of five gathers from five arrays.
 
     Args:
         capacity: number of transitions kept, at least 1.
         observation_size, action_size: O and A, at least 1.
         seed: of the sampling, at least 0.
-        storage: makes the storage from the capacity and the row width.
+        storage: makes the storage; its arguments are the capacity and the row width.
 
     Raises:
         ValueError: a size is below 1.
@@ -84,10 +84,10 @@ class ReplayBuffer:
         self._device_batch: tuple[Tensor, Batch] | None = None
 
     def use_device(self, device: torch.device) -> None:
-        """Keep a copy of the rows on a device; batches then come from there, in the same order as without it.
+        """Keep a copy of the rows on a device, and draw batches from this copy, in the same order as without it.
 
-        The rows on the host stay: checkpoints and files are made from them. Only :meth:`restore` and :meth:`recover`
-        wait for the device.
+        The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
+        device.
 
         Raises:
             ConfigError: the device lacks the memory for all rows.
@@ -96,7 +96,7 @@ class ReplayBuffer:
         self._copy(0)
 
     def _copy(self, since: int) -> None:
-        """Copy the transitions from number ``since`` on to the device, if there is one."""
+        """If there is a device, copy the transitions to it, starting at number ``since``."""
         if self._on_device:
             self._on_device.copy(since, self.total_added)
 
@@ -112,7 +112,7 @@ class ReplayBuffer:
         next_observation: Float32,
         discount: Float32,
     ) -> None:
-        """Store M transitions in order, over the oldest ones.
+        """Store M transitions in order. In a full buffer they replace the oldest ones.
 
         Args:
             observation, next_observation: float32[M, O].
@@ -121,7 +121,7 @@ class ReplayBuffer:
             discount: float32[M]; 0 where the episode terminated, not where it was truncated.
 
         Raises:
-            ValueError: the shapes do not belong together.
+            ValueError: the shapes do not match.
         """
         rows = self._pack(observation, action, reward, next_observation, discount)
         before = self.total_added
@@ -137,7 +137,7 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
 
-        With a device, the batch is there, in memory that the next call overwrites.
+        With a device, the batch is in device memory, which the next call overwrites.
 
         Raises:
             ValueError: the buffer is empty.
@@ -145,14 +145,14 @@ class ReplayBuffer:
         chosen = self.draw(batch_size)
         if self._on_device:
             return self._batch_on_device(self._on_device.gather(chosen))
-        # torch's memory always has the same alignment, and so matrix products always add up in the same order: equal
-        # batches give equal bits. numpy's memory does not guarantee that.
+        # torch's memory always has the same alignment, so matrix products always sum in the same order, and equal
+        # batches give equal bits. The alignment of numpy's memory varies.
         rows = torch.empty((batch_size, self._rows.shape[1]))
         np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
         return self.batch(rows)
 
     def _batch_on_device(self, rows: Tensor) -> Batch:
-        """The columns of rows; the same object for the same memory, as a CUDA graph needs it."""
+        """The columns of rows. The same memory gives the same object; a CUDA graph needs that."""
         if self._device_batch is None or self._device_batch[0] is not rows:
             self._device_batch = rows, self.batch(rows)
         return self._device_batch[1]
@@ -183,18 +183,18 @@ class ReplayBuffer:
         )
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Take the critics' errors on the newest sample, float32[B, 1] each; uniform sampling ignores them."""
+        """Use each critic's TD errors float32[B, 1] on the newest sample. Uniform sampling ignores them."""
 
     @property
     def rows(self) -> Float32:
-        """float32[capacity, 2 O + A + 2]: the n-th added transition is row n modulo ``capacity``."""
+        """float32[capacity, 2 O + A + 2]. Transition n, counted from 0, is in row n modulo ``capacity``."""
         return self._rows
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
 
-        ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]: write it out or copy it
-        before the next :meth:`add`. A durable storage keeps the rows itself, so the state has none.
+        ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]. Write it to a file or copy it
+        before the next :meth:`add`. With a durable storage the state has no rows: the storage keeps them.
         """
         rows = self._rows[: len(self)]
         rows.flags.writeable = False
@@ -202,17 +202,17 @@ class ReplayBuffer:
         scalars = {
             "capacity": self.capacity,
             "total_added": self.total_added,
-            # as text: most JSON readers refuse or round integers of 128 bits
+            # as text, because most JSON readers refuse or round 128-bit integers
             "random_state": {key: str(value) for key, value in generator["state"].items()},
             "random_buffer": [generator["has_uint32"], generator["uinteger"]],
         }
         return {} if self.storage.durable else {"rows": rows}, scalars
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Become the buffer whose :meth:`state` this is: the same content, and the same samples from here on.
+        """Continue from :meth:`state`, with the same content and the same random samples.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of a buffer of another shape; nothing has changed then.
+            BundleError: the state is incomplete, damaged or of a buffer of another shape. The buffer is then unchanged.
         """
         with reading("replay buffer state"):
             total_added, capacity = int(scalars["total_added"]), int(scalars["capacity"])
@@ -238,7 +238,7 @@ class ReplayBuffer:
         """Check that a durable storage holds the rows of a saved state.
 
         Raises:
-            BundleError: its journal knows fewer rows.
+            BundleError: the journal records fewer rows than the saved state.
         """
         known = self.storage.committed
         if total_added <= known:
@@ -246,11 +246,11 @@ class ReplayBuffer:
         short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
         if not self.storage.found:
             raise BundleError(f"{short}; to go on with those that are there, move its journal away")
-        # A person has moved the journal away; the rows were written before the state was saved.
+        # Somebody removed the journal. The rows are complete: they were written before the state was saved.
         log.warning("%s by its journal, which is not there: the learner uses the rows of the file", short)
 
     def recover(self) -> None:
-        """Take up the rows that a durable storage holds beyond the restored state."""
+        """Use the rows that a durable storage received after the restored state was saved."""
         self.total_added = max(self.total_added, self.storage.committed)
         self._copy(0)
 

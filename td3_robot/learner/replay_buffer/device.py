@@ -1,4 +1,4 @@
-"""A copy of a replay buffer's rows on the GPU, which gathers the batches there."""
+"""A copy of a replay buffer's rows on the GPU. The GPU gathers the batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 8192  # rows copied to the device in one piece
 
 
 class DeviceRows:
-    """The rows of a buffer on a device; :meth:`copy` and :meth:`gather` do not wait for the device.
+    """A copy of a buffer's rows on a device. :meth:`copy` and :meth:`gather` do not wait for the device.
 
     Args:
         rows: float32[capacity, width] on the host.
@@ -38,17 +38,17 @@ class DeviceRows:
         self._batch = self._rows[:0]
 
     def gather(self, chosen: NDArray[Any]) -> Tensor:
-        """These rows, float32[B, width], in memory that the next call with the same B overwrites."""
+        """The rows with the numbers ``chosen``: float32[B, width]. The next call with the same B overwrites them."""
         if len(self._batch) != len(chosen):
             self._batch = torch.empty((len(chosen), self._rows.shape[1]), device=self._device)
         torch.index_select(self._rows, 0, upload(chosen, self._device), out=self._batch)
         return self._batch
 
     def copy(self, since: int, total: int) -> None:
-        """Copy the transitions with numbers from ``since`` to below ``total`` to the device."""
+        """Copy transitions ``since`` to ``total - 1`` to the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Page-locked memory for a whole buffer would double its size, and torch would keep it.
+        # Only small copies use page-locked memory: for a whole buffer, torch would allocate and keep as much again.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

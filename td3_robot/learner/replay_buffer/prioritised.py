@@ -19,14 +19,14 @@ from td3_robot.learner.resources import BRANCHES, tree_levels
 Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_LARGEST_ERROR = 1e12  # keeps sums finite until a diverging run is noticed
+_LARGEST_ERROR = 1e12  # keeps sums finite until the learner detects divergence
 
 
 class SumTree:
-    """Weights of ``capacity`` leaves, the sums of every 32 leaves, the sums of every 32 of those, and so on.
+    """A tree with ``capacity`` weights as leaves. Each inner node is the sum of its 32 children.
 
-    A changed sum is computed again from all its children, not corrected. So rounding errors do not accumulate, and the
-    leaves decide every sum to the bit.
+    After a change, the tree computes each affected sum from all its children. So rounding errors do not accumulate, and
+    equal leaves give bitwise equal sums.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -38,23 +38,23 @@ class SumTree:
         return self._levels[-1]
 
     def set(self, leaves: Indices, weights: Float64 | float) -> None:
-        """Give leaves new weights, at least 0; the last one counts for a leaf that is named twice."""
+        """Give leaves new weights, at least 0. If a leaf occurs twice, it gets its last weight."""
         self._levels[-1][leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
             leaves = leaves // BRANCHES
             above[leaves] = below.reshape(-1, BRANCHES)[leaves].sum(1)
 
     def set_many(self, leaves: Indices | slice, weights: Float64 | float) -> None:
-        """:meth:`set` for a large part of all leaves: every sum is made once."""
+        """Like :meth:`set`, for a large part of all leaves: it computes every sum of the tree once."""
         self.leaves[leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
             sums = below.reshape(-1, BRANCHES).sum(1)
             above[: len(sums)] = sums
 
     def find(self, fractions: Float64) -> Indices:
-        """For each fraction in [0, 1), the first leaf where the running sum of weights exceeds that part of the total.
+        """Find a leaf for each fraction in [0, 1): the first where the running sum exceeds fraction · total.
 
-        Rounding may give the leaf after the last one with a weight.
+        Rounding may give the leaf after the last leaf with a positive weight.
         """
         rest = torch.from_numpy(fractions * self._levels[0].sum())[:, None]
         found = torch.zeros(len(fractions), dtype=torch.int64)
@@ -71,12 +71,12 @@ class SumTree:
 class PrioritisedReplay(ReplayBuffer):
     """The newest ``capacity`` transitions, drawn with replacement in proportion to their priorities.
 
-    The priority of a transition is max(|δ|, 1) to the power α, where δ is the larger of the critics' errors when it was
-    last sampled. A new transition gets the greatest priority so far. With the Huber loss this needs no importance
-    weights: the expected gradient is that of another loss, PAL, sampled uniformly (section 4.2).
+    The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
+    the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
+    no importance weights: its expected gradient equals that of another loss, PAL, with uniform sampling (section 4.2).
 
     Args:
-        capacity, observation_size, action_size, seed, storage: as of :class:`ReplayBuffer`.
+        capacity, observation_size, action_size, seed, storage: see :class:`ReplayBuffer`.
         exponent: α, 0 (uniform) to 1.
     """
 

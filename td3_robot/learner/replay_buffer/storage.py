@@ -1,9 +1,9 @@
 """Storage of a replay buffer's rows: in memory, or in a file that outlives the process.
 
-The file survives kills, not power cuts. Rows go to the operating system as they come; only then does a record in the
-journal say that they are there. So a process killed at any instant loses no recorded row, and no row is half written.
-Nothing is flushed to the disk. After a power cut the file may hold anything; checkpoints then hold no rows, but still
-the policy.
+The file survives a kill of the process, but not a power cut. The process first writes new rows to the operating system.
+Then it records them in the journal. So a kill at any instant loses no recorded row, and no recorded row is incomplete.
+The process never flushes the file to the disk, so its content may be wrong after a power cut. The rows are then lost,
+because checkpoints do not contain them; the policy is not.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
 _LONGEST = 1 << 20  # bytes of a record
-_COMPACT = 1 << 22  # bytes of journal; beyond, only the newest record of each source stays
+_COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
 
 
 class Storage(Protocol):
     """``capacity`` rows of ``width`` float32 numbers.
 
     Attributes:
-        rows: float32[capacity, width]; read them, but write them with :meth:`write`.
+        rows: float32[capacity, width], only for reading; :meth:`write` changes them.
         durable: committed rows survive a kill of the process.
-        found: there are rows of an earlier process but no notes.
-        notes: the newest note of each source, also from an earlier process.
+        found: whether there are rows of an earlier process without notes.
+        notes: the newest note of each source; an earlier process may have written it.
     """
 
     rows: Float32
@@ -46,13 +46,13 @@ class Storage(Protocol):
 
     @property
     def committed(self) -> int:
-        """Rows ever added, by the newest note; 0 without one."""
+        """Number of rows ever added, from the newest note; 0 without a note."""
 
     def write(self, first: int, rows: Float32) -> None:
-        """Write float32[M, width] to the rows from ``first`` on."""
+        """Write float32[M, width] to M rows, starting at row ``first``."""
 
     def commit(self, note: Note) -> None:
-        """Record that all rows written so far are whole; ``note`` describes them."""
+        """Record in the journal that all rows written so far are complete; ``note`` describes them."""
 
 
 class Memory:
@@ -73,11 +73,11 @@ class Memory:
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One record of the journal: how far the buffer and one source are.
+    """One record of the journal: the progress of the buffer and of one source.
 
     Attributes:
         total_added: rows ever added.
-        env_steps: of the learner.
+        env_steps: environment steps of the learner.
         source: name of the source whose Step was stored; empty for the recordings that a run starts with.
         state: of that source, as plain values, see ``Sources``.
         seen: statistics of all rows so far, as plain values, see ``Training.seen``.
@@ -91,19 +91,19 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class File:
-    """Rows in ``rows.float32`` of a folder, read through a memory map, and a journal of the whole ones.
+    """Rows in the file ``rows.float32`` of a folder, read through a memory map, and a journal of the complete rows.
 
     Args:
         folder: created if missing.
-        recovers: continue with the rows that are there; False starts without them, and keeps no journal.
-        needed: the run depends on rows that must be there.
+        recovers: continue with the existing rows. False: start without them, and keep no journal.
+        needed: the run needs existing rows; it is an error if they are missing.
 
     Attributes:
         notes: the newest record of each source; empty for a new file.
 
     Raises:
-        BundleError: the rows are of a buffer of another shape, or damaged, or missing though ``needed``; nothing has
-            changed then.
+        BundleError: the rows are damaged, of a buffer of another shape, or missing though ``needed``. The files are
+            then unchanged.
         OSError: the disk is full or the folder cannot be written.
     """
 
@@ -134,7 +134,7 @@ class File:
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
-        # Not through the map, where a full disk would be a fatal signal instead of an error.
+        # Not through the memory map: with it, a full disk would be a fatal signal instead of an error.
         if not len(rows):
             return
         content = np.ascontiguousarray(rows).data.cast("B")
@@ -151,7 +151,7 @@ class File:
         record = _record(msgspec.msgpack.encode(note))
         self._size += len(record)
         with files.naming(self._journal_file):
-            while record:  # an almost full disk takes a part, and fails only at the next call
+            while record:  # on an almost full disk, a call may write only a part; the next call fails
                 record = record[os.write(self._journal, record) :]
         if self._size > _COMPACT:
             os.close(self._journal)
@@ -163,7 +163,7 @@ class File:
             os.close(self._journal)
 
     def _recover(self) -> None:
-        """Read the journal. A kill may cut off its last record; anything else that is wrong is damage."""
+        """Read the journal. An incomplete last record is normal after a kill; any other fault is damage."""
         content = self._journal_file.read_bytes()
         payloads: list[bytes] = []
         at = 0
@@ -197,7 +197,7 @@ class File:
 
 
 def _whole(content: bytes, at: int) -> bytes:
-    """The payload of the record at this byte; empty if there is no whole one."""
+    """The payload of the record that starts at byte ``at``; empty if the record is not complete and correct."""
     length, check = (int.from_bytes(content[at + i : at + i + 4], "little") for i in (0, 4))
     if len(content) - at - _HEAD < length:
         return b""
@@ -206,9 +206,9 @@ def _whole(content: bytes, at: int) -> bytes:
 
 
 def _cut_off(content: bytes, at: int) -> bool:
-    """Whether the record at this byte lacks its end, rather than having changed bytes.
+    """Whether the record that starts at byte ``at`` is incomplete, as opposed to damaged.
 
-    A changed length looks like a missing end, but whole records follow it.
+    A record with a damaged length also looks incomplete, but complete records follow it.
     """
     if not any(content[at:]):  # a power cut can leave zeros behind the written bytes
         return True
@@ -223,5 +223,5 @@ def _record(payload: bytes) -> bytes:
 
 
 def row_size(observation_size: int, action_size: int) -> int:
-    """float32 numbers of a transition: two observations, the action, the reward and the discount."""
+    """The number of float32 in a transition: two observations, the action, the reward and the discount."""
     return 2 * observation_size + action_size + 2
