@@ -1,4 +1,4 @@
-"""Checkpoint files: safetensors with a JSON header and a hash; a run continues from the newest whole one."""
+"""Checkpoint files: safetensors with a JSON header and a hash. A run continues from the newest undamaged checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     with files.replacing(path) as temporary:
         try:
             safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
-        except SafetensorError as error:  # a full disk is one of these, and shows only in the text
+        except SafetensorError as error:  # only its text shows whether the disk is full
             found = re.search(r"os error (\d+)", str(error))
             if not found:
                 raise
@@ -55,13 +55,13 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """The newest whole checkpoint; None if there is no checkpoint.
+    """Load the newest undamaged checkpoint; None if there is no checkpoint.
 
-    A damaged one is renamed to ``*.damaged`` with a warning, so that it does not count as the newest.
+    This function renames a damaged checkpoint to ``*.damaged`` and logs a warning, so that later calls ignore it.
 
     Raises:
-        BundleError: there are checkpoints but none is whole, or the newest is of another format.
-        OSError: one cannot be read; it may not be damaged.
+        BundleError: all checkpoints are damaged, or the newest has another format.
+        OSError: a checkpoint cannot be read. It may be undamaged.
     """
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
@@ -82,9 +82,9 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and scalars of one file.
 
     Raises:
-        DamagedError: it is truncated, or its hash is not that of its content.
-        BundleError: it is of another format.
-        OSError: it cannot be read.
+        DamagedError: the file is truncated, or its hash does not match its content.
+        BundleError: the file has another format.
+        OSError: the file cannot be read.
     """
     what = f"checkpoint {path.name}"
     try:
@@ -96,13 +96,13 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     text, told = header.get("scalars"), header.get("format")
     if isinstance(text, str) and header.get("sha256") == _hash(arrays, text):
         return arrays, json.loads(text)
-    if told != FORMAT:  # whether it is damaged cannot be known
+    if told != FORMAT:  # this version cannot check another format for damage
         raise BundleError(f"{what} has format {told!r}; this version reads {FORMAT}")
     raise DamagedError(f"{what} is damaged: its content does not have the hash it names")
 
 
 def of_another_program(path: Path) -> bool:
-    """Whether a checkpoint is not of the learner: one more program of version 0.1.0 wrote checkpoints.
+    """Whether another program wrote this checkpoint. In version 0.1.0, not only the learner wrote checkpoints.
 
     Raises:
         OSError: it cannot be read.
@@ -129,7 +129,7 @@ def _header(path: Path, what: str) -> dict[str, Any]:
 
 
 def _hash(arrays: Arrays, text: str) -> str:
-    """The hash of scalars, as text, and of the names, types, shapes and numbers of arrays."""
+    """The hash of the scalars as JSON text, and of the arrays' names, types, shapes and numbers."""
     digest = hashlib.sha256(f"{FORMAT} {text}".encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -1,4 +1,4 @@
-"""When a learner process saves checkpoints, and what it starts from."""
+"""Creates the learner's core, from a checkpoint if there is one, and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; the supervisor waits longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; less than the supervisor waits for us
 
 
 def is_new(run: RunFolder) -> bool:
-    """Whether this run holds nothing that a learner could continue from."""
+    """Whether the run folder has nothing from which a learner could continue."""
     return not (run.replay.exists() or run.has_checkpoints)
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
-    """A new learner's core, or the one in the newest whole checkpoint of the run.
+    """Make the learner's core: from the newest undamaged checkpoint of the run, or new if there is no checkpoint.
 
     Raises:
-        BundleError: no checkpoint is whole, or the newest does not fit the configuration.
-        ConfigError: what the learner keeps does not fit into memory or disk, or this machine lacks its device.
+        BundleError: all checkpoints are damaged, or the newest does not fit the configuration.
+        ConfigError: the learner needs more memory or disk space than is free, or this machine lacks its device.
         OSError: a checkpoint cannot be read.
     """
     checkpoint.tidy(node.run.checkpoints)
@@ -65,9 +65,9 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 class Saver:
     """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
 
-    Call it once a turn. It asks the core's scheduler for a snapshot and saves the snapshot as soon as it is ready. Free
-    running, that is at once. In lock-step a snapshot needs the states of all simulators; if they do not answer when
-    the learner stops, the run continues from the snapshot before.
+    Call it once per turn. It requests a snapshot from the core's scheduler and saves the snapshot as soon as it is
+    ready. In free-running mode, a snapshot is ready at once. In lock-step, it needs the states of all simulators. If
+    they do not answer before the learner stops, a resumed run continues from the last saved snapshot.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
@@ -79,10 +79,10 @@ class Saver:
         self._scheduler.keep_snapshots()
 
     def __call__(self) -> None:
-        """Save what is due; restore the newest snapshot if the scheduler asks for it.
+        """Save a checkpoint if it is due. Restore the newest snapshot if the scheduler asks for it.
 
         Raises:
-            BundleError: there is no whole snapshot to restore.
+            BundleError: there is no undamaged snapshot to restore.
             OSError: the last checkpoint could not be saved.
         """
         if self._scheduler.must_roll_back:
@@ -98,20 +98,20 @@ class Saver:
 
     @property
     def _made(self) -> int:
-        """Environment steps, and the offline updates before them."""
+        """The number of environment steps plus offline updates so far."""
         return self._core.env_steps + min(self._core.updates, self._core.learning.limiter.offline)
 
     def _after_now(self) -> int:
-        """Where the next checkpoint is due."""
+        """The value of ``_made`` at which the next checkpoint is due."""
         return self._made + self._every if self._every else sys.maxsize
 
     @property
     def settled(self) -> bool:
-        """Whether :meth:`finish` has to wait for nothing more."""
+        """Whether :meth:`finish` can run now, without waiting for another snapshot."""
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a learner that was told to stop can: all is saved, or the simulators did not answer in time."""
+        """Whether a stopping learner can exit: all is saved, no source is connected, or simulators did not answer."""
         if self.settled or not self._core.sources.live():
             return True
         now = time.monotonic()
@@ -121,10 +121,10 @@ class Saver:
         return now > self._stop_by
 
     def finish(self) -> None:
-        """Save for the last time, after the last turn.
+        """Save the last checkpoint, after the last turn.
 
         Raises:
-            OSError: that failed.
+            OSError: the learner could not save it.
         """
         self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
@@ -137,7 +137,7 @@ class Saver:
         return OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(self._node.run.checkpoints))
 
     def _save(self) -> bool:
-        """Save a checkpoint; a full disk costs the checkpoint, not the training."""
+        """Save a checkpoint. If the disk is full, training continues without this checkpoint."""
         begin = time.monotonic()
         node, core = self._node, self._core
         arrays, scalars = state.save(core, begin)

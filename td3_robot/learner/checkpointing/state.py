@@ -1,7 +1,7 @@
-"""The state that a learner needs after a restart: taken from a core, and put into one.
+"""Saves and restores the state that a learner needs after a restart.
 
-In lock-step it is the state of the whole run. It includes the states of the simulators, and the weights that a policy
-server may need again (see :mod:`td3_robot.learner.scheduling.lockstep`).
+In lock-step it is the state of the whole run. It includes the states of the simulators, and the weights that a
+restarted policy server may need (see :mod:`td3_robot.learner.scheduling.lockstep`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of t
 
 
 def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
-    """Everything a restarted learner needs: named arrays, and plain JSON values; ``now`` in seconds.
+    """Everything that a restarted learner needs: named arrays, and plain JSON values; ``now`` in seconds.
 
-    The arrays are views of the core's: write them out or copy them before it continues.
+    The arrays are views of arrays in the core. Write them to a file or copy them before the core continues.
 
     Raises:
-        BundleError: no robot has been seen yet.
+        BundleError: no robot has joined yet.
         DivergenceError: training has diverged, so the newest checkpoint is better.
     """
     if core.spec is None:
@@ -80,7 +80,7 @@ def restored(
     storage: Callable[[int, int], Storage] = Memory,
     admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
-    """A learner that continues where :func:`save` was called; sources join again. See :func:`make_core`.
+    """A learner that continues from the state of :func:`save`. All sources must join again. See :func:`make_core`.
 
     Raises:
         BundleError: the state does not fit the configuration.
@@ -101,10 +101,10 @@ def restored(
 
 
 def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Replace the state of a core by a saved one; its peers stay connected.
+    """Replace the state of a core with a saved state. Its peers stay connected.
 
     Raises:
-        BundleError: the state does not fit the configuration; the core is unusable then.
+        BundleError: the state does not fit the configuration. The core is then unusable.
     """
     what = "checkpoint does not fit this configuration"
     with reading(what):
@@ -126,7 +126,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
 
 
 def _restore_progress(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Restore everything but the training."""
+    """Restore everything except the training."""
     publisher, evaluations = core.publisher, core.publisher.evaluations
     core.learning.env_steps = scalars["env_steps"]
     publisher.version = scalars["version"]

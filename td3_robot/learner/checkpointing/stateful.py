@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: parts that give and take their state."""
+"""The parts of a checkpoint: objects that save and restore their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stateful(Protocol):
         """Continue from :meth:`state`.
 
         Raises:
-            BundleError: the state is incomplete or damaged, or does not fit; nothing has changed then.
+            BundleError: the state is incomplete or damaged, or does not fit. This object is then unchanged.
         """
 
 
@@ -32,7 +32,7 @@ def reading(what: str) -> Iterator[None]:
     """Turn the errors of code that reads a saved state into a BundleError.
 
     Args:
-        what: the state, for the message.
+        what: name of the state, for the error message.
     """
     try:
         yield
@@ -44,8 +44,8 @@ def array_like(expected: NDArray[Any], arrays: Arrays, name: str) -> NDArray[Any
     """The saved array of this name.
 
     Raises:
-        KeyError: there is none.
-        ValueError: it differs from ``expected`` in type or shape.
+        KeyError: there is no such array.
+        ValueError: its type or shape differs from that of ``expected``.
     """
     saved = arrays[name]
     if saved.shape != expected.shape or saved.dtype != expected.dtype:

@@ -1,4 +1,4 @@
-"""What a scheduler decides: who may continue, when updates are made, and when weights go out."""
+"""The base class of schedulers. A scheduler decides when sources continue, and when to update and publish."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Scheduler(ABC):
     | a simulator or robot joins, leaves | :meth:`source_joined`, :meth:`source_left` |
     | a policy server joins | :meth:`policy_joined` |
     | a Step, a simulator's state arrives | :meth:`step_arrived`, :meth:`state_arrived` |
-    | the inputs of a turn are dealt with | :meth:`learn`, :meth:`grant` |
+    | the inputs of a turn are processed | :meth:`learn`, :meth:`grant` |
     | the offline updates are made | :meth:`grant`, :meth:`offline_finished` |
 
-    An update is due when ``core.learning.update_due``: the replay ratio asks for it *and* the training is ready. So an
-    off-policy algorithm updates after each Step, and an on-policy one after each rollout. The on-policy one needs
-    lock-step: there, all sources wait until the weights of the update serve.
+    An update is due when ``core.learning.update_due`` is true: the replay ratio asks for it *and* the training is
+    ready. So an off-policy algorithm updates after each Step, and an on-policy algorithm after each rollout. An
+    on-policy algorithm needs lock-step, in which all sources wait until the policy servers use the newest weights.
 
-    A snapshot is a state of the learner that a run can continue from. By default the learner's state at any moment is
-    one, and nothing ever rolls back. A scheduler that also restores the simulators overrides the methods about
-    snapshots. Whoever writes checkpoints calls :meth:`keep_snapshots` first, then :meth:`request_snapshot`, and
-    :meth:`snapshot_saved` as soon as :attr:`snapshot_ready`.
+    A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
+    snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the methods about
+    snapshots. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
+    :meth:`request_snapshot`, waits until :attr:`snapshot_ready` is true, saves, and calls :meth:`snapshot_saved`.
 
     Attributes:
-        counters: what the scheduler dropped.
+        counters: numbers of dropped messages.
     """
 
     def __init__(self, core: LearnerCore) -> None:
@@ -70,15 +70,15 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """Make a bounded number of updates and publish weights; offline updates are not meant."""
+        """Make a bounded number of updates and publish weights. This does not make offline updates."""
 
     def grant(self, now: float) -> list[Output]:
-        """Tell the sources how far they may go."""
+        """Tell the sources how many more steps they may make."""
         del now
         return []
 
     def offline_finished(self) -> list[Output]:
-        """The updates before the first environment step are made."""
+        """The learner has made all updates that come before the first environment step."""
         return []
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -89,14 +89,14 @@ class Scheduler(ABC):
         return False
 
     def continues(self, source: str) -> bool:
-        """Whether a source that joins continues its stream of Steps, even in another process."""
+        """Whether a joining source continues its stream of Steps, even if its process is new."""
         del source
         return False
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def keep_snapshots(self) -> None:
-        """Expect somebody to write snapshots from now on."""
+        """Take snapshots from now on, because a caller will save them."""
         return
 
     def request_snapshot(self) -> None:
@@ -105,30 +105,30 @@ class Scheduler(ABC):
 
     @property
     def snapshot_ready(self) -> bool:
-        """Whether the state of the core is the requested snapshot."""
+        """Whether the requested snapshot is complete: it is the current state of the core."""
         return self._snapshot_requested
 
     def snapshot_saved(self) -> None:
-        """The snapshot is written, or could not be; the run continues."""
+        """The caller has saved the snapshot, or failed to save it. The run continues."""
         self._snapshot_requested = False
 
     @property
     def unsaved(self) -> bool:
-        """Whether the run is ahead of its newest snapshot, so that a stop has to wait for another one."""
+        """Whether the run is ahead of its newest snapshot, so that a stop must wait for a new snapshot."""
         return False
 
     @property
     def must_roll_back(self) -> bool:
-        """Whether the newest snapshot must be restored, followed by :meth:`rolled_back`."""
+        """Whether the caller must restore the newest snapshot and then call :meth:`rolled_back`."""
         return False
 
     def rolled_back(self) -> list[Output]:
-        """The core has the state of the newest snapshot again."""
+        """The caller has restored the newest snapshot in the core."""
         return []
 
     @property
     def simulator_states(self) -> Mapping[str, bytes]:
-        """The states of simulators, by name, that belong to the core's state."""
+        """The simulators' states that belong to the core's state, by simulator name."""
         return {}
 
     @property
@@ -137,7 +137,7 @@ class Scheduler(ABC):
         return ()
 
     def restore(self, simulator_states: Mapping[str, bytes]) -> None:
-        """Continue from a saved state with these states of simulators."""
+        """Continue from a saved state that contains these simulator states."""
         del simulator_states
 
     def restarted(self) -> None:

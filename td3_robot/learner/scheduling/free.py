@@ -11,11 +11,11 @@ from td3_robot.messages import Step
 
 log = logging.getLogger(__name__)
 
-_WORTH_A_MESSAGE = 0.25  # of the band: the smallest grant that is worth a message to a source with steps left
+_WORTH_A_MESSAGE = 0.25  # fraction of the band: the smallest grant to send to a source that still has steps
 
 
 class FreeRunning(Scheduler):
-    """Stores each Step as it comes, makes at most one update a turn, and grants steps within the replay ratio."""
+    """Stores each Step on arrival, makes at most one update per turn, and grants steps within the replay ratio."""
 
     def policy_joined(self, peer: Peer) -> list[Output]:
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
@@ -49,10 +49,10 @@ class FreeRunning(Scheduler):
         self.core.publisher.publish()
 
     def grant(self, now: float) -> list[Output]:
-        """Share the steps that the replay ratio allows among the sources, those with the least left first.
+        """Distribute the steps that the replay ratio allows. Sources with the fewest steps left come first.
 
-        A source that gets no steps still gets a Throttle from time to time. It says which Steps the learner has
-        processed, so that the source need not keep them.
+        A source that gets no steps still gets a Throttle from time to time. The Throttle says which Steps the learner
+        has processed, so that the source can delete them.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         live = [source for source in self.core.sources.live() if not source.stalled(now)]

@@ -1,9 +1,10 @@
-"""Lock-step: rounds of one Step of every source, snapshots between two rounds, and rollback to the newest snapshot.
+"""Lock-step: rounds with one Step from every source, snapshots between rounds, and rollback to the newest snapshot.
 
-A snapshot is one consistent state of the whole run. The Throttles that end a round ask every simulator for its state.
-Each simulator sends it before its next Step. The learner starts no further round until all states are there and
-written. The policy server has no part in it: it holds only weights, and its noise is a function of the Step. When a
-simulator dies, every process returns to the newest snapshot and repeats the same steps.
+A snapshot is one consistent state of the whole run. To take one, the Throttles at the end of a round ask every
+simulator for its state. Each simulator sends its state before its next Step. The learner starts the next round only
+after all states have arrived and are saved. A snapshot contains no state of the policy server. The server holds only
+weights, and its noise is a function of the Step. When a simulator dies, every process returns to the newest snapshot
+and repeats the same steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """Where a round is."""
+    """The phase of a round."""
 
     GATHERING = "waits until enough sources can start the round"
     STEPPING = "the sources make the Step of the round"
@@ -44,11 +45,11 @@ TRANSITIONS = {
 
 
 class LockStep(Scheduler):
-    """One Step of every source is a round; then come the updates it owes; then every source may continue.
+    """A round: receive one Step from every source, make the updates that are due, then let every source continue.
 
     Attributes:
-        state: where the round is.
-        rounds: made since the newest snapshot.
+        state: the phase of the round.
+        rounds: number of rounds since the newest snapshot.
     """
 
     def __init__(self, core: LearnerCore) -> None:
@@ -59,7 +60,7 @@ class LockStep(Scheduler):
         self._needed = core.config.simulators
         self._keeps_snapshots = False
         self._saved: dict[str, bytes] = {}  # states of the newest snapshot, by source; empty before the first
-        self._arriving: dict[str, bytes | None] = {}  # states of the snapshot being taken; None: not there yet
+        self._arriving: dict[str, bytes | None] = {}  # states of the unfinished snapshot; None: not received yet
 
     def _enter(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], (self.state, state)
@@ -96,14 +97,14 @@ class LockStep(Scheduler):
         del now
         due = source.answered + len(source.queue)
         if source.returning or (step.sequence > due and source.answered):
-            self.counters["set_back"] += 1  # from before a rollback
+            self.counters["set_back"] += 1  # the source sent it before the rollback
         elif step.sequence < due:
-            source.assembler.add(step)  # dealt with; after a restart the next Step follows it
+            source.assembler.add(step)  # already processed; after a restart the assembler needs it for the next Step
         else:
             source.queue.append(step)
 
     def state_arrived(self, source: Source, state: SimulatorState) -> list[Output]:
-        if not state.payload:  # the simulator has loaded the state that it was sent
+        if not state.payload:  # the simulator has loaded its snapshot state
             returned, source.returning = source.returning, False
             return self._release([source]) if returned else []
         if source.name in self._arriving and state.answers == source.answered:
@@ -116,7 +117,7 @@ class LockStep(Scheduler):
         return self._release(self._sources.live())
 
     def learn(self, now: float) -> list[Output]:
-        """Make the round, if every source has sent its Step."""
+        """Process the round, if every source has sent its Step."""
         live = self._sources.live()
         if not self._round_complete(live):
             return []
@@ -140,7 +141,7 @@ class LockStep(Scheduler):
         return len(live) >= self._needed and all(source.queue for source in live)
 
     def _release(self, sources: Sequence[Source]) -> list[Output]:
-        """Tell sources the weights to name next, once as many as a round needs can start."""
+        """Tell sources which weights their next Step must name, as soon as enough sources for a round can start."""
         core, live = self.core, self._sources.live()
         weights_serve = core.spec and core.publisher.policies and not core.learning.offline
         if not weights_serve or self.state is State.ROLLBACK:
@@ -161,7 +162,7 @@ class LockStep(Scheduler):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def keep_snapshots(self) -> None:
-        """Snapshots are taken at the beginning of the run, on request, and at its end."""
+        """Take snapshots at the beginning of the run, on request, and at its end."""
         self._keeps_snapshots, self._snapshot_requested = True, not self._saved
 
     @property
@@ -205,7 +206,7 @@ class LockStep(Scheduler):
         return {name: state for name, state in self._arriving.items() if state is not None}
 
     def _put_back(self, source: Source) -> list[Output]:
-        """Send a simulator its state of the newest snapshot."""
+        """Send a simulator its state from the newest snapshot."""
         assert source.peer
         payload = self._saved.get(source.name)
         if payload is None:

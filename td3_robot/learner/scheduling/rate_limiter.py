@@ -1,4 +1,4 @@
-"""Keeps the replay ratio, the updates per environment step, by telling which side has to wait.
+"""Keeps the replay ratio (updates per environment step): it decides whether the learner or the simulators wait.
 
 The idea is Reverb's SampleToInsertRatio (Cassirer et al. 2021, section 3.3): a target, a start, and an error band.
 """
@@ -18,8 +18,8 @@ class RateLimiter:
 
     Attributes:
         ratio: updates per environment step; None lets both sides run freely.
-        band: the most updates that the learner may owe. Below the updates of two rounds of all robots, both sides
-            could wait for each other; ``Config`` refuses such a band.
+        band: the most updates that the learner may owe. It must cover two rounds of all robots, or both sides could
+            wait for each other. ``Config`` refuses a smaller band.
         start: environment steps before the first update.
         total: environment steps of the whole run.
         offline: updates on recordings before the first environment step.
@@ -36,7 +36,7 @@ class RateLimiter:
         return (self.ratio or 0.0) * (env_steps - self.start) - (updates - self.offline)
 
     def updates_due(self, env_steps: int, updates: int) -> bool:
-        """Whether the learner owes an update; without a ratio always, once learning has started."""
+        """Whether the learner owes an update. Without a ratio: whether learning has started."""
         if updates < self.offline:
             return True
         if env_steps < max(1, self.start):
@@ -44,11 +44,11 @@ class RateLimiter:
         return self.ratio is None or self.lead(env_steps, updates) >= 1
 
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
-        """Environment steps at which all simulators together have to wait.
+        """The total number of environment steps at which the simulators must wait.
 
         Args:
-            overshoot: steps that the simulators may make beyond it, because the robots of a process step together.
-                The wait starts that much earlier, but never so early that no update would come due.
+            overshoot: steps that the simulators may make beyond this limit, because the robots of a process step
+                together. The limit is that much lower, but always high enough for an update to become due.
         """
         if updates < self.offline:
             return 0
@@ -58,5 +58,5 @@ class RateLimiter:
         return min(self.total, self.start + math.floor((updates - self.offline + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:
-        """Whether all steps have come and all updates that they ask for are made."""
+        """Whether the learner has all environment steps and has made all updates that belong to them."""
         return env_steps >= self.total and (self.ratio is None or not self.updates_due(env_steps, updates))
