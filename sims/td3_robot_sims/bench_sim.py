@@ -1,6 +1,6 @@
 """``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All robots step through the same random actions, and through the resets that these lead to. Resets count as steps.
+All robots execute the same random actions. A reset counts as a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
-ALONE = 0  # size of a robot that is stepped without a fleet
+ALONE = 0  # stands for the size of one robot without a fleet
 FLEETS = (1, 4, 16)
 OURS = "td3_robot"
 SEED = 0
@@ -32,27 +32,27 @@ class Robots(Protocol):
     """One robot or a fleet."""
 
     def step(self, action: Float32) -> object:
-        """Step all robots, or reset those that have ended; ``action`` has a row for each robot."""
+        """Step each robot, or reset it if its episode has ended; ``action`` has one row per robot."""
 
     def close(self) -> None: ...
 
 
 Contestants = dict[tuple[str, int], Robots]
-"""By name and size."""
+"""Robots by name and fleet size."""
 Times = Mapping[tuple[str, int], Sequence[float]]
-"""By name and size: seconds for the step of a robot, for each round."""
+"""Seconds per robot step in each round, by name and fleet size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     description = "Measure steps per second of the simulated robots, and the memory of a robot."
     given = options("td3-robot bench sim", description).parse(arguments)
-    with c_output_on_stderr():  # what a physics engine prints would corrupt the JSON
+    with c_output_on_stderr():  # output of a physics engine would corrupt the JSON
         report = measure(given)
     return harness.show(report, given.json, lines)
 
 
 def options(command: str, description: str) -> harness.Options:
-    """Return the options of this benchmark."""
+    """Return the command-line options of this benchmark."""
     parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"))
     parser.number("--steps", 1000, "N", "steps in one turn")
     parser.number("--rounds", 5, "N", "turns of each contestant")
@@ -68,11 +68,11 @@ def measure(
     """Measure memory and speed of every task.
 
     Args:
-        options: of :func:`options`.
-        others: returns further contestants for a task.
-        compare: returns further figures for all contestants of a size.
+        options: parsed by :func:`options`.
+        others: takes a task; returns further robots to measure.
+        compare: takes all times and a fleet size; returns further figures.
     """
-    # Memory first: later parts free memory that a new robot would reuse unnoticed.
+    # Measure memory first: the speed test frees memory, and a new robot would reuse it.
     used = {task: memory(task, options.resets) for task in TASKS}
     rows = {task: speeds(task, options.steps, options.rounds, others(task), compare) for task in TASKS}
     return {
@@ -87,7 +87,7 @@ def measure(
 
 
 def memory(task: str, resets: int, robots: int = 8) -> dict[str, Any]:
-    """Bytes of RAM for one more robot, and growth of one robot over many resets with a few steps each.
+    """Measure the RAM of one more robot, and the growth of RAM over many short episodes, in bytes.
 
     Values are None on systems other than Linux.
     """
@@ -121,7 +121,7 @@ def _episodes(environment: Environment, action: Float32, count: int) -> None:
 
 
 class _Alone:
-    """One robot of ours without a fleet."""
+    """One robot without a fleet."""
 
     def __init__(self, task: str) -> None:
         self._robot = tasks.make(task, SEED)
@@ -141,9 +141,9 @@ def speeds(
     others: Contestants,
     compare: Callable[[Times, int], dict[str, float]],
 ) -> dict[int, dict[str, Any]]:
-    """Robot steps per second of each size, and of fleets over a fleet of one.
+    """Measure robot steps per second for each fleet size, and the ratio to a fleet of one robot.
 
-    All contestants take turns with each other, so that every ratio is a ratio within one round.
+    In each round every contestant has one turn. A ratio compares turns of the same round.
     """
     fleets = {size: VectorEnvironment(lambda seed: tasks.make(task, seed), size, SEED, "bench", 0) for size in FLEETS}
     contestants: Contestants = {(OURS, ALONE): _Alone(task), **others}
@@ -173,7 +173,7 @@ def _step_all(robots: Robots, actions: Float32) -> None:
 
 
 def speed(steps: int, seconds: Sequence[float]) -> dict[str, float]:
-    """Steps per second of turns of ``steps``: median, lowest and highest."""
+    """Steps per second: median, lowest and highest of all turns; a turn has ``steps`` steps."""
     return harness.summary("steps_per_s", [steps / value for value in seconds])
 
 

@@ -1,4 +1,4 @@
-"""The simulator without I/O: a source that can save its state, and continue from it, in lock-step."""
+"""The simulator without I/O. In lock-step it can save its state, and continue from a saved state."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     **core.ACCEPTS,
     "learner": (*core.ACCEPTS["learner"], SimulatorState),
 }
-"""What a simulator takes from the server of each link."""
+"""The messages that a simulator accepts from the server, by link."""
 
 
 class SimulatorCore(SourceCore):
-    """A :class:`td3_robot.driver.core.SourceCore` with simulated robots. It begins with the learner's first Throttle.
+    """A :class:`td3_robot.driver.core.SourceCore` with simulated robots. It starts at the learner's first Throttle.
 
     Raises:
         BundleError: (in :meth:`step`) a saved state is damaged, or of another task or number of robots.
@@ -59,7 +59,7 @@ class SimulatorCore(SourceCore):
         return (throttle.incarnation, throttle.answers) == (self.incarnation, self.next_sequence)
 
     def _go_back(self, state: SimulatorState) -> list[Output]:
-        """Lock-step: continue from a saved state. Confirm it, and repeat its newest Step."""
+        """Lock-step: restore a saved state, confirm it, and send its newest Step again."""
         if (state.incarnation, state.answers) != (self.incarnation, self.next_sequence):
             transitions, newest, reasons = snapshot.restore(state.payload, self.envs)
             self.rewind(state.incarnation, transitions, newest)

@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
   td3-robot eval runs/walker2d/policy.safetensors --video walk.mp4
 """
 MAX_STEPS = EvaluationConfig().max_steps
-_FRAME_RATE = 30.0  # of a video, at most, in frames a second
+_FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least {least}")
     bundle = Bundle.load(options.policy)
     task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
-    with redirect_stdout(sys.stderr):  # keep what a task prints out of the result
+    with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
         if not options.env:
             tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
         environment = tasks.make(task)
@@ -108,8 +108,8 @@ def _report(task: str, bundle: Bundle, results: Sequence[Episode], options: argp
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video; yields a function that appends the camera's picture, in real time, at _FRAME_RATE at most."""
-    import imageio.v2 as imageio  # here, because eval without a video works without it
+    """Open a video. Yields a function that adds a picture; call it after each reset and step."""
+    import imageio.v2 as imageio  # imported here, because only a video needs it
 
     period = environment.spec.control_period
     every = max(1, round(1 / (period * _FRAME_RATE)))
@@ -131,7 +131,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         if count % every == 0:
             try:
                 writer.append_data(environment.render())
-            except OSError as error:  # its text holds the encoder's whole command line
+            except OSError as error:  # its further lines hold the encoder's command line
                 raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
         count += 1
 

@@ -1,4 +1,4 @@
-"""The evaluator process of a training: it receives Weights and sends Evaluations."""
+"""The evaluator process of a training run: it receives Weights and sends Evaluations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
 
 log = logging.getLogger(__name__)
 
-_STEPS = 20  # environment steps between two looks at the links
+_STEPS = 20  # environment steps in one call of EvaluatorCore.step()
 
 
 class EvaluatorCore:
-    """Evaluates all Weights that it receives, in order, a few steps with each call.
+    """Evaluates all received Weights in order. Each call of :meth:`step` runs a few environment steps.
 
     Args:
-        seed: seed of the starts, the same for all Weights.
+        seed: seed of the starting states, the same for all Weights.
 
     Attributes:
         done: evaluations sent.
@@ -50,7 +50,7 @@ class EvaluatorCore:
 
     @property
     def busy(self) -> bool:
-        """Whether Weights wait for their evaluation or its end."""
+        """Whether an evaluation is running or waiting."""
         return bool(self._queue)
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:

@@ -1,7 +1,7 @@
 """The walking robots as ``gymnasium.Env``, for other tools: ``gymnasium.make("td3_robot/Walker2D-v0")``.
 
-Importing this module registers them.
-``gymnasium.make("td3_robot_sims.gymnasium_env:td3_robot/Walker2D-v0")`` does both.
+Importing this module registers the robots. To import it and make a robot in one call, use
+``gymnasium.make("td3_robot_sims.gymnasium_env:td3_robot/Walker2D-v0")``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ NAMESPACE = "td3_robot"
 
 
 class RobotEnv(gymnasium.Env[Float32, Float32]):
-    """A walking robot, as :class:`~td3_robot_sims.backends.bullet.locomotion.Locomotion`; reward terms are in ``info``.
+    """A walking robot, see :class:`~td3_robot_sims.backends.bullet.locomotion.Locomotion`.
+
+    The ``info`` of ``step`` holds the reward terms. The ``info`` of ``reset`` holds the values drawn by randomization.
 
     Args:
         task: one of :func:`td3_robot_sims.tasks.names`.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
         width: of a picture, in pixels.
         height: of a picture, in pixels.
-        randomization: what to draw anew for each episode, as under ``randomization:`` in a configuration. The ``info``
-            of ``reset`` holds what was drawn.
+        randomization: keys and values of the ``randomization:`` section of a configuration.
 
     Raises:
         ConfigError: ``randomization`` has an unknown key, or a value that is not allowed.
@@ -71,7 +72,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         """Start an episode, also after :meth:`close`; ``options`` is not used."""
         super().reset(seed=seed)
         if self._robot is None:
-            # Without a seed, a robot made after close continues the random stream that Gymnasium keeps for this object.
+            # Without a seed, draw one from this object's random stream, which continues after close().
             start = None if seed is not None else int(self.np_random.integers(2**32))
             show = self.render_mode == "human"
             self._robot = Locomotion(self._model, start, show, self._randomization)

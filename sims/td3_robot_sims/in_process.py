@@ -1,4 +1,4 @@
-"""Runs all cores of a run in one process, in turn. Lock-step over processes must give the same results bit for bit."""
+"""Runs all cores of a run in one process. Lock-step over several processes must give the same results bit for bit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from td3_robot_sims.core import SimulatorCore
 
 
 class InProcess:
-    """A run whose links are queues in memory; everything else, encoding and handshake included, is the real thing.
+    """A run whose links are queues in memory. All other code is that of a normal run, also encoding and handshake.
 
     Args:
         config: of the run.
-        clock: gives the time in seconds; None lets 1 ms pass with each turn.
+        clock: returns the time in seconds; None for a clock that advances 1 ms per turn.
     """
 
     def __init__(self, config: Config, clock: Callable[[], float] | None = None) -> None:
@@ -63,14 +63,14 @@ class InProcess:
             self.nodes.append((core, bus))
 
     def run(self, max_turns: int = 10**9) -> None:
-        """Give every core its turn until the learner is done, or ``max_turns`` times."""
+        """Call :meth:`turn` until the learner is done, at most ``max_turns`` times."""
         for _ in range(max_turns):
             if self.learner.done:
                 return
             self.turn()
 
     def turn(self) -> None:
-        """One turn of every core; time advances by 1 ms, so that nothing times out."""
+        """Call every core once. The default clock advances by only 1 ms, so that nothing times out."""
         self._time += 1
         for core, bus in self.nodes:
             for to, message in core.step(bus.receive(0.0), self.clock()):

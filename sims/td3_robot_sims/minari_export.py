@@ -1,6 +1,6 @@
 """Export a recording as a Minari dataset, the format of offline reinforcement learning: https://minari.farama.org.
 
-The ``minari`` package writes it in its default format, HDF5, which versions from 0.4 on read.
+The ``minari`` package writes it in HDF5, its default format. Minari 0.4 and later versions can read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py  # noqa: F401 - minari needs it later, with a less clear error
+import h5py  # noqa: F401 - minari imports it later, and its error is less clear
 import minari
 import numpy as np
 from gymnasium import error, spaces
@@ -31,7 +31,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot_sims import tasks
 
-_BATCH = 100  # episodes handed to Minari at once
+_BATCH = 100  # episodes per call of Minari
 _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
 
 
@@ -53,15 +53,15 @@ def check_name(name: str) -> None:
 def export(session: Session, root: Path, name: str) -> Counter[str]:
     """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
-    A missing Step divides an episode into two, marked in their metadata (``begun``, ``end``). The first one ends with a
-    truncation, because its value continues. Minari's own collector does the same.
+    A missing Step splits an episode into two. Their metadata (``begun``, ``end``) says so. The first one ends with a
+    truncation and not with a termination, because the robot did not fail. Minari's own collector does the same.
 
     Returns:
-        Counts: episodes, whole (with beginning and end) and steps, and the Steps in no episode, see
-        :meth:`~td3_robot.recording.episodes.Episodes.lost`.
+        The numbers of episodes, of whole episodes (with beginning and end) and of steps. Also the Steps that are in no
+        episode, see :meth:`~td3_robot.recording.episodes.Episodes.lost`.
 
     Raises:
-        SessionError: the recording is damaged, holds two kinds of robots, or holds no two consecutive Steps.
+        SessionError: the recording is damaged, holds two kinds of robots, or has no two consecutive Steps.
         OSError: the dataset exists or cannot be written.
     """
     root = root.resolve()  # Minari prepends a relative root to its paths twice
@@ -81,7 +81,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     if not batch:
         raise SessionError(f"{session.decode.label} holds no two Steps that follow each other: no episode to export")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when whole
+    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when complete
         unfinished = Path(folder) / "dataset"
         unfinished.mkdir()
         storage = _storage(session, unfinished / "data", spec)
@@ -128,7 +128,7 @@ def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[st
 
 
 def _columns(episode: Episode) -> dict[str, Any]:
-    """The arguments of Minari's EpisodeBuffer: T + 1 observations and infos, T of the others."""
+    """The arguments of Minari's EpisodeBuffer: T + 1 observations and infos, and T rows in the other arrays."""
     terminated = np.zeros(len(episode.steps) - 1, bool)
     truncated = terminated.copy()
     (terminated if episode.end == Phase.TERMINATED else truncated)[-1] = True

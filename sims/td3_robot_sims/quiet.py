@@ -14,8 +14,8 @@ from contextlib import contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
     """Drop lines that start with one of ``beginnings`` from standard error inside the block.
 
-    C code writes to the file descriptor and not to ``sys.stderr``, so this replaces the descriptor. All other lines are
-    written when the block ends, also by an exception.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this replaces the descriptor. When the block
+    ends, also with an exception, this writes all other lines.
     """
     sys.stderr.flush()
     try:
@@ -39,9 +39,10 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
 
 @contextmanager
 def c_output_on_stderr() -> Iterator[None]:
-    """Send what C code writes to standard output inside the block to standard error.
+    """Redirect C code's standard output to standard error inside the block.
 
-    This flushes the C library's buffer at both ends. Do not write to Python's ``sys.stdout`` inside the block.
+    This flushes the C library's buffer at the start and at the end. Do not write to Python's ``sys.stdout``
+    inside the block.
     """
     library = ctypes.CDLL(None)
     sys.stdout.flush()

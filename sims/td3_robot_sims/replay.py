@@ -1,4 +1,4 @@
-"""Replays the simulator's core: its recorded turns must give the recorded Steps, states and Replies."""
+"""Replays the simulator's core. The recorded inputs must give the recorded Steps, states and Replies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from td3_robot_sims import simulator, tasks
 from td3_robot_sims.core import SimulatorCore
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
-"""What is compared: all that a simulator sends."""
+"""The messages to compare: all that a simulator sends."""
 
 
 def replay(session: Session) -> Outcome:
     """Replay every simulator that is recorded from its start.
 
     Raises:
-        SessionError: the recording is damaged, or no simulator can have written it.
+        SessionError: the recording is damaged, or cannot come from a simulator.
     """
     found, notes = lives.whole(session, "simulator")
     made: list[SimulatorCore] = []

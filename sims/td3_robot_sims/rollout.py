@@ -11,7 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
 SEED_OFFSET = 1_000_003
-"""Added to a seed for evaluations, so that their starts differ from those of a training with the same seed."""
+"""Added to the seed for evaluations. With the same seed, training then has other starting states."""
 
 
 class Episode(NamedTuple):
@@ -32,12 +32,12 @@ def episodes(
     """Run ``count`` episodes, one step at a time.
 
     Args:
-        seed: seed of the starts. The same seed gives the same starts, so that policies can be compared.
-        max_steps: ends an episode of a task without a time limit.
+        seed: seed of the starting states. To compare policies, use the same seed.
+        max_steps: longest episode, for tasks without a time limit.
         frame: called after every reset and every step.
 
     Yields:
-        None after each step, and an Episode after the last step of each.
+        An Episode after the last step of an episode, and None after every other step.
 
     Raises:
         NodeError: a reward is not finite.

@@ -14,19 +14,19 @@ from td3_robot_sims.vector_env import VectorEnvironment
 
 
 def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """The core of a simulator; the caller closes its ``envs`` in the end.
+    """Make the core of a simulator. The caller must close its ``envs``.
 
     Args:
-        config: of the run.
-        name: of the simulator.
-        incarnation: of the simulator.
+        config: configuration of the run.
+        name: name of the simulator.
+        incarnation: incarnation of the simulator.
     """
 
     def environment(seed: int) -> Environment:
         return tasks.make(config.task, seed, config.randomization)
 
     envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
-    # At full speed no deadline applies: without Actions a simulator stands still.
+    # At full speed no deadline is needed: without Actions the simulation does not advance.
     fast = config.pacing.mode == "fast"
     safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
     return SimulatorCore(

@@ -25,7 +25,7 @@ _ROBOTS = "fleet."
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
-    """The state of a simulator whose newest published Step is ``step``; None before the first.
+    """Encode the state of a simulator; ``step`` is its newest published Step, None before the first.
 
     Raises:
         BundleError: the state does not fit into a message.
@@ -47,7 +47,8 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
     """Return the robots to a state from :func:`encode`.
 
     Returns:
-        The transitions so far, the newest Step, and the reasons why robots begin a new episode instead.
+        The number of transitions, the newest Step (None before the first), and one reason for each robot that cannot
+        be restored and begins a new episode.
 
     Raises:
         BundleError: the payload is damaged, or of another task or number of robots.

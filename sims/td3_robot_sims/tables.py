@@ -12,7 +12,7 @@ from td3_robot_sims import tasks
 
 
 def table(spec: RobotSpec) -> str:
-    """A heading and one table each for observations and actions."""
+    """A heading, a table of observations and a table of actions."""
     rate = 1 / spec.control_period
     return "\n".join(
         [
@@ -37,7 +37,7 @@ def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of the named tasks; without names, of all that can be listed."""
+    """Print the tables of the named tasks; without names, those of :func:`td3_robot_sims.tasks.names`."""
     parser = Parser(prog="python -m td3_robot_sims.tables", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="for example Walker2D or gymnasium:Pendulum-v1")
     named = parser.parse_args(arguments).tasks or tasks.names()

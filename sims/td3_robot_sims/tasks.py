@@ -1,7 +1,7 @@
 """Every simulated task by name.
 
-A task is named ``BACKEND:NAME``, as ``gymnasium:Pendulum-v1``. A name without a backend is a robot of the backend
-``bullet``, as ``Walker2D``.
+A task is named ``BACKEND:NAME``, for example ``gymnasium:Pendulum-v1``. A name without a backend is a robot of the
+backend ``bullet``, for example ``Walker2D``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BACKENDS = Registry(
     },
     "td3_robot.backends",
 )
-"""Subclasses of :class:`Backend`, by the name that tasks begin with. Installed packages can add rows."""
+"""Subclasses of :class:`Backend` by name. Task names begin with this name. Installed packages can add rows."""
 DEFAULT = "bullet"
-"""The backend of names that name none."""
+"""The backend of task names that do not contain a backend."""
 
 
 def find(task: str) -> tuple[Backend, str]:
-    """The backend of a task, and the task's name there.
+    """The backend of a task, and the task's name in this backend.
 
     Raises:
         ConfigError: there is no such backend, or it cannot be loaded.
@@ -49,14 +49,14 @@ def _load(kind: str) -> Backend:
 
 
 def names() -> tuple[str, ...]:
-    """All tasks that can be listed. Gymnasium's cannot: they come with its own registry."""
+    """All tasks of backends that can list them. Gymnasium's tasks are missing: they are in its own registry."""
     listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
     return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
 
 
 @cache
 def spec(task: str) -> RobotSpec:
-    """The robot of a task.
+    """The robot specification of a task.
 
     Raises:
         ConfigError: see :func:`make`.
@@ -66,7 +66,7 @@ def spec(task: str) -> RobotSpec:
 
 
 def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
-    """Check before a run starts that a task can be made and randomized so; returns its robot.
+    """Before a run, check that a task exists and supports ``randomization``; returns the robot's specification.
 
     Raises:
         ConfigError: see :func:`make`.
@@ -79,12 +79,12 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     """A new environment; call its ``reset`` before its ``step``.
 
     Args:
-        seed: seed of its random stream, at least 0; None takes one from the operating system.
-        randomization: what to draw anew for each episode; None for nothing.
+        seed: seed of its random stream, at least 0; None for a seed from the operating system.
+        randomization: the ranges of the values to draw at each reset; None for no randomization.
 
     Raises:
         ConfigError: the task does not exist, needs a package that is not installed, has spaces that its backend does
-            not support, or cannot be randomized so.
+            not support, or does not support ``randomization``.
     """
     backend, name = find(task)
     if randomization:
@@ -100,7 +100,7 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     Args:
         task: the task that the file names.
         file: names the file in the error.
-        remedy: how a person allows the import, with ``{task}`` or ``{module}`` in it.
+        remedy: tells the user how to allow the import; may contain ``{task}`` or ``{module}``.
 
     Raises:
         ConfigError: the task names a module that nothing has imported yet.

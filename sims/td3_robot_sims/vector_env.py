@@ -1,7 +1,7 @@
-"""A vector environment: N robots stepped together, with the phase of each.
+"""A vector environment: it steps N robots together.
 
-One Step message of a simulator process holds their state. Robots run in one thread per core where their environments
-allow it, with the same results.
+Each Step message of a simulator process holds the state of all N robots. If the environments allow it, one thread per
+core steps them. The number of threads does not change the results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class VectorEnvironment:
     Args:
         make: makes one environment from a seed.
         robots: N.
-        seed: seed of the run. With ``source`` and ``incarnation`` it decides the random stream of each robot.
+        seed: seed of the run. Together with ``source`` and ``incarnation``, it determines every robot's random stream.
         source: name of the simulator process.
         incarnation: how often the process was restarted.
-        threads: how many threads step robots; None for one per core. Never more than robots, and one if an environment
-            is not ``concurrent``.
+        threads: number of threads, at most N; None for one per core. If an environment is not ``concurrent``, there is
+            only one thread.
 
     Attributes:
         phase: uint8[N].
@@ -44,8 +44,8 @@ class VectorEnvironment:
         episode_step: uint32[N].
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
-        action: float32[N, A], as applied, 0 at FIRST.
-        world: what was drawn for the robots at FIRST: index, as text, to names and numbers.
+        action: float32[N, A], the last applied action, 0 at FIRST.
+        world: the values drawn for each robot at FIRST: robot index as text, to value name, to value.
         not_finite: episodes that were truncated because an observation or reward was not finite.
     """
 
@@ -87,7 +87,7 @@ class VectorEnvironment:
         """Do nothing: a simulator applies an action when it steps."""
 
     def step(self, action: Float32) -> int:
-        """Step every robot in an episode, and reset every other.
+        """Step each robot whose episode is running, and reset the other robots.
 
         Args:
             action: float32[N, A]; rows of robots that are reset are ignored.
@@ -129,9 +129,9 @@ class VectorEnvironment:
         self.episode_step[robot] += 1
 
     def _sound(self, robot: int, outcome: Outcome) -> Outcome:
-        """The outcome, or a truncation at the last observation if the physics diverged.
+        """Return the outcome; if the physics diverged, a truncation with the last observation instead.
 
-        Every receiver would refuse numbers that are not finite, and the robot would wait forever.
+        Receivers refuse a Step with numbers that are not finite, and the robot would then wait forever for an Action.
         """
         if math.isfinite(sum(outcome.observation.tolist(), outcome.reward)):
             return outcome
@@ -152,7 +152,7 @@ class VectorEnvironment:
         A robot that cannot be restored exactly begins a new episode with the next step.
 
         Returns:
-            The reason for each such robot; empty if the state is the same bit for bit.
+            One reason for each such robot; empty if the whole state is the same bit for bit.
 
         Raises:
             BundleError: the arrays are damaged, or of another robot or number of robots.

@@ -1,12 +1,12 @@
-"""What a simulator backend is, and what its environments do.
+"""Base classes of simulator backends and of their environments.
 
-To add a simulator, write one class of each kind here and one row:
+To add a simulator, write two classes and register the backend:
 
 * a subclass of :class:`Environment` simulates one robot;
 * a subclass of :class:`Backend` names the tasks of one engine and makes their environments;
-* a row in ``td3_robot_sims.tasks.BACKENDS``, or an entry point of an installed package, makes the backend known.
+* a row in ``td3_robot_sims.tasks.BACKENDS``, or an entry point of an installed package, registers the backend.
 
-``tests/contract/simulator_backend.py`` checks any backend against what this module promises.
+``tests/contract/simulator_backend.py`` tests a backend against the rules of this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.disturbance import Disturbance
 
 _LARGEST = float(np.finfo(np.float32).max)
-_FIRST_CAPACITY = 1000  # actions stored at first for an episode without a time limit
+_FIRST_CAPACITY = 1000  # initial size of the action buffer of an episode without a time limit
 
 
 class Outcome(NamedTuple):
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
         terminated: the task itself ended the episode. No reward follows.
-        truncated: the time limit ended the episode. Both flags are true if the robot also failed in that step.
+        truncated: the time limit ended the episode. A step can set both flags.
     """
 
     observation: Float32
@@ -47,26 +47,27 @@ class Outcome(NamedTuple):
 class Environment(ABC):
     """One robot in one world.
 
-    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, applies the time limit and the
-    randomization that needs no physics, and saves and restores the episode.
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions and applies the time
+    limit. It applies the randomization that needs no physics. It saves and restores the episode.
 
-    A saved state holds the random state at the start of the episode and the actions since then. To restore it, the
-    environment repeats the episode. Engines rarely save everything they compute with: PyBullet omits contact caches and
-    solver impulses, and most Gymnasium tasks save nothing. An episode that cannot be repeated is refused.
+    A saved state holds the random state at the start of the episode, and all actions since then. To restore it, the
+    environment repeats the episode. It does not save the engine's state, because engines rarely save all of it:
+    PyBullet omits contact caches and solver impulses, and most Gymnasium tasks save nothing. :meth:`restore_state`
+    raises an error if the repeated episode differs.
 
     Args:
         spec: names, units and ranges of observations and actions, and the control period.
         time_limit: steps after which an episode is truncated; 0 for no limit.
-        seed: seed of the random stream, at least 0; None takes one from the operating system.
-        randomization: what to draw anew for each episode; None for nothing.
+        seed: seed of the random stream, at least 0; None for a seed from the operating system.
+        randomization: the ranges of the values to draw at each reset; None for no randomization.
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`; None
             for a robot without named groups.
 
     Attributes:
-        concurrent: whether environments of this class may run in several threads at once, and gain from it.
-        random: the stream from which resets and steps draw.
+        concurrent: True if several threads may step environments of this class at once, and this is faster.
+        random: the random generator of resets and steps.
         length: steps of the episode so far.
-        disturbance: what randomization does to this robot; None if nothing is randomized.
+        disturbance: the randomization of this robot; None if nothing is randomized.
     """
 
     concurrent = False
@@ -96,7 +97,7 @@ class Environment(ABC):
 
     @property
     def world(self) -> Mapping[str, float]:
-        """What was drawn for this episode, name to number; empty if nothing is randomized."""
+        """The values drawn for this episode, by name; empty if nothing is randomized."""
         return self.disturbance.world if self.disturbance else {}
 
     def reset(self, seed: int | None = None) -> Float32:
@@ -125,7 +126,7 @@ class Environment(ABC):
         """Apply ``action``, float32[A], for one control period.
 
         Raises:
-            RuntimeError: no episode runs: before the first reset, after the end of an episode, or after close.
+            RuntimeError: no episode is running: before the first reset, after the end of an episode, or after close.
             ValueError: the action has the wrong shape, or is not finite.
         """
         if not self._running:
@@ -133,12 +134,12 @@ class Environment(ABC):
         action = np.asarray(action, np.float32)
         if action.shape != self._shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
-        # dot() releases the interpreter lock, and @ warns when it overflows. This sum does neither.
+        # Not dot(), which releases the interpreter lock, and not @, which warns about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
         self._remember(action)
         if self.disturbance:
-            # The stored action is the one that was sent: a restore sends it again.
+            # _actions holds the action before its delay: restore_state() sends it again.
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
             observation = self.disturbance.sensed(truth)
         else:
@@ -157,7 +158,7 @@ class Environment(ABC):
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         """Apply a checked action, float32[A], without writing into it; returns the fields of an :class:`Outcome`.
 
-        The base class applies the time limit. A reward that is a sum should set ``self._terms``.
+        The base class applies the time limit. If the reward is a sum, store its terms in ``self._terms``.
         """
 
     def _remember(self, action: Float32) -> None:
@@ -173,7 +174,7 @@ class Environment(ABC):
         return dict(self._terms) or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
-        """Everything that decides what follows.
+        """Save the random state and the episode so far, see :class:`Environment`.
 
         Returns:
             ``{"random": uint64[6], "started": bool, "actions": float32[k, A], "observation": float32[O]}``
@@ -187,13 +188,13 @@ class Environment(ABC):
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Return to a saved state of this task, also of another process. What follows is the same bit for bit.
+        """Restore a saved state of this task. Later steps are the same bit for bit.
 
-        This repeats the episode, so it takes as long as the episode's steps did.
+        Another process may have saved it. Restoring takes as long as the episode's steps took.
 
         Raises:
-            BundleError: the state is damaged or of another task, or repeating it gives other observations here. Call
-                reset before the next step.
+            BundleError: the state is damaged or of another task, or the repeated episode gives another observation.
+                After this error, call reset before the next step.
         """
         saved = saved_episode.check(state, self.spec)
         saved_episode.unpack_random(saved.random, self.random)
@@ -235,8 +236,8 @@ class Backend(ABC):
     backend must not import the engine, so that listing and checking tasks stays fast.
 
     Attributes:
-        kind: the name of the backend's row.
-        packages: Python packages whose versions decide the simulated numbers.
+        kind: the name of the backend, with which its tasks begin.
+        packages: Python packages whose versions affect the simulation results.
         randomization: keys of the configuration's ``randomization`` section that its tasks support; None for all.
     """
 
@@ -247,12 +248,12 @@ class Backend(ABC):
         self.kind = kind
 
     def names(self) -> Sequence[str]:
-        """The tasks that can be listed; empty for an engine with open-ended names."""
+        """The names of all tasks; empty if the engine cannot list them."""
         return ()
 
     @abstractmethod
     def spec(self, name: str) -> RobotSpec:
-        """The robot of a task. Where possible, this starts no simulation.
+        """The robot specification of a task. Implement it without a simulation if possible.
 
         Raises:
             ConfigError: the task does not exist, is not supported, or needs a package that is not installed.
@@ -263,24 +264,24 @@ class Backend(ABC):
         """A new environment, see :class:`Environment`.
 
         Raises:
-            ConfigError: as :meth:`spec`.
+            ConfigError: see :meth:`spec`.
         """
 
     def module(self, name: str) -> str:
-        """The module that is imported only because ``name`` contains it; empty for none."""
+        """The Python module that ``name`` contains and that :meth:`make` imports; empty if there is none."""
         del name
         return ""
 
     def gymnasium_id(self, name: str) -> str | None:
-        """The ID under which ``gymnasium.make`` knows the task, registered by this call; None if it does not."""
+        """Register the task with Gymnasium; returns its ID for ``gymnasium.make``, or None if it has no ID."""
         del name
         return None
 
     def check_randomization(self, config: RandomizationConfig) -> None:
-        """Check that the backend can randomize what a configuration asks for.
+        """Check that the backend supports all randomization of a configuration.
 
         Raises:
-            ConfigError: it cannot; one line names key, value and what is allowed.
+            ConfigError: it does not. The message names the key, its value and the allowed keys.
         """
         if self.randomization is None:
             return

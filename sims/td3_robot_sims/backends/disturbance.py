@@ -1,8 +1,8 @@
-"""Randomization of one robot: the numbers for its physics, and the disturbances that need no physics.
+"""Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
 
-Everything follows from four numbers that each episode draws from the environment's random stream. A restored
-environment repeats the episode from that stream, so it meets the same world again. Without randomization nothing is
-drawn.
+Each episode draws four seeds from the environment's random stream. All other values are drawn with these seeds. A
+restored environment repeats the episode from the same random state, so it draws the same values. Without randomization
+nothing is drawn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: what was drawn for the episode, by name, in the configuration's units. Keys that are off are missing.
+        world: the values drawn for the episode, by name, in the configuration's units. Keys that are off are missing.
         mass: factor, None if off.
         friction: factor, None if off.
         joint_damping: N·m·s/rad, None if off.
@@ -60,7 +60,7 @@ class Disturbance:
         )
         config = self.config
         self.world = {}
-        # Draw in this order, also what is off: turning one key on leaves the other draws unchanged.
+        # Draw every key in this order, even if it is off. Then turning one key on does not change the other draws.
         self.mass = self._draw(world, "mass", config.mass)
         self.friction = self._draw(world, "friction", config.friction)
         self.motor_strength = self._draw(world, "motor_strength", config.motor_strength) or 1.0
@@ -112,7 +112,7 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """The action that the robot applies when ``action``, float32[A], is sent. Call it once per control period."""
+        """Send ``action``, float32[A]; returns the action that the robot applies now. Call it once a control period."""
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
             late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)
@@ -120,13 +120,13 @@ class Disturbance:
             arrived = [place for place, (due, _) in enumerate(self._sent) if due <= self._time]
             if arrived:
                 self._current = self._sent[arrived[-1]][1]
-                del self._sent[: arrived[-1] + 1]  # older actions still on their way would arrive after a newer one
+                del self._sent[: arrived[-1] + 1]  # drop older actions, which would arrive after a newer one
             action = self._current
         self._time += 1
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """The push in this control period: its force in N and its direction in rad; None for none.
+        """The push in this control period: its force in N and its direction in rad; None if there is no push.
 
         Call it after :meth:`delayed`.
         """
@@ -138,7 +138,7 @@ class Disturbance:
         return self._force, self._side
 
     def sensed(self, observation: Float32) -> Float32:
-        """An observation, float32[O], as the sensors report it, within the limits of its channels."""
+        """Add sensor noise and bias to an observation, float32[O], and clip it to the limits of its channels."""
         if not self._senses:
             return observation
         noise: NDArray[np.float32] = self._noise.standard_normal(len(observation), np.float32)

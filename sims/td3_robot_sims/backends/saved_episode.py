@@ -1,4 +1,4 @@
-"""The parts of a saved environment: their types, and the state of a random generator as numbers."""
+"""Check saved environments, and store the state of a random generator as numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SavedEpisode(NamedTuple):
 
 
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """The state of a PCG64 generator, uint64[6]: two 128-bit numbers, high half first, and the spare 32 bits."""
+    """The state of a PCG64 generator, uint64[6]: two 128-bit numbers, high half first, then the spare 32 bits."""
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])
     words = [number >> 64, number & _MASK, increment >> 64, increment & _MASK, state["has_uint32"], state["uinteger"]]
@@ -70,7 +70,7 @@ def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int | No
         where: names the state in errors.
 
     Raises:
-        BundleError: it is missing, or has another type or shape.
+        BundleError: the array is missing, or has another type or shape.
     """
     found = state.get(name)
     if not isinstance(found, np.ndarray):

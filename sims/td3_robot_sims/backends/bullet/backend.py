@@ -16,7 +16,7 @@ from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specificat
 class BulletBackend(Backend):
     """Robots with torque-driven joints on a floor.
 
-    An installed package adds robots with a subclass that has its own ``models``.
+    To add robots from another package, write a subclass and set its ``models``.
 
     Attributes:
         models: the robots by name.

@@ -1,7 +1,7 @@
 """Declarations of Bullet's C interface, which PyBullet's library exports.
 
-They follow ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3 in PyBullet 3.2.7. A wrong declaration
-would read wrong memory, so the import checks PyBullet's version and functions.
+They match ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, as in PyBullet 3.2.7. A wrong declaration
+would read wrong memory, so this module checks PyBullet's version and functions at import.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from td3_robot.errors import ConfigError
 from td3_robot_sims.quiet import without_lines
 
 with without_lines(b"pybullet build time:"):
-    import pybullet as pybullet  # other modules import it from here, so that it prints nothing
+    import pybullet as pybullet  # other modules import it from here, to suppress its output
 
-_M_PERTURB, _ZEROS = -6, 0xFF  # of malloc.h; glibc fills memory with the complement of the value
+_M_PERTURB, _ZEROS = -6, 0xFF  # from malloc.h; glibc fills memory with the complement of the value
 
 
 def _hand_out_zeros() -> None:
     """Make glibc fill new memory with zeros; other C libraries have no such option.
 
-    With changed masses, Bullet sometimes reads memory before it writes it. The old content then decides the simulation:
-    about one of a hundred equal runs of a Humanoid differed.
+    With changed masses, Bullet sometimes reads memory before it writes it. The result then depends on the old content:
+    about 1 in 100 runs of the same Humanoid simulation gave another result.
     """
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
         set_option(_M_PERTURB, _ZEROS)
@@ -113,13 +113,13 @@ class ContactPoint(Structure):
 
 
 CONTACT_INTS = ctypes.sizeof(ContactPoint) // ctypes.sizeof(c_int)
-"""Distance from one point to the next, in integers."""
+"""Size of a contact point, in C integers."""
 LINK_A = ContactPoint.link_a.offset // ctypes.sizeof(c_int)
-"""Offset of a point's first link, in integers."""
+"""Offset of ``link_a`` in a contact point, in C integers."""
 
 
 class ContactInformation(Structure):
-    """``b3ContactInformation``, with its points as integers."""
+    """``b3ContactInformation``; ``points`` is declared as an array of C integers."""
 
     _fields_ = (("count", c_int), ("points", POINTER(c_int)))
 
@@ -141,7 +141,7 @@ _locked, _free = ctypes.PyDLL(pybullet.__file__), ctypes.CDLL(pybullet.__file__)
 
 
 def _function(name: str, *arguments: Any, result: Any = c_int, library: ctypes.CDLL = _locked) -> Any:
-    """One function of the interface with its types.
+    """Find a function of the library, and declare its types.
 
     Raises:
         ConfigError: the library does not export it.
@@ -160,7 +160,7 @@ def _check_version(version: int) -> None:
 
 
 _check_version(pybullet.getAPIVersion())
-_HANDLE = c_void_p  # of a client, a command or an answer
+_HANDLE = c_void_p  # pointer to a client, a command or an answer
 _DOUBLES = POINTER(c_double)
 
 connect = _function("b3ConnectPhysicsDirect", result=_HANDLE)

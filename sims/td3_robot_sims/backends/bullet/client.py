@@ -1,11 +1,11 @@
-"""Physics worlds in PyBullet, through the C interface below its Python functions.
+"""PyBullet's physics worlds, used through Bullet's C interface for speed.
 
-PyBullet's Python functions hold the interpreter lock while they simulate, and each one queries one thing and builds
+PyBullet's Python functions hold the interpreter lock while they simulate. Each function queries one value and builds
 tuples. Through the C interface a step releases the lock, and one request returns all links and joints. Each method
-sends the same commands as PyBullet's function, so the results are the same bit for bit.
+here sends the same commands as PyBullet's function, so the results are the same bit for bit.
 
-PyBullet's pure functions (quaternions, camera matrices) and constants are used directly. A world made here has no
-client number in PyBullet.
+PyBullet's pure functions (quaternions, camera matrices) and constants are used directly. PyBullet's other functions
+cannot use a world made here, because it has no client number.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
-_MAX_VELOCITIES = 128  # of a body, in Bullet's commands
-_MAX_TORQUES = 4  # of one call
+_MAX_VELOCITIES = 128  # per body, in one of Bullet's commands
+_MAX_TORQUES = 4  # per call
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or its window was"
-_windows: set[int] = set()  # addresses of worlds with a window: PyBullet can show one per process
+_windows: set[int] = set()  # addresses of worlds with a window; PyBullet can show one window per process
 
 
 class _Handle:
-    """Bullet's address of a world; the world is freed with the last reference to this object.
+    """Bullet's address of a world. When the last reference to this object ends, the world is freed.
 
-    Each method holds a reference until it returns. So a world closed by another thread or by a signal handler is freed
-    after the method, and a world that a thread still steps when the interpreter ends is never freed.
+    Each method of :class:`Client` holds a reference until it returns. If another thread or a signal handler closes the
+    world during a method, the world is freed when the method returns. If a thread still steps the world when the
+    interpreter ends, the world is never freed.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -45,14 +46,14 @@ class _Handle:
 
 
 class _Nothing:
-    """Stands for the arrays of a closed world, because slicing a null pointer would crash."""
+    """Replaces the arrays of a closed world, because slicing a null pointer would crash."""
 
     def __getitem__(self, place: object) -> Any:
         raise RuntimeError(_CLOSED)
 
 
 class Joint(NamedTuple):
-    """A joint and the link it moves, which share an index.
+    """A joint and the link that it moves. Both have the same index.
 
     Attributes:
         lower: lower limit of its position, rad or m.
@@ -89,12 +90,13 @@ class Client:
         positions: the base's x, y, z (m) and quaternion x, y, z, w, then the joints' positions (rad or m).
         velocities: the base's linear (m/s) and angular (rad/s) velocity, then the joints' velocities.
         links: 7 numbers per link: x, y, z of its centre of mass (m), and its quaternion.
-        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless requested.
+        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests
+            them.
 
-    :meth:`look` fills the arrays. Read them before the next call.
+    :meth:`look` fills the arrays. Read them before you call another method.
 
     Raises:
-        ConfigError: a window needs a display, or is open already.
+        ConfigError: ``show`` is set, and there is no display or a window is open already.
     """
 
     def __init__(self, show: bool = False) -> None:
@@ -108,7 +110,7 @@ class Client:
         # A window has a drawing thread, which must end before the interpreter does.
         self._handle: _Handle | None = _Handle(address, at_exit=show)
         self._torques: Any = (c_double * _MAX_VELOCITIES)()
-        self._seen: tuple[int, bool] | None = None  # the last arguments of look(), until anything changes
+        self._seen: tuple[int, bool] | None = None  # arguments of the last look(); None after a change of the world
         doubles = POINTER(c_double)
         self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
@@ -126,7 +128,7 @@ class Client:
             self._run(handle, command)
 
     def _open(self) -> _Handle:
-        """The handle of an open world."""
+        """Return the handle, or raise RuntimeError if the world is closed."""
         handle = self._handle
         if handle is not None and b3.ready(handle.address):
             return handle
@@ -134,7 +136,7 @@ class Client:
         raise RuntimeError(_CLOSED)
 
     def _run(self, handle: _Handle, command: int, expected: int | None = None) -> int:
-        """Send a command; returns its answer, which must be of type ``expected`` if given."""
+        """Send a command and return the answer. If ``expected`` is given, the answer must have this type."""
         self._seen = None
         answer: int = b3.submit(handle.address, command)
         if expected is not None and b3.answer(answer) != expected:
@@ -151,7 +153,7 @@ class Client:
     # -- content of the world ------------------------------------------------------------------------------------------
 
     def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
-        """Set gravity (m/s², downwards) and solver; a step takes ``time_step`` s. Contact pairs have a fixed order."""
+        """Set gravity (m/s², downwards), the duration of a step (s) and the solver. Fix the order of contact pairs."""
         handle = self._open()
         command = b3.parameters(handle.address)
         b3.set_ordered_pairs(command, 1)
@@ -163,19 +165,19 @@ class Client:
         self._run(handle, command)
 
     def load_sdf(self, path: str) -> list[int]:
-        """Load an SDF file; returns its bodies."""
+        """Load an SDF file; returns the numbers of its bodies."""
         handle = self._open()
         return self._loaded(self._run(handle, b3.load_sdf(handle.address, os.fsencode(path)), b3.SDF_LOADED))
 
     def load_urdf(self, path: str, flags: int) -> list[int]:
-        """Load a URDF file; returns its body. ``flags`` are PyBullet's."""
+        """Load a URDF file; returns the number of its body. ``flags`` are PyBullet's."""
         handle = self._open()
         command = b3.load_urdf(handle.address, os.fsencode(path))
         b3.set_urdf_flags(command, flags)
         return [b3.loaded_urdf(self._run(handle, command, b3.URDF_LOADED))]
 
     def load_mjcf(self, path: str, flags: int) -> list[int]:
-        """Load a MuJoCo file; returns its bodies. ``flags`` are PyBullet's."""
+        """Load a MuJoCo file; returns the numbers of its bodies. ``flags`` are PyBullet's."""
         handle = self._open()
         command = b3.load_mjcf(handle.address, os.fsencode(path))
         b3.set_load_flags(command, flags)
@@ -219,7 +221,7 @@ class Client:
         damping: float | None = None,
         restitution: float | None = None,
     ) -> None:
-        """Change a link, or its joint's ``damping`` (N·m·s/rad). Units as in :class:`Part`; None for no change."""
+        """Change a link and the ``damping`` of its joint (N·m·s/rad). Other units: :class:`Part`. None: no change."""
         handle = self._open()
         command = b3.change(handle.address)
         if inertia is not None:
@@ -235,7 +237,7 @@ class Client:
         self._run(handle, command)
 
     def release(self, body: int, joint: Joint) -> None:
-        """Let a joint swing freely: PyBullet loads joints with a motor as brake, which must be off for torques."""
+        """Turn off the motor with which PyBullet loads a joint. It would act as a brake against our torques."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
         b3.set_target(command, joint.position_at, 0.0)
@@ -270,7 +272,7 @@ class Client:
         self._run(handle, command)
 
     def place(self, body: int, position: Sequence[float], quaternion: Sequence[float]) -> None:
-        """Set the pose of a body's base, at rest."""
+        """Set the position (m) and quaternion of a body's base, and stop the base."""
         handle = self._open()
         command = b3.pose(handle.address, body)
         b3.set_base(command, *position)
@@ -285,10 +287,10 @@ class Client:
         self._run(handle, command)
 
     # -- a step --------------------------------------------------------------------------------------------------------
-    # These calls decide the simulation speed, so only step() checks whether a window was closed.
+    # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) during the next step to the joints from ``velocity_at`` ``first`` on."""
+        """Apply torques (N·m) in the next step to consecutive joints, beginning with ``velocity_at == first``."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)
@@ -298,7 +300,7 @@ class Client:
         b3.submit(handle.address, command)
 
     def step(self) -> None:
-        """Simulate one time step without the interpreter lock."""
+        """Simulate one time step. This releases the interpreter lock."""
         self._seen = None
         handle = self._open()
         answer = b3.submit_freely(handle.address, b3.step(handle.address))
@@ -306,7 +308,7 @@ class Client:
             raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
-        """Fill ``positions``, ``velocities`` and ``links`` with the state of a body, and ``link_velocities`` if set."""
+        """Fill the arrays with the state of a body; ``link_velocities`` only if the argument is True."""
         seen = (body, link_velocities)
         if self._seen == seen:
             return
@@ -345,7 +347,7 @@ class Client:
     # -- pictures ------------------------------------------------------------------------------------------------------
 
     def picture(self, width: int, height: int, view: Sequence[float], lens: Sequence[float]) -> NDArray[np.uint8]:
-        """uint8[height, width, 4], red-green-blue-alpha, with PyBullet's matrices ``view`` and ``lens``."""
+        """A picture, uint8[height, width, 4], RGBA; ``view`` and ``lens`` are PyBullet's camera matrices."""
         handle = self._open()
         command = b3.ask_picture(handle.address)
         b3.set_size(command, width, height)

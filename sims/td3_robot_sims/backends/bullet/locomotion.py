@@ -2,15 +2,15 @@
 
 All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its peculiarities:
 
-* Foot contacts are one step old: an observation holds the contacts found after the previous step; 0 after a reset.
-* Torques are limited to the joint's largest, but their cost is that of the unlimited action.
+* Foot contacts are one step old: an observation holds the contacts after the previous step. They are 0 after a reset.
+* Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
 * The mean position of the robot's parts counts the floor as one more part at the origin.
-* The Humanoid's height is relative to 0.8 m, the height of the others to their height at reset.
-* HalfCheetah never terminates; a step that should end the episode costs 2 instead.
+* The Humanoid's observed height is relative to 0.8 m. That of the other robots is relative to their height at reset.
+* HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
 
 One flaw is fixed. The package computes an environment's very first observation before it counts the floor as a part.
 That shifts the reward of the first step by up to about 0.1, and the first direction to the target by less than 1e-5.
-Here the first episode is like all others, and equals the package's from its second reset on.
+Here the first episode is like all others. It equals an episode of the package after the package's second reset.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from td3_robot_sims.backends.bullet.world import World
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
-# A joint beyond 0.99 of its range costs. The package compares in float32, so the limit lies in the middle between
-# float32(0.99) and the next number.
+# A joint beyond 0.99 of its range has a cost. The package compares in float32. To get the same result in float64, the
+# limit is halfway between float32(0.99) and the next float32.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
@@ -46,9 +46,9 @@ class Locomotion(Environment):
     """A walking robot.
 
     Args:
-        seed: seed of the reset noise, at least 0; None takes one from the operating system.
+        seed: seed of the reset noise, at least 0; None for a seed from the operating system.
         show: open PyBullet's window and simulate in it.
-        randomization: what to draw anew for each episode; None, or all of it off, for the published robot.
+        randomization: the ranges of the values to draw at each reset. The published robot needs None, or every key off.
     """
 
     concurrent = True
@@ -70,12 +70,12 @@ class Locomotion(Environment):
         self._minus_one = -self._one
         self._high = np.full(self.spec.observation_size, OBSERVATION_LIMIT, np.float32)
         self._low = -self._high
-        self._turn = np.eye(3)  # rotation about the vertical, from the world to the torso's heading
+        self._turn = np.eye(3)  # rotation about the vertical axis, from world coordinates to the torso's heading
         self._in_the_air = [0.0] * len(model.feet)
         self._contacts = self._in_the_air
         self._start_height: float | None = None
         self._joints_at_limit = 0
-        self._potential = 0.0  # minus the distance to the target, in m, over the control period
+        self._potential = 0.0  # -(distance to the target in m) / (control period in s)
 
     def _reset(self) -> Float32:
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
@@ -104,7 +104,7 @@ class Locomotion(Environment):
         observation = self._clip(raw)
         zero = self._start_height
         assert zero is not None
-        # The height is float32 in single precision: a float32 plus a float is a float32.
+        # In single precision the height stays float32: numpy's float32 plus Python's float is float32.
         height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
         alive = model.alive(height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()
@@ -114,7 +114,7 @@ class Locomotion(Environment):
             "electricity": self._electricity(action, raw[self._speeds]),
             "joints_at_limit": NEAR_LIMIT_COST * self._joints_at_limit,
         }
-        # Clipping removes infinities, so diverged physics shows as not-a-number.
+        # Clipping removes infinities, so only NaN shows that the physics diverged.
         terminated = (alive < 0 and model.ends) or math.isnan(sum(observation.tolist()))
         return observation, sum(terms.values()), terminated, False
 
@@ -123,13 +123,16 @@ class Locomotion(Environment):
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
         """Cost of mechanical power, mean |action · 0.1 joint speed|, and of current, mean action²."""
-        # Means in float32, as in the package. numpy's mean gives the same more slowly.
+        # Means in float32, as in the package. np.mean gives the same result, but is slower.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))
         return self._model.torque_cost * power + self._model.current_cost * current
 
     def _observe(self) -> tuple[Float32, float]:
-        """The observation before clipping, float32[O], and the torso's pitch in rad; updates potential and limits."""
+        """Return the observation before clipping, float32[O], and the torso's pitch in rad.
+
+        Also updates ``_potential`` and ``_joints_at_limit``.
+        """
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()
         start_height = self._start_height
@@ -142,7 +145,7 @@ class Locomotion(Environment):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        # dot() gives the same bits, but releases the interpreter lock.
+        # Not dot(): it gives the same bits, but releases the interpreter lock.
         vx, vy, vz = (turn @ velocity).tolist()
         numbers = [
             z - start_height,

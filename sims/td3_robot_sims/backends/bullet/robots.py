@@ -17,12 +17,12 @@ from td3_robot.specs import Channel, RobotSpec
 
 CONTROL_PERIOD = 0.0165  # s; duration of a step, which Bullet divides into four
 TIME_LIMIT = 1000  # steps
-OBSERVATION_LIMIT = 5.0  # observations are clipped to ± this
+OBSERVATION_LIMIT = 5.0  # observations are clipped to ±5
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
 """The groups of the observations that come before the joints; see ``SensorsConfig``."""
 TORSO_CHANNELS = len(TORSO_GROUPS)
 
-# Takes torso height (m), torso pitch (rad), and each foot's contact one step earlier; gives the alive reward.
+# Arguments: torso height (m), torso pitch (rad), contact of each foot one step earlier. Returns the alive reward.
 Alive = Callable[[Any, float, Sequence[float]], float]
 
 
@@ -47,8 +47,8 @@ def _cheetah_on_its_feet(_height: Any, pitch: float, contacts: Sequence[float]) 
 class RobotModel:
     """One robot.
 
-    Its torso is the link "torso", or else the root link. All joints that can move must be driven, in the model's order,
-    except those whose names begin with "ignore".
+    The torso is the link "torso"; without such a link, it is the root link. ``joints`` must list all joints that can
+    move, in the model's order, except those whose names begin with "ignore".
 
     Attributes:
         file: the model, MJCF or URDF: an absolute path, or one relative to the ``mjcf`` folder of ``pybullet_data``.
@@ -59,10 +59,9 @@ class RobotModel:
         ends: whether a negative alive reward ends the episode.
         torque_cost: weight of mean |action · 0.1 joint speed|.
         current_cost: weight of mean action².
-        start_height: height in m that the observed height is relative to; None for the height at reset.
-        base_height: height in m of the root link at a reset; None for that of the file.
-        single_precision: round torques, and the height that decides on a fall, to float32, as the published Humanoid
-            does.
+        start_height: the observed height is relative to this height in m; None for the height at reset.
+        base_height: height in m of the root link at a reset; None for the height in the file.
+        single_precision: round torques, and the height for ``alive``, to float32. The published Humanoid does this.
     """
 
     name: str
@@ -80,7 +79,7 @@ class RobotModel:
 
     @property
     def torques(self) -> tuple[float, ...]:
-        """Torque in N·m at action 1 of each joint."""
+        """Torque in N·m of each joint when its action is 1."""
         return tuple(self.power * gain for _, gain in self.joints)
 
 

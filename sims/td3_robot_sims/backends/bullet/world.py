@@ -1,7 +1,7 @@
-"""A robot on a floor, in a PyBullet world of its own.
+"""One robot on a floor in one PyBullet world.
 
 The world equals that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
-parameters. Bullet's results depend on all of these bit for bit.
+parameters. If one of these differs, Bullet's results differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLOOR_FRICTION = 0.8
 _HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
 TORSO = "torso"
 
-_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: from the right of the robot and from above
+_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: seen from the robot's right and from above
 
 _DATA = Path(pybullet_data.getDataPath())
 _LOAD_FLAGS = (
@@ -44,8 +44,8 @@ class Body(NamedTuple):
     """The pose and velocity of the robot.
 
     Attributes:
-        x: mean over the robot's parts, m.
-        y: mean over the robot's parts, m.
+        x: mean x of the robot's parts, m.
+        y: mean y of the robot's parts, m.
         z: height of the torso, m.
         roll: of the torso, rad; likewise ``pitch`` and ``yaw``.
         velocity: of the torso, x, y, z in m/s.
@@ -61,7 +61,7 @@ class Body(NamedTuple):
 
 
 def _mean(values: list[float]) -> float:
-    """The mean: the same bits as numpy's mean, in half the time for 8 to 128 numbers."""
+    """The same bits as numpy's mean, but twice as fast for 8 to 128 numbers."""
     if not 8 <= len(values) <= 128:
         return float(np.mean(values))
     a, b, c, d, e, f, g, h = values[:8]
@@ -91,7 +91,7 @@ class World:
         joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
 
     Raises:
-        ConfigError: a window needs a display, or is open already.
+        ConfigError: ``show`` is set, and there is no display or a window is open already.
     """
 
     def __init__(self, model: RobotModel, show: bool = False) -> None:
@@ -116,8 +116,8 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # A model without a link "torso" has its root link as torso. The order of the parts matters, because
-                # it decides how their mean is rounded.
+                # Without a link "torso", the root link is the torso. It must be added here, because the order of
+                # the parts affects the rounding of their mean.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
                 driven[index] = joint
@@ -140,15 +140,15 @@ class World:
         # Three joints connect a planar robot to the world: along x, along z, about y.
         self._planar = self._torso != BASE
         self._height_at = joints[_HEIGHT].position_at
-        self._loaded: list[tuple[int, Part]] = []  # links with a mass, as loaded; filled at the first use
+        self._loaded: list[tuple[int, Part]] = []  # links with a mass, before any change; filled at the first use
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
         """Change the robot and the floor. Call it before a reset: existing contacts keep their friction.
 
         Args:
-            mass: factor of the loaded mass and inertia of every part; None for no change.
-            friction: factor of the floor's lateral friction; None for no change.
-            damping: N·m·s/rad in every driven joint; None for no change.
+            mass: factor for the loaded mass and inertia of every part; None for no change.
+            friction: factor for the floor's lateral friction; None for no change.
+            damping: damping of every driven joint in N·m·s/rad; None for no change.
         """
         if mass is not None:
             self._scale_masses(mass)
@@ -217,12 +217,12 @@ class World:
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
     def reset(self, positions: Sequence[float]) -> None:
-        """Return to the state after loading, at rest, with these positions of the driven joints (rad)."""
+        """Restore the state after loading, and set the driven joints to ``positions`` (rad), at rest."""
         self.client.restore(self._start)
         self.client.set_joints(self._robot, self._joints, positions)
 
     def advance(self, torques: list[float]) -> None:
-        """Simulate one control period with these torques of the driven joints (N·m)."""
+        """Simulate one control period; ``torques`` are those of the driven joints (N·m)."""
         self.client.drive(self._robot, self._first_speed, torques)
         self.client.step()
 
@@ -233,7 +233,7 @@ class World:
         return client.positions[self._angles], client.velocities[self._speeds]
 
     def body(self) -> Body:
-        """The present pose and velocity of the robot."""
+        """The current pose and velocity of the robot."""
         client, torso = self.client, self._torso
         client.look(self._robot, self._planar)
         xs, ys = client.links[self._xs], client.links[self._ys]

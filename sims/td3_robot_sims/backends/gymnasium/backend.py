@@ -1,7 +1,7 @@
 """Gymnasium's tasks, as two backends: ``gymnasium`` for continuous actions, ``discrete`` for discrete ones.
 
-A task's name is an ID of Gymnasium's registry, or ``MODULE:ID``. The module, which registers the ID, is imported first.
-The robot is the same under both names.
+A task's name is an ID of Gymnasium's registry, or ``MODULE:ID``. The backend first imports MODULE, which registers the
+ID. The robot's name does not contain MODULE.
 """
 
 from __future__ import annotations

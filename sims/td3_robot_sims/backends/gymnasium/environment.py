@@ -27,15 +27,15 @@ SCORE_LIMIT = 10.0
 class GymnasiumEnvironment(Environment):
     """A Gymnasium task with continuous actions.
 
-    Its time limit is the registered one. The task draws from this environment's random stream. A task that draws from
-    elsewhere cannot be restored, and :meth:`restore_state` reports it.
+    Its time limit is the registered one. The task draws from this environment's random stream. If a task uses another
+    random generator, it cannot be restored, and :meth:`restore_state` raises BundleError.
 
     Args:
-        kind: name of the backend, which begins the robot's name.
+        kind: name of the backend; the robot's name begins with it.
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
-        ConfigError: there is no such task or module, it lacks a package, or its spaces are not supported.
+        ConfigError: the task or module does not exist, a package is missing, or the spaces are not supported.
     """
 
     def __init__(self, kind: str, name: str, seed: int | None, randomization: RandomizationConfig | None) -> None:
@@ -45,14 +45,14 @@ class GymnasiumEnvironment(Environment):
         try:
             actions = self._action_channels(task, env)
             observations = _channels(task, "observation", env.observation_space)
-            # Policies fit the task, whichever module registers it: the module is not part of the robot's name.
+            # The robot's name does not contain the module: a policy fits the task even if another module registers it.
             spec = RobotSpec(f"{kind}:{identity}", observations, actions, _period(env))
         except ConfigError:
             env.close()
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
-        # Remove the wrapper that counts steps: its truncation would look like one by the task itself.
+        # Remove the TimeLimit wrapper: its truncations would look like truncations by the task itself.
         self._env = env.env if isinstance(env, TimeLimit) else env
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
@@ -60,7 +60,7 @@ class GymnasiumEnvironment(Environment):
         return _channels(task, "action", env.action_space)
 
     def _command(self, action: Float32) -> Any:
-        """An action, float32[A], as the task takes it. The task may write into it."""
+        """Convert an action, float32[A], for the task. The task may write into the result."""
         return action.copy()
 
     def _reset(self) -> Float32:
@@ -95,8 +95,8 @@ class DiscreteEnvironment(GymnasiumEnvironment):
     """A Gymnasium task with ``Discrete`` actions.
 
     Its action is float32[A]: one score within ±10 for each of the A discrete actions. The task executes the action with
-    the highest score, the first of equal ones. Scores can be the mean of a continuous policy or the logits of a
-    categorical one.
+    the highest score. If scores are equal, the first action wins. Scores can be the mean of a
+    continuous policy or the logits of a categorical one.
     """
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
@@ -114,7 +114,7 @@ class DiscreteEnvironment(GymnasiumEnvironment):
 
 
 def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
-    """Gymnasium's environment, able to draw if the task can."""
+    """Make Gymnasium's environment, with pictures if the task supports them."""
     if module and (problem := extras.import_user_module(module)):
         raise ConfigError(f"task {task!r}: module {module!r} cannot be imported: {problem}")
     try:
