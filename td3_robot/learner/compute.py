@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def device(wanted: str) -> torch.device:
-    """The device to learn on: as wanted; ``auto`` is a CUDA GPU if torch sees one, else the processor.
+    """The device to learn on. ``auto`` means a CUDA GPU if torch sees one, else the processor.
 
     Raises:
         ConfigError: ``wanted`` is cuda and torch sees no GPU.
@@ -48,7 +48,7 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
 
 
 def _bf16_lack(device: torch.device) -> str | None:
-    """What a device lacks for bf16; None for nothing. The answer is always the same.
+    """What a device lacks for bf16; None if it supports bf16. The answer never changes.
 
     A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere). Others emulate bf16.
     """
@@ -64,13 +64,13 @@ def _bf16_lack(device: torch.device) -> str | None:
 
 @functools.cache
 def bf16_speed() -> float:
-    """How many times as fast as in fp32 a matrix product is in bf16 on this processor. Takes some 30 ms.
+    """The speed of a bf16 matrix product divided by the speed in fp32, on this processor. Takes about 30 ms.
 
-    It takes the shortest processor time of several, so that other processes on the machine do not decide.
+    It measures several times and uses the shortest processor time, to exclude the effect of other processes.
     """
     shortest: dict[torch.dtype, float] = {}
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the time of others would not count, but the wait for them would
+    torch.set_num_threads(1)  # thread_time would miss the work of other threads, but include waiting for them
     for dtype in (torch.float32, torch.bfloat16) * 8:
         x, weight = torch.ones(256, 400, dtype=dtype), torch.ones(300, 400, dtype=dtype)
         F.linear(x, weight)
@@ -83,16 +83,16 @@ def bf16_speed() -> float:
 
 
 def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) -> Precision:
-    """The precision to use: as wanted; ``auto`` is the faster one on a processor, and fp32 on a GPU.
+    """The precision to use. ``auto`` means the faster precision on a processor, and fp32 on a GPU.
 
     Args:
         wanted: fp32, bf16 or auto.
-        device: the settled device.
-        begins: the run chooses its precision now, so bf16 is refused if it is slower. A run that continues keeps its
-            precision without a measurement, which other work on the machine could disturb.
+        device: the chosen device.
+        begins: the run is new, so this function refuses bf16 if it is slower than fp32. A resumed run keeps its
+            precision without a measurement, because other work on the machine could disturb the measurement.
 
     Raises:
-        ConfigError: ``wanted`` is bf16, and the device lacks it, or is slower with it when the run ``begins``.
+        ConfigError: ``wanted`` is bf16, but the device does not support it; or the run is new and bf16 is slower.
     """
     # On a GPU, networks of this size wait for kernel launches, and bf16 launches more kernels.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
@@ -121,9 +121,9 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 def flush_denormals() -> Iterator[None]:
     """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates meanwhile.
 
-    Threads inside operators keep this treatment, see :func:`td3_robot.learner.engine.threads.use_threads`. Where a
-    gradient vanishes, its moments in Adam decay to denormal numbers, and processors are slow with them. Elsewhere a
-    simulator may share the thread, and its numbers must not change.
+    Threads inside operators keep this setting, see :func:`td3_robot.learner.engine.threads.use_threads`. Where a
+    gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on processors. The setting ends
+    with the context, because a simulator may share the thread, and its numbers must not change.
     """
     torch.set_flush_denormal(True)
     try:

@@ -1,4 +1,4 @@
-"""The learner without I/O: Steps in; updates inside; Weights and Throttles out."""
+"""The learner without I/O: it receives Steps, makes updates, and returns Weights and Throttles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {"free": FreeRunning, "lockstep": LockS
 class LearnerCore:
     """Learns from the Steps of any number of sources, in the order that its scheduler sets.
 
-    A call of :meth:`step` does a bounded piece of work, so that the learner looks at its input between updates.
+    Each call of :meth:`step` does a bounded amount of work, so that the learner reads its input between updates.
 
     Args:
         config: of the run; ``learner.device`` and ``learner.precision`` are not ``auto``.
@@ -42,8 +42,8 @@ class LearnerCore:
         provenance: stored in each policy bundle.
 
     Attributes:
-        learning: what was stored and learned.
-        publisher: versions of the policy, and who receives them.
+        learning: the training and its progress.
+        publisher: numbers and sends the versions of the policy.
         scheduler: the order of the run.
         reports: metrics, and the newest sound policy.
     """
@@ -87,7 +87,7 @@ class LearnerCore:
 
     @property
     def done(self) -> bool:
-        """Whether the run's steps and updates are all made, or an evaluation reached its target."""
+        """Whether all steps and updates of the run are made, or an evaluation reached its target."""
         reached = self.publisher.evaluations.reached
         return reached or self.learning.done
 
@@ -97,7 +97,7 @@ class LearnerCore:
         return self.learning.offline or self.scheduler.busy
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived, do a bounded piece of work, and return what to send; ``now`` in seconds.
+        """Process the inputs, do a bounded amount of work, and return the messages to send; ``now`` in seconds.
 
         Raises:
             DivergenceError: training has diverged.
@@ -111,7 +111,7 @@ class LearnerCore:
         return outputs + self.scheduler.grant(now)
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Start to learn for a robot, with the policy of a bundle if there is one.
+        """Start the training for a robot, from the policy of a bundle if there is one.
 
         Raises:
             BundleError: the bundle does not fit the configuration.
@@ -125,7 +125,7 @@ class LearnerCore:
         return self.publisher.publish()
 
     def recover(self) -> None:
-        """Take up the transitions that the replay file holds beyond the restored state."""
+        """Use the transitions that the replay file received after the restored state was saved."""
         notes = self.training.notes
         if notes:
             newest = max(notes.values(), key=lambda note: (note.total_added, note.env_steps))
@@ -136,11 +136,11 @@ class LearnerCore:
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def rolled_back(self) -> None:
-        """The newest snapshot has been restored; connected peers return to it at the next step."""
+        """The caller has restored the newest snapshot. Connected peers return to it at the next :meth:`step`."""
         self._outbox = self.publisher.resend() + self.scheduler.rolled_back()
 
     def insert(self, source: Source, step: Step, now: float) -> None:
-        """Store the transitions that a Step completes; a scheduler calls this when the Step's turn has come."""
+        """Store the transitions that a Step completes. The scheduler decides when to call this."""
         gaps = source.assembler.counters["gaps"]
         transitions = source.assembler.add(step)
         if transitions is None:
@@ -149,7 +149,7 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; no transition crosses it", source.name, step.sequence)
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
-            # Robots in real time step on during the last updates; stored, their steps would ask for ever more updates.
+            # Real-time robots continue during the last updates. Storing their steps would always require more updates.
             self.counters["beyond_total"] += len(transitions)
         else:
             self.learning.store(transitions, step)
@@ -162,7 +162,7 @@ class LearnerCore:
         self.reports.record_if_due(now)
 
     def counts(self) -> dict[str, int]:
-        """Counters since the start; those of the sources since the start of this process."""
+        """All counters: those of the learner, its sources, its scheduler and its evaluations."""
         parts = self.sources.counters(), self.scheduler.counters, self.publisher.evaluations.counters()
         total = Counter(self.counters)
         for part in parts:
@@ -214,7 +214,7 @@ class LearnerCore:
             self.scheduler.source_left(source)
 
     def _learn_offline(self, now: float) -> list[Output]:
-        """Make one update on recorded transitions; after the last one, publish the policy and let the sources go."""
+        """Make one update on recorded transitions. After the last one, publish the policy and let sources start."""
         self.learning.update()
         finished = not self.learning.offline
         if finished or self.updates % EVERY == 0:

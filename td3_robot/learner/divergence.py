@@ -18,10 +18,10 @@ _FACTOR = 100.0
 class Divergence:
     """Checks the metrics of an algorithm.
 
-    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Sound critics may
-    overestimate that several times. Diverging critics learn from their own error, and grow by orders of magnitude
-    within a few thousand updates. So the mean size of the critics' targets may be up to 100 times that limit. Rewards
-    count as at least 1, so that fresh networks pass in a task with rare rewards. With γ = 1 there is no limit.
+    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. The values of sound critics
+    may be several times that limit. Diverging critics learn from their own error: their values grow by orders of
+    magnitude within a few thousand updates. So the mean |target| may be up to 100 times the limit. r_max is at least 1,
+    so that new networks pass in a task with rare rewards. With γ = 1 there is no limit.
 
     Args:
         discount: γ, 0 to 1.
@@ -38,7 +38,7 @@ class Divergence:
 
     @property
     def bound(self) -> float:
-        """The largest mean size of the critics' targets that passes."""
+        """The largest allowed mean |target| of the critics."""
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:

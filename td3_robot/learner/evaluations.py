@@ -12,7 +12,7 @@ import numpy as np
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.messages import Evaluation, Weights
 
-_WAITING = 4  # payloads kept for an evaluator that is behind
+_WAITING = 4  # the most payloads that may wait for a slow evaluator
 
 
 class Evaluations:
@@ -21,8 +21,8 @@ class Evaluations:
     Attributes:
         pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of all evaluations; minus infinity before the first.
-        best: the bundle with that return; whoever writes it sets it to None.
-        reached: an evaluation's mean return reached ``evaluation.target_return``.
+        best: the bundle with that return. The caller that writes it to a file sets it to None.
+        reached: whether the mean return of an evaluation has reached ``evaluation.target_return``.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:
@@ -39,14 +39,14 @@ class Evaluations:
         return self.config.every > 0 and env_steps >= self._next
 
     def ask(self, env_steps: int) -> bool:
-        """Plan the next evaluation. Returns whether to make the one that is due; it is skipped if too many wait."""
+        """Plan the next evaluation. Return whether to make the due one; False if too many evaluations wait."""
         self._next = next_multiple(env_steps, self.config.every)
         wanted = len(self.pending) < _WAITING
         self._skipped += not wanted
         return wanted
 
     def take(self, message: Evaluation, wall_s: float) -> dict[str, Any]:
-        """Take the result of an evaluation, and return its record."""
+        """Store the result of an evaluation, and return its record."""
         weights = self.pending.pop(message.version, None)
         record = evaluation_record(
             env_steps=message.env_steps,
@@ -80,7 +80,7 @@ class Evaluations:
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
 
     def know(self, mean: float) -> None:
-        """Take note of an earlier evaluation with this mean return."""
+        """Record that an earlier evaluation had this mean return."""
         target = self.config.target_return
         self.best_return = max(self.best_return, mean)
         self.reached = self.reached or (target is not None and mean >= target)
@@ -107,7 +107,7 @@ def evaluation_record(
         env_steps, updates, weights_version: of the policy, when the learner made it.
         wall_s: seconds of training at the evaluation.
         returns, lengths: undiscounted return and steps of each episode. The record has the population's deviation.
-        final: it is the policy that the training ended with.
+        final: whether this is the policy at the end of training.
     """
     return {
         "kind": "evaluation",

@@ -1,4 +1,4 @@
-"""Gauges of a learner's run: time, speed, recent returns, age of weights, and the updates that it owes."""
+"""Gauges of a learner's run: time, speed, recent returns, age of weights, and updates owed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gauges:
     """Gauges of one run; :meth:`state` carries them over a restart.
 
     Attributes:
-        staleness: moving mean of the updates that were made since the weights that acted.
+        staleness: moving mean of the age of the weights that computed a stored action, in updates.
         lead_min, lead_max: least and most updates that the learner owed.
     """
 
@@ -37,26 +37,26 @@ class Gauges:
             self._started = now
 
     def wall(self, now: float) -> float:
-        """Seconds of training, also before a restart."""
+        """Seconds of training, including the time before a restart."""
         return self._wall_before + (now - self._started if self._started is not None else 0.0)
 
     def published(self, version: int, updates: int) -> None:
-        """Take note that weights with so many updates were published."""
+        """Record that the learner published weights after ``updates`` updates."""
         self._updates_at[version] = updates
         if len(self._updates_at) > _REMEMBERED:
             del self._updates_at[min(self._updates_at)]
 
     def acted(self, version: int, updates: int) -> None:
-        """Take note that weights of this version computed an action that was stored."""
+        """Record that weights of this version computed a stored action."""
         if version in self._updates_at:
             self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
 
     def ended(self, returns: Iterable[float]) -> None:
-        """Take note of the returns of episodes that ended."""
+        """Record the returns of finished episodes."""
         self._returns.extend(returns)
 
     def lead(self, lead: float) -> None:
-        """Take note of the updates that the learner owes."""
+        """Record how many updates the learner owes."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def rates(self, env_steps: int, updates: int, now: float) -> dict[str, float]:

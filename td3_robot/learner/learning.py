@@ -1,4 +1,4 @@
-"""What a learner has learned so far: steps stored, updates made, and whether an update is due."""
+"""The progress of a learner: steps stored, updates made, and whether an update is due."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Learning:
     Attributes:
         spec: of the robot; None until :meth:`begin`.
         training: exists once ``spec`` is known.
-        env_steps: transitions stored from sources; those of recordings do not count.
-        limiter: says how many updates belong to ``env_steps``; without a ratio for an on-policy algorithm.
-        sound_at: ``env_steps`` at the newest moment when training was sound; None before.
+        env_steps: number of stored transitions from sources, without those of recordings.
+        limiter: says how many updates belong to ``env_steps``. For an on-policy algorithm it has no ratio.
+        sound_at: ``env_steps`` when training was last found sound; None before.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -79,18 +79,18 @@ class Learning:
 
     @property
     def done(self) -> bool:
-        """Whether the run's steps and the updates that belong to them are made, or the algorithm is at its end."""
+        """Whether all steps of the run and their updates are made, or the algorithm's ``progress`` is 1."""
         ended = self.spec is not None and (self.training.progress or 0.0) >= 1
         return ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
     def publish_every(self) -> int:
-        """Updates between two policies that the learner publishes."""
+        """Number of updates between two published policies."""
         return 1 if self.training.on_policy else self.config.learner.publish_every
 
     @property
     def offline(self) -> bool:
-        """Whether offline updates are still to be made, before the first environment step."""
+        """Whether the learner still has to make offline updates, before the first environment step."""
         return self.spec is not None and self.updates < self.limiter.offline
 
     @property
@@ -125,13 +125,13 @@ class Learning:
         """Check that training has not diverged. Waits for the device.
 
         Raises:
-            DivergenceError: it has.
+            DivergenceError: training has diverged.
         """
         if self.spec and (problem := self.training.problem()):
             raise self.diverged(problem)
 
     def diverged(self, problem: str) -> DivergenceError:
-        """The error for training that has diverged; it names what is kept."""
+        """The error for diverged training. Its message names the files that are kept."""
         kept = "" if self.sound_at is None else f"the policy of {self.sound_at} steps and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "

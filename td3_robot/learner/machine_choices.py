@@ -1,8 +1,8 @@
 """Replaces ``auto`` in ``learner.device`` and ``learner.precision`` by what is best on this machine.
 
 A run keeps the choice it started with, so that another machine, or another day, does not change its arithmetic.
-``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept`` is the process that looks. The caller then
-needs no torch, which takes a second and 200 MB to load.
+``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept`` makes the choice in a separate process. So the
+caller does not load torch, which costs one second and 200 MB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def resolve(config: Config, before: Config | None = None) -> Resolved:
     """Find the device and precision of a run in another process, which loads torch.
 
     Args:
-        before: the configuration of the run that is resumed. A precision that stays the same is not measured again.
+        before: the configuration of the resumed run, if any. An unchanged precision is not measured again.
 
     Raises:
         ConfigError: this machine lacks what the configuration asks for.

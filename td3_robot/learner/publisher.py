@@ -29,8 +29,8 @@ class Publisher:
 
     Attributes:
         version: of the newest Weights; 0 before the first.
-        published_at: number of updates made before the newest Weights for the policy servers.
-        explores: learning has started, so that the policy servers explore with the configured noise.
+        published_at: the number of updates when the newest Weights for the policy servers were published.
+        explores: whether learning has started. If so, the policy servers explore with the configured noise.
         sent: the newest Weights for the policy servers, oldest first.
         policies, evaluators: the peers that receive weights.
     """
@@ -52,7 +52,7 @@ class Publisher:
         self.evaluators.discard(peer)
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
-        """The policy that acts, or with ``averaged`` the one that is evaluated and kept.
+        """The policy that acts. With ``averaged``: the policy that is evaluated and kept.
 
         Both are the same without ``learner.policy_average``.
 
@@ -83,7 +83,7 @@ class Publisher:
         )
 
     def _exploration(self) -> Exploration:
-        """How the policy servers explore now: as the algorithm prescribes, or as configured after the warm-up."""
+        """The exploration of the policy servers now. The algorithm prescribes it, or the configuration does."""
         learner, asked = self._config.learner, self._config.exploration
         if prescribed := self._learning.training.exploration:
             return prescribed
@@ -92,7 +92,7 @@ class Publisher:
         return Exploration("uniform")
 
     def final_bundle(self) -> Bundle:
-        """The policy to keep at the end, with a new version unless it is the last one published."""
+        """The policy to keep at the end. It has a new version unless it is the last published policy."""
         if self._learning.updates > self.published_at or self._config.learner.policy_average:
             self.version += 1
         return self.bundle(averaged=True)
@@ -122,7 +122,7 @@ class Publisher:
         return list(self.evaluations.pending.values())
 
     def resend(self) -> list[Output]:
-        """Send once more what policy servers and evaluators may lack."""
+        """Send again the Weights that policy servers and evaluators may lack."""
         outputs: list[Output] = [(peer, weights) for peer in self.policies for weights in self.sent]
         return outputs + [(peer, weights) for weights in self.pending() for peer in self.evaluators]
 

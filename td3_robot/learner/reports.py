@@ -16,10 +16,10 @@ EVERY = 1000  # environment steps (offline: updates) between two records of trai
 
 
 class Reports:
-    """Collects records until somebody takes them.
+    """Collects records until the caller takes them.
 
     Attributes:
-        records: those since the last :meth:`take`.
+        records: the records since the last :meth:`take`.
         next_record: environment steps at which the next record of training is due.
         sound: the bundle of the newest policy whose training was sound; None before the first record.
     """

@@ -1,4 +1,4 @@
-"""The simulators and robots that send Steps to a learner: who they are and how far they are."""
+"""The simulators and robots that send Steps to a learner: their identities and their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.messages import Step, Throttle
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
-_STALLED = 5.0  # seconds without a Step after which the other sources get the steps that a source was granted
+_STALLED = 5.0  # seconds without a Step; after that, other sources get the steps granted to this source
 _ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle even if it may make no more steps
 
 
@@ -24,8 +24,9 @@ class Source:
     """A simulator process or robot, known by its name; it outlives its connections.
 
     Attributes:
-        answered: sequence of the newest Step dealt with, plus one.
-        seen, granted: transitions that it has published by its own count, and may publish.
+        answered: sequence of the newest processed Step, plus one.
+        seen: number of transitions that it has published, by its own count.
+        granted: number of transitions that it may publish.
         heard: when its newest Step came, in seconds.
         told: ``answered`` in the newest Throttle.
         queue: in lock-step, Steps waiting for their round.
@@ -49,26 +50,26 @@ class Source:
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether it still keeps many Steps that were dealt with."""
+        """Whether the source still keeps many Steps that the learner has processed."""
         return self.answered - self.told >= _ACKNOWLEDGE
 
     @property
     def outstanding(self) -> int:
-        """Transitions that it may still publish."""
+        """Number of transitions that the source may still publish."""
         return max(0, self.granted - self.seen)
 
     def stalled(self, now: float) -> bool:
-        """Whether it may step on but does not."""
+        """Whether the source may make steps but sends none."""
         return self.outstanding > 0 and now - self.heard > _STALLED
 
     def grant(self, transitions: int, now: float) -> None:
-        """Let it publish so many more transitions."""
+        """Let the source publish ``transitions`` more transitions."""
         if not self.outstanding:
             self.heard = now  # it could not step before
         self.granted = max(self.granted, self.seen) + transitions
 
     def state(self) -> dict[str, Any]:
-        """How far it is, as plain values."""
+        """The progress of the source, as plain values."""
         return {"answered": self.answered, "seen": self.seen, "assembler": self.assembler.state()}
 
 
@@ -118,7 +119,7 @@ class Sources:
         return total
 
     def state(self) -> dict[str, Any]:
-        """How far each source is, as plain JSON values."""
+        """The progress of each source, as plain JSON values."""
         return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The learning part of a learner: the algorithm, its experience, and what prepares transitions for both."""
+"""The training of a learner: the algorithm, its experience, and the preparation of transitions for both."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Training:
 
     @property
     def on_policy(self) -> bool:
-        """Whether each update needs a rollout of the policy that the update before it published."""
+        """Whether the algorithm is on-policy: each update needs a rollout of the newest policy."""
         return self.algorithm.consumes == "rollouts"
 
     @property
@@ -137,7 +137,7 @@ class Training:
         return self.experience.notes
 
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
-        """Let a durable storage record how far the learner and a source are."""
+        """Record the progress of the learner and of a source in a durable storage."""
         self.experience.commit(env_steps, source, state, self.seen())
 
     def seen(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Training:
         return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
 
     def recover(self, seen: Mapping[str, Any]) -> None:
-        """Use the rows that outlived a process, with the statistics that it had :meth:`seen`.
+        """Use the stored rows of an earlier process, and its statistics from :meth:`seen`.
 
         Raises:
             BundleError: the statistics are incomplete or damaged.
@@ -161,7 +161,7 @@ class Training:
         self.experience.learned(self.algorithm.learn(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch as the networks see it."""
+        """The batch with normalised observations, if the run normalises them."""
         return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:

@@ -29,7 +29,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
     """Check that learning can start from this policy, for this robot and with these settings.
 
     Raises:
-        BundleError: it cannot.
+        BundleError: learning cannot start from it.
     """
     if difference := spec.difference(bundle.spec):
         raise BundleError(f"{_KEY}: that policy is for another robot: {difference}")
@@ -52,7 +52,7 @@ def observations(bundle: Bundle) -> int:
     """How many observations a policy's mean and deviation summarise.
 
     Raises:
-        BundleError: its provenance does not name the number.
+        BundleError: the provenance of the policy does not contain the number.
     """
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
