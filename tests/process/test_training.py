@@ -262,7 +262,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
         twin = command("sim", "--run", "run", "--name", name)  # the mistake must not disconnect the first process
         assert twin.finish() == 2, twin.output()
-        assert re.search(f"--name is {name!r}[:,] {why}", twin.lines[-1]), twin.output()
+        assert re.search(f"--name is {name!r}[:;,] {why}", twin.lines[-1]), twin.output()
     second = command("learner", "--run", "run")
     assert second.finish() == 2, second.output()
     assert "a learner is at work in the run in 'run' (process" in second.lines[-1]
