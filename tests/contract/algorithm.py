@@ -37,7 +37,7 @@ class AlgorithmContract:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Use one thread: small networks gain nothing from more, and wait for them on a busy machine."""
+        """Use one thread: more threads do not speed up small networks, and cause waits on a busy machine."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield

@@ -90,7 +90,7 @@ class RobotContract:
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
 
     def test_robot_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
-        """Another thread calls stop(), as after a hang, and nothing raises."""
+        """Another thread calls stop(), as after a hang. No call raises an error."""
         robot.reset()
         errors: list[BaseException] = []
 

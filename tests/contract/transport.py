@@ -124,7 +124,7 @@ def of(inputs: list[Input], kind: type[Message]) -> list[Any]:
 
 
 def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> list[list[Input]]:
-    """Receive from all buses in turn until ``condition`` is true of their inputs so far.
+    """Receive from all buses in turn until ``condition`` is true for the inputs so far.
 
     Returns:
         The inputs of each bus.

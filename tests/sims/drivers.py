@@ -21,7 +21,7 @@ class Random:
         self._random = np.random.default_rng(seed)
         self._scale = scale
 
-    def __call__(self, observation: Float32, size: int) -> Float32:  # noqa: ARG002 - it looks at nothing
+    def __call__(self, observation: Float32, size: int) -> Float32:  # noqa: ARG002 - the observation is not used
         return self._random.uniform(-self._scale, self._scale, size).astype(np.float32)
 
 

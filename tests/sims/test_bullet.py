@@ -58,7 +58,7 @@ def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
 
 
 def theirs(twins: Twins) -> dict[str, list[float]]:
-    """The arrays of :meth:`Client.look`, as far as PyBullet's functions return their numbers."""
+    """The arrays of :meth:`Client.look`, but only the numbers that PyBullet's functions return."""
     _, client, _, robot, driven = twins
     links = range(pybullet.getNumJoints(robot, client))
     states = pybullet.getLinkStates(robot, links, computeLinkVelocity=1, physicsClientId=client)
@@ -93,7 +93,7 @@ def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
         info = pybullet.getJointInfo(robot, index, client)
         assert joint[1:] == (info[12].decode(), info[8], info[9], info[3], info[4])
         name = info[1].decode()
-        # The names of fixed joints count up over all worlds of a process.
+        # The names of fixed joints contain a counter that all worlds of a process share.
         assert joint.name == name or (joint.name[:8], name[:8]) == ("jointfix", "jointfix")
     for body, link in [(floor, BASE), *((robot, index) for index in range(BASE, world._link_count))]:
         mass, friction, inertia = pybullet.getDynamicsInfo(body, link, client)[:3]

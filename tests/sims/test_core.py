@@ -1,4 +1,4 @@
-"""The simulator's core: when it steps, what it repeats, what it ignores."""
+"""The simulator's core: when it steps, which Steps it sends again, and what it ignores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
 def test_an_episode(make_core: Callable[..., SourceCore]) -> None:
     """Three steps and the end. Every Step goes to both servers, and names the Action that led to it."""
     core = make_core()
-    assert core.step([], 0.0) == []  # no leave yet
+    assert core.step([], 0.0) == []  # no Throttle yet allows a step
     outputs = core.step([throttle(100)], 1.5)
     assert steps(outputs, "policy") == steps(outputs)
     [first] = steps(outputs)
@@ -100,7 +100,7 @@ def test_repeats_its_steps_for_a_new_server(make_core: Callable[..., SourceCore]
     again = core.step([welcome("learner")], 0.4)  # the new learner has handled none
     assert [step.sequence for step in steps(again)] == [0, 1]
     assert {to for to, _ in again} == {"learner"}
-    # What the previous learner granted is void.
+    # Transitions that the previous learner allowed do not count.
     assert core.step([throttle(1)], 0.5) == []
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
 

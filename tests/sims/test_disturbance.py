@@ -40,7 +40,7 @@ def test_latency_shifts_actions_by_exactly_as_many_periods(spec: RobotSpec, late
 
 
 def test_latencies_are_drawn_evenly(spec: RobotSpec, seed: int) -> None:
-    """600 draws of 0, 1, 2: each 200 ± 6 standard deviations of √(600 · 1/3 · 2/3) = 11.5."""
+    """In 600 draws of 0, 1, 2, each number occurs 200 times ± 6 standard deviations of √(600 · 1/3 · 2/3) = 11.5."""
     late, random = disturbance(spec, seed, action_latency=[0, 2]), np.random.default_rng(seed)
     counts = [0, 0, 0]
     for _ in range(600):

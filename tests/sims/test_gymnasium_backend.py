@@ -31,7 +31,7 @@ class Asymmetric(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
     def step(self, action: Any) -> Any:
         terms = {"reward_near": 1.5, "reward_far": -0.5, "reward_vector": np.ones(2), "other": 3.0}
         observation = np.array([action[0], self.np_random.uniform()], np.float32)
-        action[:] = 0  # some tasks write into what they are given
+        action[:] = 0  # some tasks write into their argument
         return observation, 1.0, bool(observation[0] > 4), False, terms
 
 
@@ -167,7 +167,7 @@ def test_a_discrete_task_does_the_action_with_the_highest_score() -> None:
     environment.reset(3)
     right = environment.step(np.float32([-9.0, -8.0])).observation
     environment.reset(3)
-    left = environment.step(np.float32([0.5, 0.5])).observation  # of equal ones the first
+    left = environment.step(np.float32([0.5, 0.5])).observation  # the first of two equal scores wins
     assert right[1] > 0 > left[1]  # the cart's velocity
     environment.close()
 

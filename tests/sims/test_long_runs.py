@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Without huge pages, because one would be 2 MB of growth. The kernel's exact count, because that of statm lags.
+# Huge pages are off, because one page is 2 MB of growth. statm lags, so this reads the kernel's exact count.
 MEMORY = r"""
 import ctypes, re, sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def run(code: str, argument: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
-    """10,000 resets in a process of their own grow by less than 0.5 MB, which is 52 bytes per reset."""
+    """A new process grows by less than 0.5 MB in 10,000 resets, which is 52 bytes per reset."""
     growth = int(run(MEMORY, task))
     print(f"{task}: {growth} bytes")
     assert growth < 2**19

@@ -45,7 +45,7 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_deadlines_by_hand(spec: RobotSpec) -> None:
-    """Period 0.02 s from 10.0. A step 5 ms late shifts nothing; one at 10.105 misses the deadlines 10.08 and 10.10."""
+    """Period 0.02 s from 10.0. A step 5 ms late shifts nothing. A step at 10.105 misses deadlines 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
     assert pacing.may_go_on(10.0, ready=False)
@@ -125,7 +125,7 @@ def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
 
 
 def test_the_learner_delays_no_robot(make_core: Callable[..., SourceCore]) -> None:
-    """``transitions_allowed`` stays 0, and a restarted learner gets all Steps that it may lack. Nothing stops."""
+    """``transitions_allowed`` stays 0, and a restarted learner gets all Steps that it may lack. Robots keep moving."""
     core = make_core()
     core.step([THROTTLE], 1.0)
     for number in range(1, 20):

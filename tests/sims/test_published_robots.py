@@ -38,7 +38,7 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def drivers(task: str, seed: int) -> list[Driver]:
-    """Drivers for one episode each: falls, standing to the time limit, and the episode after."""
+    """Drivers for one episode each. Some make the robot fall; ``Stand`` reaches the time limit."""
     if task == "HalfCheetah":  # all its episodes last to the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
@@ -82,7 +82,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
             *differences, end = episode_lines(published, ours, driver, seed if number == 0 else None)
             assert differences == [], f"{task}, seed {seed}, episode {number}: {differences[:5]}"
             ends.append(end)
-    # The comparison must have met both kinds of end.
+    # Both kinds of episode end must have occurred.
     assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
     assert task == "Humanoid" or ends.count("truncated") >= len(SEEDS), ends
 

@@ -163,7 +163,7 @@ def test_damping_brakes_a_joint() -> None:
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
 def test_tilt(task: str, side: float) -> None:
-    """Ahead is a positive pitch, left a negative roll. The robot reaches no lower than upright."""
+    """A tilt ahead is a positive pitch, to the left a negative roll. The lowest point does not sink."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)
     before, lowest = world.body(), world._lowest()
@@ -269,7 +269,7 @@ def test_a_restored_robot_continues_in_the_same_world(task: str, steps: int, see
     state = original.save_state()
     expected = act(original, 3, 80)
     other.reset()
-    act(other, 4, 30)  # another world must leave no trace
+    act(other, 4, 30)  # an earlier world must not affect the restored one
     other.restore_state(state)
     assert act(other, 3, 80) == expected
     original.close()

@@ -22,7 +22,7 @@ TASKS = (*tasks.names(), "gymnasium:Pendulum-v1", "gymnasium:MountainCarContinuo
 
 
 def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
-    """What ``steps`` actions lead to over several episodes, as plain numbers."""
+    """Outcomes of ``steps`` actions over several episodes, as plain numbers."""
     driver = Random(seed, 1.0)
     lines: list[Any] = []
     for _ in range(steps):
@@ -117,6 +117,6 @@ def test_random_states_survive_packing(seed: int, draws: int, narrow: bool) -> N
     generator, other = np.random.default_rng(seed), np.random.default_rng(0)
     generator.uniform(size=draws)
     if narrow:
-        generator.integers(10, dtype=np.uint32)  # leaves 32 spare bits behind
+        generator.integers(10, dtype=np.uint32)  # leaves 32 spare bits in the generator
     unpack_random(pack_random(generator), other)
     assert other.bit_generator.state == generator.bit_generator.state

@@ -70,7 +70,7 @@ def test_robots_sources_and_restarts_have_different_repeatable_starts() -> None:
 def test_diverged_physics_truncates_the_episode(
     envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Published numbers stay finite: the last finite observation, no reward, TRUNCATED; then a new episode."""
+    """The Step has the last finite observation, reward 0 and TRUNCATED. Then a new episode begins."""
     robots = envs([(9, True, False)])
     robots.step(robots.action)
     robots.step(robots.action)

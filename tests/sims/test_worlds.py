@@ -97,7 +97,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_closed_worlds_give_their_memory_back() -> None:
-    """A Hopper takes more than 20 MB. Ten closed ones leave less than 10 MB behind."""
+    """A Hopper takes more than 20 MB. After ten are closed, memory has grown by less than 10 MB."""
     code = """
 from td3_robot_sims.backends.bullet.world import World
 from td3_robot_sims.backends.bullet.robots import MODELS
