@@ -68,7 +68,7 @@ class Exploration:
         object.__setattr__(self, "parameters", noises.parameters(self.kind, self.parameters))
 
     def describe(self) -> dict[str, Any]:
-        """The value of ``exploration`` in a bundle's header."""
+        """Return the value of ``exploration`` in a bundle's header."""
         scale = list(self.scale) if isinstance(self.scale, tuple) else self.scale
         return {"kind": self.kind, "scale": scale, **self.parameters}
 
@@ -152,7 +152,7 @@ class Bundle:
             settings = safety.parse(header.get("safety", {}))
             safety.joined(SafetyConfig(), settings, spec)
             tensors = safetensors.numpy.load(payload)
-        except ConfigError as error:  # of the noise or the safety settings
+        except ConfigError as error:  # in the noise or the safety settings
             raise BundleError(f"{source}: {error}") from None
         except (KeyError, TypeError, ValueError, OverflowError, SafetensorError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
@@ -171,7 +171,7 @@ class Bundle:
 
     @classmethod
     def verified(cls, payload: bytes, digest: str, source: str) -> Bundle:
-        """The bundle in bytes, after a check of their :func:`sha256`.
+        """Check the :func:`sha256` of the bytes, then decode them.
 
         Raises:
             BundleError: the hash differs, or see :meth:`decode`.
@@ -192,7 +192,7 @@ class Bundle:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        from td3_robot.util import files  # only here: cores use bundles, and import no I/O
+        from td3_robot.util import files  # not at the top: cores import this module, and may import no I/O
 
         files.write_atomically(path, self.encode())
 
@@ -207,7 +207,7 @@ class Bundle:
 
     @classmethod
     def load_with_bytes(cls, path: Path) -> tuple[Bundle, bytes]:
-        """The bundle of a file, and the bytes of the file.
+        """Read a file; returns the bundle and the bytes of the file.
 
         Raises:
             BundleError: see :meth:`load`.

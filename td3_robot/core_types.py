@@ -1,4 +1,4 @@
-"""What a core exchanges with its driver: inputs, outputs, and the peers that they come from and go to."""
+"""The interface of a core: its inputs, its outputs, and the peers that send and receive them."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Peer:
 
 
 class Farewell(Enum):
-    """Why a client left, as far as anything is decided by it; the values are the reasons in a Bye."""
+    """Why a client left: only the reasons that change a decision. The values are the ``reason`` texts in a Bye."""
 
-    STOPPED = "stopped"  # its process ends in order
+    STOPPED = "stopped"  # its process ends normally
     RECONNECTED = "connected anew"  # the same process is back on another connection
     OTHER = ""  # any other reason
 
     @classmethod
     def of(cls, bye: Bye) -> Farewell:
-        """What a Bye means: the only place that reads its text."""
+        """The meaning of a Bye. No other code reads the text of a Bye."""
         return next((farewell for farewell in cls if farewell.value == bye.reason), cls.OTHER)
 
 
@@ -65,4 +65,4 @@ class Core(Protocol):
     """The pure part of a node: no sockets, files or clocks."""
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived; return what to send. ``now`` is in seconds."""
+        """Process the inputs at time ``now`` (s); return the messages to send."""

@@ -8,7 +8,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
-├── KeysError                 a key, key folder or allow-list is missing, damaged or open to others
+├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
 ├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run

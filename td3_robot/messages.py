@@ -34,7 +34,7 @@ PROTOCOL_VERSION = 1
 class Phase(IntEnum):
     """Where a robot is in its episode, as in dm_env. Two values mark the end, because only one stops bootstrapping.
 
-    A decoder refuses unknown values: it cannot guess whether the episode goes on.
+    A decoder refuses unknown values: it cannot guess whether the episode continues.
     """
 
     FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
@@ -58,7 +58,7 @@ class ActionOrigin(IntEnum):
     """
 
     NONE = 0  # no action: every robot is at FIRST
-    POLICY = 1  # an Action that answered the Step before
+    POLICY = 1  # the Action that answered the previous Step
     HELD = 2  # no Action in time: each robot repeats its last action, zero after a reset
     ZERO = 3  # no Action in time: zero, or the limit nearest to it
     SAFE = 4  # the safe action, from the policy server or because the source is not active
@@ -181,7 +181,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The server rejects the client. ``code`` hello means: the server does not know this client; send Hello."""
+    """The server rejects the client. If ``code`` is hello, the server does not know this client: send Hello."""
 
     NAME: ClassVar[str] = "refused"
 
@@ -207,7 +207,7 @@ class Bye(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """What the robots of a source did and observed: the one stream that carries experience.
+    """What the robots of a source did and observed. All experience for training comes from Steps.
 
     A transition of robot i is two consecutive Steps of the same source, incarnation and episode[i].
     """
@@ -382,8 +382,8 @@ class Status(Message, frozen=True):
 class Command(Message, frozen=True):
     """An operator's order to a policy server or a robot. One Reply with the same ``id`` answers it.
 
-    The server carries it out or relays it to the robot in ``target``. A robot may send ``estop`` for all robots; it
-    gets no Reply.
+    The server carries it out or relays it to the robot in ``target``. A robot may send ``estop`` for all robots; the
+    robot gets no Reply.
     """
 
     NAME: ClassVar[str] = "command"
@@ -449,7 +449,7 @@ class Start(Message, frozen=True):
 
 
 class Turn(Message, frozen=True):
-    """The time and the inputs of one turn of a core. With Start they decide all its outputs.
+    """The time and the inputs of one turn of a core. Together with Start they determine all outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
     client's connection. For a message with arrays or a policy, the field ``named`` replaces its fields and identifies
@@ -503,7 +503,7 @@ class Told(Message, frozen=True):
 
 
 class InForce(Message, frozen=True):
-    """Stops and other latches at a policy server that only a person releases; recorded at each change."""
+    """Stops and other latches at a policy server. Only a person releases them. Recorded at each change."""
 
     NAME: ClassVar[str] = "latches"
     MAX_BYTES: ClassVar[int] = 1 << 22

@@ -1,7 +1,7 @@
-"""The table of exploration noises, and the parameters that each may have.
+"""The table of exploration noises and their parameters.
 
-The classes are in :mod:`td3_robot.policy.noise`, which also says how to write one. Configurations and policy bundles
-name a noise by its row.
+The classes are in :mod:`td3_robot.policy.noise`, which also explains how to write one. Configurations and policy
+bundles use the name of the row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NOISES = Registry(
     "td3_robot.noises",
 )
 CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical")
-"""Noises that a configuration cannot name: no exploration, random actions of the warm-up, draws of discrete actions."""
+"""Noises that a configuration cannot choose: none, the warm-up's random actions, and draws of discrete actions."""
 
 
 class Parameter(NamedTuple):
-    """A number that a noise depends on: its default, and the lowest and highest value allowed."""
+    """A parameter of a noise: its default, and the lowest and highest allowed value."""
 
     default: float
     low: float
@@ -37,11 +37,11 @@ class Parameter(NamedTuple):
 
 
 def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
-    """All parameters of a noise: the given values, and defaults for the others.
+    """All parameters of a noise: the given values, and the defaults of the others.
 
     Args:
         kind: a row of NOISES.
-        given: values by name of parameter.
+        given: values by parameter name.
 
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.
@@ -57,7 +57,7 @@ def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(number: int) -> str:
-    """The name of the noise that has this number on the wire; the number as text where no installed noise has it."""
+    """The name of the noise with this ``noise_kind``; the number as text if no installed noise has it."""
     try:
         return next((name for name in NOISES.names() if number == NOISES.load(name).NUMBER), str(number))
     except ConfigError:  # a row of an installed package cannot be loaded

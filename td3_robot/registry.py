@@ -1,7 +1,7 @@
 """One kind of table for everything that users extend: algorithms, noises, simulator backends, drivers, verbs.
 
-A row is a name and a place, written ``module:attribute``. The module is imported at the first use, so that reading a
-table imports nothing heavy. Tables with an entry point group also hold the rows of installed packages.
+A row is a name and a place ``module:attribute``. The table imports the module at its first use, so listing a table
+imports nothing. Tables with an entry point group also hold the rows of installed packages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Registry:
     """A table of extensions of one kind.
 
     Args:
-        kind: what a row is, for error messages, as ``algorithm``.
-        rows: name to ``module:attribute``, in the order in which they are listed.
-        group: entry point group under which installed packages add rows, as ``td3_robot.algorithms``; None for a
-            table that only this package fills.
+        kind: what a row is, for error messages, for example ``algorithm``.
+        rows: maps each name to ``module:attribute``, in the order of listing.
+        group: entry point group for rows of installed packages, for example ``td3_robot.algorithms``. None: only this
+            package fills the table.
     """
 
     def __init__(self, kind: str, rows: Mapping[str, str], group: str | None = None) -> None:
@@ -59,8 +59,8 @@ class Registry:
         """Check that a row of this name exists.
 
         Args:
-            name: as a person or a file gives it.
-            label: names the input in the error, as ``algorithm``; the table's kind if empty.
+            name: the name to check, from a person or a file.
+            label: what the error calls the name, for example ``algorithm``. Empty: the table's kind.
 
         Raises:
             ConfigError: there is no such row; the message names the nearest one or lists all.
@@ -69,14 +69,14 @@ class Registry:
             raise ConfigError(f"{label or self.kind} is {name!r}; {did_you_mean(name, self.rows, 'allowed:')}")
 
     def load(self, name: str) -> Any:
-        """Import what a row names.
+        """Import the object of a row.
 
         Raises:
             ConfigError: there is no such row, or an installed package's row cannot be imported.
             ModuleNotFoundError: a shipped row needs an extra that is not installed.
         """
         self.check(name)
-        place = self._own.get(name) or self.rows[name]  # looking for installed packages takes 30 ms
+        place = self._own.get(name) or self.rows[name]  # ``rows`` searches installed packages: 30 ms
         module, _, attribute = place.partition(":")
         try:
             return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))

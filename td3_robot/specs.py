@@ -32,8 +32,8 @@ class Channel:
     Attributes:
         name: unique within its list, for example ``thigh_joint.torque``.
         unit: SI unit, or ``1`` for a pure number.
-        low, high: the inclusive range; ``low < high``. Infinite for an unbounded observation.
-        meaning: one phrase for a reader.
+        low, high: the inclusive range; ``low < high``. An unbounded observation has infinite limits.
+        meaning: a short description for people.
     """
 
     name: str
@@ -48,8 +48,8 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: names repeat or are too many, a range is empty, an action has no bound, or the period is not
-            above 0.
+        ConfigError: a name repeats, there are no or too many channels, a range is empty, an action has no bound, or
+            the period is not above 0.
     """
 
     name: str

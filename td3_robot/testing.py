@@ -1,4 +1,4 @@
-"""Tools for tests of policies and robots: a clock that the test moves, and a robot in memory."""
+"""Tools for tests of policies and robots: a clock that the test sets, and a robot in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class ManualClock:
-    """A clock in seconds that the test moves."""
+    """A clock in seconds. It moves only when the test calls :meth:`advance`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; returns the new time.
+        """Move the clock forward; returns the new time.
 
         Raises:
             ValueError: ``seconds`` is negative.
@@ -36,10 +36,10 @@ class FakeRobot:
     """One robot (N = 1), linked in memory to a policy server's core by the real handshake and encoding.
 
     Args:
-        policy: the core that answers.
-        spec: of the robot.
-        clock: each observation advances it by a control period.
-        source: its name.
+        policy: the core that answers the robot's Steps.
+        spec: specification of the robot.
+        clock: each observation advances this clock by one control period.
+        source: name of the robot.
     """
 
     def __init__(self, policy: PolicyCore, spec: RobotSpec, clock: ManualClock, source: str = "fake-robot") -> None:
@@ -59,7 +59,8 @@ class FakeRobot:
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
         """Publish an observation, float32[O]; returns the Action that answers it, or None.
 
-        The robot applied the last Action. The first observation, and the one after an end, is FIRST in any case.
+        The Step says that the robot applied the last Action. The first observation, and the first one after the end of
+        an episode, always get the phase FIRST.
         """
         last = self.steps[-1] if self.steps else None
         if last is None or last.phase[0] >= Phase.TERMINATED:
@@ -93,7 +94,7 @@ class FakeRobot:
             world={},
         )
         self.steps.append(step)
-        if not self.bus.send("policy", step):  # after a long silence the server has to welcome us again
+        if not self.bus.send("policy", step):  # after a long silence the server must welcome this robot again
             self._exchange()
             self.bus.send("policy", step)
         self.last = self._exchange()

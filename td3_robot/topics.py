@@ -1,4 +1,4 @@
-"""Every topic, once: message, publisher, subscriber, rate, queue rule, and whether it is recorded.
+"""The table of all topics: message, publisher, subscriber, rate, queue rule, and recording.
 
 Each link connects clients (ZeroMQ DEALER) to one server (ROUTER). There is only this kind of link. So there is one
 handshake, one set of limits, and one place that counts malformed messages.
@@ -49,7 +49,7 @@ LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 
 QUEUE_LENGTH = 1000
-"""Messages that a link holds in each direction (ZeroMQ's high-water mark) before its queue rule applies."""
+"""The most messages that a link queues in each direction (ZeroMQ's high-water mark). The queue rule applies to more."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),

@@ -28,23 +28,23 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
-_IO_THREADS = 2  # libzmq spreads connections over them, so a stranger's megabytes delay only half of the others
+_IO_THREADS = 2  # libzmq spreads connections over its threads: large data of a stranger delays only half of the others
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # messages to take from one socket before the others get their turn
 FOREIGN = 16
-"""Messages that give the core nothing, to take from one socket before the others get their turn: from strangers,
-malformed, part of a handshake. This bounds what a flood of them costs the core's next turn."""
+"""The most messages that give the core no input (from strangers, malformed, or part of a handshake) to take from one
+socket before the others get their turn. A flood of such messages can then delay the core only a little."""
 _TURN = 0.001  # seconds to spend on one socket, so that a peer that floods this process does not starve the others
-_TIMER = REVOCATION_TIME  # seconds: the longest sleep between two looks at handshakes, timeouts and keys
-_ON_THE_WAY = 0.5  # seconds that libzmq has to deliver what arrived while this process stood still
-_RETRY = 1.0  # seconds until a client whose handshake failed tries again; libzmq gives up when a server refuses
-_DEAD = 5_000  # ms without a sign of life after which libzmq closes a TCP connection and its client connects again
+_TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
+_ON_THE_WAY = 0.5  # seconds for libzmq to deliver messages that arrived while this process stood still
+_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq itself gives up when a server refuses
+_DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain integers are faster than enum flags
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
 MAX_FRAME = codec.MAX_BYTES + 1024
-"""Bytes of the longest frame. libzmq closes a connection that sends a longer one; a link that takes only shorter
-messages sets a lower limit."""
+"""Largest frame, in bytes. libzmq closes a connection that sends a larger one. A link whose messages are all shorter
+sets a lower limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,8 @@ class Bus(Transport):
         keys: with keys every TCP link uses CURVE. Set them before the first link.
 
     Attributes:
-        spin: seconds after an input during which :meth:`receive` polls without sleeping. A core takes long to wake up.
+        spin: seconds after an input during which :meth:`receive` polls without sleeping, because a sleeping processor
+            core takes long to wake up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, keys: AllowList | None = None) -> None:
@@ -81,24 +82,24 @@ class Bus(Transport):
         self._pinned: dict[str, _Pin] = {}  # by link
         self._gatekeeper: curve.Gatekeeper | None = None
         self._watchers: list[curve.Watcher] = []
-        self._retries: dict[str, float] = {}  # links to connect again, and when
+        self._retries: dict[str, float] = {}  # by link: time (s) to connect again
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # links served that still have unread messages, and since when
+        self._behind: dict[str, float] = {}  # served links with unread messages: since when (s)
         self._next_timer = self._timed_at = self._awake_since = float("-inf")
         self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server; returns the endpoint really bound (``tcp://HOST:*`` takes a free port).
+        """Bind a server; returns the bound endpoint (``tcp://HOST:*`` takes a free port).
 
         Raises:
             EndpointError: busy, malformed or not allowed.
         """
         endpoints.check(endpoint, bind=True, keys=self.keys is not None)
         socket = self._socket(zmq.ROUTER, endpoint, server)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells a full queue from a client that is gone
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
         if self.keys and endpoints.is_tcp(endpoint):
             if self._gatekeeper is None:
                 self._gatekeeper = curve.Gatekeeper(self._context, self.keys, self._tally)
@@ -131,7 +132,7 @@ class Bus(Transport):
         socket = self._connected(endpoint, client)
         self.clients[client.link] = client
         self._sockets[client.link], self._ends[socket] = socket, client
-        self._introduce(client, self._clock())  # now, so that it goes out before any other message
+        self._introduce(client, self._clock())  # now, so that Hello goes out before any other message
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
         """Offer every message that this bus sends to the recorder or monitor at an endpoint, see
@@ -146,7 +147,7 @@ class Bus(Transport):
         self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
-        """A connected DEALER; an ``immediate`` one refuses messages while there is no connection."""
+        """A connected DEALER. With ``immediate`` it refuses messages while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, endpoint, client)
         socket.setsockopt(zmq.IMMEDIATE, immediate)
@@ -167,7 +168,7 @@ class Bus(Transport):
         return socket
 
     def receive(self, timeout: float) -> list[Input]:
-        """Inputs from all links, in the order each link delivered them; waits up to ``timeout`` seconds for one.
+        """Wait up to ``timeout`` seconds for inputs of any link. Inputs of one link keep their order.
 
         Raises:
             HandshakeError: a server refused this process.
@@ -176,7 +177,7 @@ class Bus(Transport):
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
-            for _, tap in self._taps:  # here the core's outputs have gone out
+            for _, tap in self._taps:  # only now: the core's outputs go out before their copies
                 tap.flush(now)
             wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):
@@ -198,22 +199,22 @@ class Bus(Transport):
         while now < min(end, self._awake_until):
             if ready := self._poller.poll(0):
                 return ready
-            os.sched_yield()  # libzmq's threads may need this core to deliver what we poll for
+            os.sched_yield()  # libzmq's threads may need this processor core to deliver messages
             now = self._clock()
         return self._poller.poll(math.ceil(max(0.0, end - now) * 1e3))
 
     def flush(self) -> None:
-        """Send the recorder what waits for it, before a time without a look at the links."""
+        """Send the waiting messages to the recorder. Call this before a long time without :meth:`receive`."""
         for _, tap in self._taps:
             tap.flush(self._clock(), at_once=True)
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Tell the recorder, if there is one, what a core takes in at ``now`` (s)."""
+        """Offer the inputs of a core's turn at ``now`` (s) to the recorder, if there is one."""
         for _, tap in self._taps:
             tap.took(now, inputs)
 
     def dropped(self) -> Counter[str]:
-        """Malformed, refused and unexpected input over all links, and what was not recorded, counted by kind."""
+        """Counts, by kind, of malformed, refused and unexpected inputs on all links, and of messages not recorded."""
         total = super().dropped() + self._tally.counts
         for _, tap in self._taps:
             total += tap.counts()
@@ -234,17 +235,17 @@ class Bus(Transport):
             socket.close(linger=_FAREWELL)
         for socket, end in self._ends.items():
             unmet = isinstance(end, ClientLink) and end.session is None
-            socket.close(linger=0 if unmet else _FAREWELL)  # Hellos that no server answered are not worth a wait
+            socket.close(linger=0 if unmet else _FAREWELL)  # do not wait for Hellos that no server answered
         if self._gatekeeper:
             self._gatekeeper.socket.close()
-        for path, inode in self._paths.items():  # only now: a successor may have replaced the file
+        for path, inode in self._paths.items():  # compare inodes: a new server may have replaced the file
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:
                     path.unlink()
         self._context.term()
 
     def _socket(self, kind: int, endpoint: str, end: ServerLink | ClientLink) -> zmq.Socket[bytes]:
-        """A socket with every option set; libzmq ignores most options after bind or connect."""
+        """A new socket with all its options. libzmq ignores most options after bind or connect."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
@@ -261,7 +262,7 @@ class Bus(Transport):
         return socket
 
     def _timers(self, now: float) -> None:
-        """Look at keys, failed handshakes, refusals, heartbeats and silent clients; ``now`` in seconds."""
+        """Check keys, failed handshakes, refusals, heartbeats and silent clients at time ``now`` (s)."""
         if self.keys and (change := self.keys.refresh()):
             log.warning("%s", change)
             self._rekey()
@@ -276,8 +277,8 @@ class Bus(Transport):
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        """Forget silent clients, but read first what arrived while this process stood still."""
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # we stood still, and perhaps libzmq's threads did too
+        """Forget silent clients, but first read the messages that arrived while this process stood still."""
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # this process stood still, and perhaps libzmq's threads too
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
@@ -301,10 +302,10 @@ class Bus(Transport):
                 self._reconnect(pin)
 
     def _reconnect(self, pin: _Pin) -> None:
-        """Connect a client again, with the key that its server should have now."""
+        """Connect a client again. From now on it expects the new key of its server."""
         assert self.keys
         link = pin.client.link
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given it up already
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
             pin.socket.disconnect(pin.endpoint)
         curve.as_client(pin.socket, link, self.keys)
         pin.socket.connect(pin.endpoint)
@@ -326,7 +327,7 @@ class Bus(Transport):
             self._retries.setdefault(watcher.link, now + _RETRY)
 
     def _drain(self, socket: zmq.Socket[bytes]) -> list[Input]:
-        """Take one turn's messages from a socket."""
+        """Read the messages of one socket, up to the limits of one turn."""
         now = self._clock()
         if look := self._others.get(socket):
             look(now)
@@ -347,7 +348,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # To ask is cheaper than to try: an exception costs as much as a message.
+            # Check first: the exception of an empty socket costs as much as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs
@@ -365,7 +366,7 @@ class Bus(Transport):
         """
         if server.link not in self._guarded:
             return self._from_client(server, socket.recv(_NOW), self._receiver.frames(socket), now)
-        # Only the message itself names the key of its connection: a client can choose the routing identity.
+        # Take the key from the message, because a client can choose any routing identity.
         first = socket.recv(_NOW, copy=False)
         frames, owner = self._receiver.frames(socket), curve.owner(first)
         if not (self.keys and self.keys.client(owner)):
@@ -374,7 +375,7 @@ class Bus(Transport):
         return self._from_client(server, first.bytes, frames, now, owner)
 
     def _forget_unreachable(self) -> list[Input]:
-        """Forget clients that have closed, as soon as their last messages are read."""
+        """Forget clients that have closed, once the server has read their last messages."""
         inputs: list[Input] = []
         for link, key in sorted(self._unreachable):
             if not self._has_more(self._sockets[link]):
@@ -405,7 +406,7 @@ class Bus(Transport):
     def _write(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
         """Like ``send_multipart``, without its checks in Python; False if the queue is full.
 
-        libzmq can refuse only the first frame.
+        If libzmq accepts the first frame, it accepts the others too.
         """
         *head, last = frames
         try:

@@ -1,7 +1,7 @@
 """Messages to bytes and back: msgpack, typed and size-capped.
 
-msgspec checks the fields in C while it decodes. Python unpacks a message a second time only if it fails, to say what is
-wrong with it.
+msgspec checks the fields in C while it decodes. Only if that fails, Python unpacks the message again to explain the
+error.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from td3_robot.messages import MESSAGES, ZEROS, FieldType, Message, Record, wire
 from td3_robot.util.arrays import FEW, finite
 
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
-"""The largest payload of any message."""
+"""Largest payload of any message, in bytes."""
 
 _INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1), "i64": (-(2**63), 2**63 - 1)}
 MAX_SIZE = 1 << 16
 """The largest N, O, A or E, and the most elements of any list or map."""
 MAX_PARTS = 1 << 12
-"""The most maps and lists in a field of kind map; a field of kind list may have MAX_SIZE. Checking each takes time."""
+"""The most maps and lists in a field of kind map, because each check takes time. In a field of kind list: MAX_SIZE."""
 MAX_DEPTH = 8
-"""How deep a field of kind map may nest. A field of kind list holds such maps: three levels more."""
+"""How deep a field of kind map may nest. A field of kind list holds such maps, so it may nest three levels deeper."""
 
 MOST_RECORDS = 256
 """The most Records in one payload."""
 
 _SIMPLE = frozenset({str, int, float, bool, type(None)})  # the leaves of maps and lists
 _LAYOUTS = 256  # combinations of sizes that a plan remembers
-_EXPLAINED = 1 << 20  # bytes up to which a failed message is unpacked again, to say why
+_EXPLAINED = 1 << 20  # bytes: the codec unpacks larger invalid messages only once, without an explanation
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
@@ -62,7 +62,7 @@ def encode(message: Message) -> bytes:
 
 
 def kind_of(name: str, size: int) -> type[Message]:
-    """The message type of a topic, if a payload of so many bytes is allowed. Unpacks nothing.
+    """The message type of a topic, after a check that it allows ``size`` bytes of payload. Unpacks nothing.
 
     Raises:
         ProtocolError: with ``kind`` unknown-topic or oversize.
@@ -81,8 +81,8 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     Args:
         name: the topic.
         payload: the frame. The arrays of the message are read-only views of it.
-        dims: sizes by letter (N, O, A) that a handshake fixed. Others follow from the first array that has them; all
-            arrays must agree.
+        dims: sizes by letter (N, O, A) that a handshake fixed. The first array with another letter determines its
+            size. All arrays must agree.
 
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, type, range, shape, value.
@@ -91,11 +91,11 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
 
 
 def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None) -> Message:
-    """Like :func:`decode`, after :func:`kind_of`."""
+    """Like :func:`decode`, for a type that :func:`kind_of` returned."""
     name, plan = message.NAME, _PLANS[message]
     try:
         result = plan.unpack(payload)
-    except Exception as error:  # msgspec raises half a dozen unrelated types for bytes that are not what they should be
+    except Exception as error:  # for invalid bytes msgspec raises many unrelated types
         raise _explained(name, payload, plan, error) from None
     for key, wire in plan.deep:
         if value := getattr(result, key):
@@ -108,14 +108,14 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
 
 
 def extra_fields(message: type[Message], payload: Buffer) -> int:
-    """How many fields a decoded payload has beyond those that this version knows.
+    """The number of fields in a decoded payload that this version does not know.
 
-    It compares the numbers of fields alone, so a payload that also lacks optional fields may hide unknown ones.
+    The function only counts fields: each missing optional field hides one unknown field.
     """
     plan = _PLANS[message]
     if payload[: len(plan.head)] == plan.head:
         return 0
-    width = {0xDE: 2, 0xDF: 4}.get(payload[0], 0)  # map 16, map 32; else the number is in the first byte
+    width = {0xDE: 2, 0xDF: 4}.get(payload[0], 0)  # map 16, map 32; else the first byte holds the number
     count = int.from_bytes(payload[1 : 1 + width], "big") if width else payload[0] & 0x0F
     return max(0, count - len(plan.fields))
 
@@ -134,7 +134,7 @@ def decode_records(payload: Buffer) -> list[Message]:
     parts: Sequence[Any]
     try:
         parts = _split(payload)
-    except msgspec.MsgspecError:  # a single Record, or malformed: decode tells
+    except msgspec.MsgspecError:  # a single Record, or malformed: decode finds out which
         parts = [payload]
     return [decode(Record.NAME, memoryview(part)) for part in parts]
 
@@ -143,10 +143,11 @@ class Layout:
     """Shapes and lengths of the arrays of one message, for one combination of sizes.
 
     Attributes:
-        arrays: name, shape and dtype of each.
-        lengths: bytes of each.
-        floats: indices of the arrays of floating-point numbers; dtype, itemsize: of these numbers.
-        few: unpacks all floating-point numbers if they are few, to check faster that they are finite.
+        arrays: name, shape and dtype of each array.
+        lengths: length of each array in bytes.
+        floats: indices of the arrays of floating-point numbers.
+        dtype, itemsize: of the floating-point numbers.
+        few: unpacks all floating-point numbers for a faster check that they are finite; None if there are many.
     """
 
     __slots__ = ("arrays", "dtype", "few", "floats", "itemsize", "lengths")
@@ -183,7 +184,7 @@ class _Plan:
             name: (wire, np.dtype(wire.dtype) if wire.kind == "array" else None)
             for name, wire in wire_fields(message).items()
         }
-        # What msgspec cannot check: that numbers are finite, how deep maps and lists nest, and what is in them.
+        # Checks that msgspec cannot do: finite numbers, and the depth and contents of maps and lists.
         self.deep = [(name, wire) for name, (wire, _) in self.fields.items() if wire.kind in ("f64", "map", "list")]
         self.arrays = [(name, wire, dtype) for name, (wire, dtype) in self.fields.items() if dtype is not None]
         self.required = {name for name, (wire, _) in self.fields.items() if not wire.optional}
@@ -196,7 +197,7 @@ class _Plan:
         self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     def key(self, dims: Dims | None, contents: Sequence[bytes]) -> tuple[Any, ...]:
-        """What determines the layout: the sizes and, if some are unknown, the lengths of the arrays."""
+        """The values that determine the layout: the sizes and, if a size is unknown, the lengths of the arrays."""
         sizes = tuple(map(dims.get, self._sizes)) if dims else (None,)
         return (*sizes, *map(len, contents)) if None in sizes else sizes
 
@@ -214,13 +215,13 @@ class _Plan:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Message], tuple[Any, ...]]:
-    """Reads fields of a message: arrays, or bytes right after unpacking."""
+    """A function that reads these fields of a message: arrays, or their bytes right after unpacking."""
     read = operator.attrgetter(*names) if names else lambda _: ()
     return (lambda message: (read(message),)) if len(names) == 1 else read
 
 
 def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
-    """Replace bytes by arrays.
+    """Replace the bytes in a message by arrays.
 
     Raises:
         ProtocolError: with ``kind`` shape or value.
@@ -239,7 +240,7 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload, empty without one. A reader may need it to find the sizes of the arrays."""
+    """The field ``source`` of a payload, or an empty text. It helps a reader to find the sizes of the arrays."""
     try:
         content = _unpack(payload)
     except Exception:  # decode raises the right error later
@@ -249,7 +250,7 @@ def source_of(payload: bytes) -> str:
 
 
 def _explained(name: str, payload: Buffer, plan: _Plan, error: Exception) -> ProtocolError:
-    """The error that says what is wrong with a payload that msgspec refused."""
+    """The error for a payload that msgspec refused: it explains what is wrong."""
     if len(payload) > _EXPLAINED:
         return ProtocolError("malformed", f"{name}: {str(error)[:200]}")
     try:
@@ -274,7 +275,7 @@ def _array(topic: str, name: str, value: bytes, wire: FieldType, dtype: np.dtype
         return np.zeros([dims[size] for size in wire.shape], dtype)
     count, rest = divmod(len(value), dtype.itemsize)
     for size in wire.shape:
-        if size not in dims:  # only the last unknown size of an array can follow from its length
+        if size not in dims:  # the length of an array determines one unknown size, not two
             others = math.prod(dims.get(other, 1) for other in wire.shape if other != size)
             dims[size] = count // max(others, 1)
     shape = tuple(dims[size] for size in wire.shape)
@@ -324,7 +325,7 @@ def _number(label: str, value: Any, wire: FieldType) -> None:
 
 
 def _tree(label: str, value: Any, wire: FieldType) -> None:
-    """Check a map or list of text, numbers, maps and lists, level by level; Python looks only at the types."""
+    """Check, level by level, that a map or list holds only text, numbers, maps and lists."""
     if type(value) is not (dict if wire.kind == "map" else list):
         raise ProtocolError("type", f"{label}: {type(value).__name__}, needs a {wire.kind}")
     deepest, most = (MAX_DEPTH, MAX_PARTS) if wire.kind == "map" else (MAX_DEPTH + 3, MAX_SIZE)
@@ -365,7 +366,7 @@ _set = msgspec.structs.force_setattr
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as bytes, numpy's numbers as Python's."""
+    """Convert an array to bytes, and a numpy number to a Python number."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, np.generic):
@@ -373,7 +374,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a message cannot hold {type(value).__name__}")
 
 
-_pack = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode  # the hook is C: it costs a quarter less
+_pack = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode  # a hook in C: encoding costs a quarter less
 _pack_with_numbers = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MOST_RECORDS)]).decode
 

@@ -1,8 +1,8 @@
 """CURVE on sockets: options, who may connect (ZAP, ZeroMQ RFC 27), and why a handshake failed.
 
 A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
-Changes of the list take effect while nodes run. The ZAP handler runs in the bus's loop, not in a thread, so that
-nothing competes with the control loop.
+Changes of the list take effect while nodes run. The ZAP handler runs in the bus's loop: a thread of its own would
+compete with the control loop.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
-_BURST = 2  # handshakes to judge in one turn: a flood of strangers must not delay robots
+_BURST = 2  # handshakes to answer in one turn: a flood of strangers must not delay robots
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
-    """Set up a socket before it binds. It lets nobody in while no handler runs."""
+    """Set up a server's socket before it binds. While no handler runs, the socket accepts no client."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, link.encode())
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it libzmq lets everybody in while no handler runs
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it libzmq accepts every client while no handler runs
 
 
 def as_client(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
-    """Set up a socket before it connects."""
+    """Set up a client's socket before it connects."""
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.identity.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server(link).encode())
 
 
 def owner(frame: zmq.Frame) -> str:
-    """The public key of the connection that brought a frame; empty without CURVE."""
+    """The public key of the client that sent a frame; empty without CURVE."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -42,7 +42,7 @@ def owner(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers libzmq's ZAP requests: whether a client that has proved its key may connect."""
+    """Answers libzmq's ZAP requests, which ask whether a client with a proved key may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: AllowList, tally: Tally) -> None:
         self._keys = keys

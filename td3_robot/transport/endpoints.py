@@ -15,7 +15,7 @@ from td3_robot.errors import EndpointError
 SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
-"""Bytes: sun_path of unix(7) holds 108 with its terminating zero."""
+"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108 with its terminating zero."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 
@@ -30,8 +30,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     """Accept ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
 
     Raises:
-        EndpointError: the endpoint is malformed, too long, or beyond loopback without keys; or, to bind ``ipc://``, a
-            live process serves it or its path is not a socket.
+        EndpointError: the endpoint is malformed or too long, or leaves this machine without keys. With ``bind`` also:
+            a live process serves the ``ipc://`` path, or the path is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -61,14 +61,14 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether an endpoint uses keys. The mode of its file guards a socket file."""
+    """Whether an endpoint is TCP, so that keys protect it. A socket file is protected by its file mode."""
     return endpoint.startswith("tcp://")
 
 
 def ipv6(endpoint: str) -> bool:
     """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with no other address.
 
-    It waits for one look-up of the name. Robots should use addresses, or names in their hosts file.
+    The call waits for one look-up of the name. Robots should use addresses, or names in their hosts file.
     """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
     if match is None or match[1] or match[2] == "*":
@@ -87,7 +87,7 @@ def local(endpoint: str) -> bool:
 
 
 def absolute(endpoint: str) -> str:
-    """An endpoint that means the same in every working folder of this machine."""
+    """The endpoint with an absolute path, so that it is valid in every working folder of this machine."""
     scheme, _, rest = endpoint.partition("://")
     return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
 
@@ -101,7 +101,7 @@ def _loopback(host: str) -> bool:
 
 
 def _check_free(endpoint: str, path: Path) -> None:
-    """Raise EndpointError for a path that libzmq would silently delete or take over at bind."""
+    """Raise EndpointError if libzmq would silently delete or take over the path at bind."""
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_socket():
@@ -111,7 +111,7 @@ def _check_free(endpoint: str, path: Path) -> None:
 
 
 def answers(path: Path | str) -> bool:
-    """Whether a process listens on a Unix socket; True in doubt (its queue is full, or access is denied)."""
+    """Whether a process listens on a Unix socket; True if unsure (its queue is full, or access is denied)."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)
         try:

@@ -10,17 +10,17 @@ from td3_robot.messages import Hello, Message, Refused, Welcome
 from td3_robot.transport.codec import Buffer
 from td3_robot.transport.link import MOST_FRAMES, ClientLink, ServerLink
 
-_NOW = int(zmq.DONTWAIT)  # a plain number: flags of an enum take longer
+_NOW = int(zmq.DONTWAIT)  # a plain integer is faster than an enum flag
 _SHORT = 65536  # bytes up to which a copy is cheaper than a view
-_BATCH = 256  # frames between two looks at the clock
+_BATCH = 256  # frames between two readings of the clock
 
 
 class Receiver:
     """Takes messages from the sockets of one bus.
 
     Args:
-        turn: the most seconds to spend at a time on dropping further frames of one message.
-        clock: in seconds.
+        turn: seconds after which dropping the extra frames of one message pauses.
+        clock: a clock in seconds.
     """
 
     def __init__(self, turn: float, clock: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
-"""What a transport offers to a node: the links of one process, whatever carries their frames.
+"""The interface of a transport: the links of one process.
 
-Handshake, heartbeat, decoding and counting are in :mod:`td3_robot.transport.link`. A transport adds only the moving of
-frames. Every implementation passes the suite in ``tests/contract/transport.py``.
+Handshake, heartbeat, decoding and counting are in :mod:`td3_robot.transport.link`. A transport only moves frames. Every
+implementation passes the suite in ``tests/contract/transport.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from td3_robot.transport.link import ClientLink, Frames, ServerLink
 class Transport(ABC):
     """All links of one process, used from one thread.
 
-    Each link keeps the order of its messages and holds at most QUEUE_LENGTH of them in each direction. A full queue
-    refuses a message at the sender; while the connection lasts, a transport drops no message that it has accepted.
+    Each link keeps the order of its messages and holds at most QUEUE_LENGTH of them in each direction. A sender cannot
+    add to a full queue. A transport drops no accepted message while the connection lasts.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -35,7 +35,7 @@ class Transport(ABC):
         self.servers: dict[str, ServerLink] = {}
         self.clients: dict[str, ClientLink] = {}
         self._clock = clock
-        self._waiting: list[Input] = []  # for the next receive
+        self._waiting: list[Input] = []  # inputs for the next ``receive``
         self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
 
     @abstractmethod
@@ -59,10 +59,10 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(self, timeout: float) -> list[Input]:
-        """Take what has arrived, in order for each link.
+        """Return the inputs that have arrived. Inputs of one link keep their order.
 
         Args:
-            timeout: the longest wait for a first input, in seconds. A transport that needs no waiting returns at once.
+            timeout: the longest wait for a first input, in seconds. A transport in memory returns at once.
 
         Raises:
             HandshakeError: a server refused this process.
@@ -73,14 +73,14 @@ class Transport(ABC):
         """Leave every link and free its endpoints.
 
         Args:
-            reason: goes into the Byes.
-            in_order: say Bye to the servers that know this process. After a crash only recorders and monitors get one:
-                a core must not mistake a crash for an orderly exit.
+            reason: ``reason`` of the Byes.
+            in_order: send a Bye to all servers that know this process. After a crash this is False. Only recorders and
+                monitors then get a Bye: a core must not take a crash for a normal exit.
         """
 
     @abstractmethod
     def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
-        """Queue a message for the server of a link, or for its client ``key``; False if the queue is full.
+        """Queue a message for the server of a link, or for the client ``key`` of a served link; False if it is full.
 
         Raises:
             ClientGoneError: the client has closed its connection.
@@ -109,7 +109,7 @@ class Transport(ABC):
         return False
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
-        """Serve this robot on a link from now on; clients with another robot are refused."""
+        """Serve this robot on a link from now on, and refuse clients with another robot."""
         inputs, replies = self.servers[link].adopt(spec)
         self._waiting += inputs
         for key, message in replies:
@@ -132,7 +132,7 @@ class Transport(ABC):
         return list(self.servers[link].peers.values())
 
     def dropped(self) -> Counter[str]:
-        """Malformed, refused and unexpected input of all links, counted by kind."""
+        """Counts, by kind, of malformed, refused and unexpected inputs on all links."""
         total: Counter[str] = Counter()
         for server in self.servers.values():
             total += server.tally.counts
@@ -145,21 +145,21 @@ class Transport(ABC):
         raise NotImplementedError(f"{type(self).__name__} records nothing")
 
     def took(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Tell the recorder what a core takes in at ``now`` (s)."""
+        """Offer the inputs of a core's turn at ``now`` (s) to the recorder."""
 
     def flush(self) -> None:  # noqa: B027
-        """Send at once what waits for recorders."""
+        """Send the messages that wait for recorders now."""
 
     def _offer(self, message: Message) -> None:  # noqa: B027
         """Hand a message to the recorder alone."""
 
     def _introduce(self, client: ClientLink, now: float) -> None:
-        """Send what the handshake has to send at this time."""
+        """Send the messages of the handshake that are due at ``now`` (s)."""
         for message in client.due(now):
             self._post(client.link, message)
 
     def _reply(self, link: str, key: bytes, message: Message) -> bool:
-        """Send a message to a client; a client that has closed is forgotten once its last messages are read."""
+        """Send a message to a client. If it has closed, ``receive`` forgets it after its last messages."""
         try:
             sent = self._post(link, message, key)
         except ClientGoneError:
@@ -169,7 +169,7 @@ class Transport(ABC):
         return sent
 
     def _from_server(self, client: ClientLink, frames: Frames, now: float) -> list[Input]:
-        """Take one message from a server; answer it where the handshake asks for that."""
+        """Take one message from a server; answer it if the handshake needs an answer."""
         inputs = client.receive(frames, now)
         if client.state != "welcome":
             self._introduce(client, now)

@@ -1,15 +1,15 @@
-"""CURVE keys of one machine, and the list of keys that it lets in: a folder of small text files.
+"""A folder of small text files: the CURVE keys of one machine, and the list of keys that may connect.
 
 ``identity.secret``
     The machine's own key pair, mode 0600, as one JSON object: name, public, secret.
 ``identity.public``
     ``NAME KEY``: give this file to the other machine.
 ``allowed``
-    One line for each known key: ``NAME KEY ROLES``. ROLES are joined with commas. With a role of Hello (``driver``,
-    ``operator``, …) the key may connect to our servers in that role, with ``client`` in every role except operator.
-    ``server:LINK`` is the key that the server of LINK must have. Nodes read the file again while they run. The
-    machine's own key may connect in every role, and serves every link without a ``server:`` line: the processes of one
-    machine trust each other.
+    One line for each known key: ``NAME KEY ROLES``. Commas separate the ROLES. With a role of Hello (``driver``,
+    ``operator``, …) the key may connect to our servers in that role; with ``client``, in every role except operator.
+    With ``server:LINK`` the server of LINK must have this key. Nodes read a changed file again while they run. The
+    machine's own key may connect in every role. The server of a link without a ``server:`` line must have the
+    machine's own key. So the processes of one machine trust each other.
 
 Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
 """
@@ -39,7 +39,7 @@ CLIENT = "client"
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # older libzmq with CURVE: CVE-2020-15166, and a memory leak for each stranger
+_OLDEST = (4, 3, 3)  # older libzmq with CURVE has CVE-2020-15166, and leaks memory for each stranger
 
 
 def default_folder() -> Path:
@@ -118,7 +118,7 @@ class KeyFolder:
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
             public = "-"
-            while public.startswith("-"):  # a command line would take it for an option
+            while public.startswith("-"):  # on a command line such a key would look like an option
                 public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
             content = json.dumps({"name": name, "public": public, "secret": secret}) + "\n"
             files.write_atomically(self.secret_file, content.encode(), 0o600)
@@ -227,7 +227,7 @@ class KeyFolder:
         return entry
 
     def _check_folder(self) -> None:
-        """Raise KeysError if other users may replace the files in the folder, whatever the files' modes are."""
+        """Raise KeysError if the modes of the folders let other users replace the files."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -251,7 +251,7 @@ class KeyFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one writer in at a time, so that two commands do not overwrite each other."""
+        """Lock the folder for one writer, so that two commands do not overwrite each other's changes."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=True))
@@ -261,14 +261,14 @@ class KeyFolder:
 
 
 REVOCATION_TIME = 0.1
-"""Seconds within which a running node sees a change of its allow-list, if its loop turns that often."""
+"""Seconds until a running node reads a changed allow-list, unless its loop turns less often."""
 
 
 class AllowList:
     """The keys of a folder for a running node: its own pair and the current list.
 
     Raises:
-        KeysError: see :meth:`KeyFolder.identity` and :meth:`KeyFolder.entries`; or libzmq cannot do CURVE.
+        KeysError: libzmq has no CURVE, or see :meth:`KeyFolder.identity` and :meth:`KeyFolder.entries`.
     """
 
     def __init__(self, folder: KeyFolder) -> None:
@@ -283,7 +283,7 @@ class AllowList:
     def refresh(self) -> str | None:
         """Read the list again if it changed.
 
-        A list that cannot be read lets in no other machine: any of its keys may be revoked.
+        If the list cannot be read, no other machine may connect, because any key may have been revoked.
 
         Returns:
             A line for the log; None without a change.
@@ -337,7 +337,7 @@ class AllowList:
 
 
 def open_keys(folder: str | None) -> AllowList | None:
-    """The keys of the folder in a configuration; None without one.
+    """The keys in the folder that a configuration names; None if it names no folder.
 
     Raises:
         KeysError: the keys cannot be used.

@@ -21,31 +21,31 @@ from td3_robot.transport import codec
 log = logging.getLogger(__name__)
 
 HELLO_PERIOD = 0.25
-"""Seconds between two Hellos of a client without an answer."""
+"""Seconds after which a client without an answer repeats its Hello."""
 HEARTBEAT_PERIOD = 1.0
 """Seconds of silence after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
-"""Seconds of its own silence after which a client sends Hello first: its server may have forgotten it."""
+"""Seconds without a message to its server after which a client sends Hello first: the server may have forgotten it."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
-"""Seconds of silence after which another process may take a driver's name. Two must never move the same motors."""
+"""Seconds of silence after which another process may take a driver's name. Two processes must never move one robot."""
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
 UNKNOWN_FIELDS = "unknown-fields"
-"""The kind under which messages with unknown fields are counted."""
+"""The kind in the counts for messages with unknown fields."""
 _LONGEST_LINE = 1000  # characters of a log line
 
 MOST_FRAMES = 3
-"""Frames of one message to keep. A message has two; a third shows that it is malformed."""
+"""The most frames of one message to keep. A valid message has two; a third shows that it is malformed."""
 
 Frames = Sequence[codec.Buffer]
 
 
 @dataclass
 class Tally:
-    """Counts by kind. The first of each kind is logged at once, later ones every LOG_PERIOD."""
+    """Counts events by kind. It logs the first event of a kind at once, and then at most one in LOG_PERIOD."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _logged: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Tally:
             self._logged[kind] = now
             line = (
                 text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])
-            )  # a peer may have written part of it
+            )  # repr, because a peer may have written part of the text
             log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
 
     def extra(self, kind: type[Message], extra: int, whence: str, now: float) -> None:
@@ -89,11 +89,11 @@ class ServerLink:
     Attributes:
         link: name of the link, as policy or learner.
         name: the server's own name, for its Welcome.
-        accepts: message types that a client of each role may send. The server refuses other roles.
+        accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
-        session: random number of this start of the server.
-        spec: the robot served; None until the first simulator, driver or weights name it.
-        may: on a link with keys, whether a public key may have a role.
+        session: a random number, new at each start of the server.
+        spec: the robot; None until the first simulator, driver or weights name it.
+        may: on a link with keys: a function that says whether a public key may have a role.
         peers: the welcomed clients, by routing identity.
     """
 
@@ -108,7 +108,7 @@ class ServerLink:
     peers: dict[bytes, Peer] = field(default_factory=dict)
     _heard: dict[bytes, float] = field(default_factory=dict)
     _asked: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
-    _spoke: set[bytes] = field(default_factory=set)  # clients that sent anything since their last Hello
+    _spoke: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
 
     def receive(
         self, key: bytes, frames: Frames, now: float, owner: str = ""
@@ -122,15 +122,15 @@ class ServerLink:
             owner: public key of the client's connection; empty on a link without keys.
 
         Returns:
-            Inputs for the core, and direct replies with the keys of their clients. A client that joins is an input with
-            its Hello; one that leaves, with its Bye.
+            Inputs for the core, and direct replies with the keys of their clients. When a client joins, the core gets
+            its Hello; when it leaves, its Bye.
         """
         peer = self.peers.get(key)
-        if peer and peer.owner != owner:  # the routing identity of another client
+        if peer and peer.owner != owner:  # the sender uses the routing identity of another client
             return [], []
         try:
             kind = _kind(frames)
-            if peer is None and kind is not Hello:  # not unpacked: a stranger must not take our time
+            if peer is None and kind is not Hello:  # do not unpack: a stranger must not take our time
                 return self._refuse_stranger(key, kind.NAME, len(frames[1]), now)
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
                 self.tally.note("unexpected", f"{kind.NAME} from {peer.role} {peer.name} on link {self.link}", now)
@@ -169,13 +169,13 @@ class ServerLink:
         return [(peer, message) for message in messages], []
 
     def expire(self, now: float) -> list[Input]:
-        """Forget clients that were silent for PEER_TIMEOUT; a Bye for each."""
+        """Forget clients that were silent for PEER_TIMEOUT; returns a Bye for each."""
         self._asked = {key: asked for key, asked in self._asked.items() if now - asked <= PEER_TIMEOUT}
         gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
     def forget(self, key: bytes, reason: str) -> list[Input]:
-        """Forget a client; the input that tells the core, none for an unknown client."""
+        """Forget a client; returns a Bye for the core, or nothing if the client is unknown."""
         peer = self.peers.pop(key, None)
         self._heard.pop(key, None)
         self._spoke.discard(key)
@@ -202,16 +202,16 @@ class ServerLink:
     def _meet(
         self, key: bytes, hello: Hello, now: float, owner: str
     ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        """Answer a Hello: Welcome, Refused, or a Heartbeat while another driver may have the name."""
+        """Answer a Hello: Welcome, Refused, or Heartbeat while another driver may still use the name."""
         refused = self._judge(hello, owner)
         rival = self._driver(hello) if hello.role == "driver" else None
         if rival:
             asked, heard = self._asked.setdefault(key, now), self._heard[rival]
             if heard <= asked and now - asked <= DRIVER_SILENCE:
-                # The client waits and asks again. Sending to the rival shows whether its connection is closed.
+                # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival, wait)]
-            if heard > asked:  # the most important reason: another process moves that robot
+            if heard > asked:  # before other reasons: another process moves that robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._asked.pop(key, None)
@@ -230,12 +230,12 @@ class ServerLink:
         return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
 
     def _replace(self, key: bytes, hello: Hello) -> list[Input]:
-        """Forget the clients whose place a welcomed client takes; the inputs that tell the core."""
+        """Forget the clients that a welcomed client replaces; returns the Byes for the core."""
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
-            # A new process may have chosen the routing identity of an old one. And a client that spoke since its last
-            # Hello starts again: so must our core. A Hello right after a Hello changes nothing.
+            # A new process may use the routing identity of an old one. A client that sent messages since its last
+            # Hello starts again, so the core must start again too. A Hello right after a Hello changes nothing.
             starts_again = not same_process or key in self._spoke
             if starts_again if other == key else peer.name == hello.name:
                 reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
@@ -243,7 +243,7 @@ class ServerLink:
         return inputs
 
     def _judge(self, hello: Hello, owner: str) -> Refused | None:
-        """Why the server refuses this client; None if it does not."""
+        """The refusal of this client; None if the server accepts it."""
         if hello.protocol != PROTOCOL_VERSION:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
         if hello.role not in self.accepts:
@@ -262,7 +262,7 @@ class ServerLink:
         return self._taken(hello, owner) or self._other_robot(hello)
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
-        """The refusal of a client whose name another client has and keeps; None if the name is free."""
+        """The refusal of a client if another client keeps the same name; None if the name is free."""
         for peer in self.peers.values():
             if peer.name != hello.name:
                 continue
@@ -278,7 +278,7 @@ class ServerLink:
         if peer.hello.client == hello.client:
             return False
         if peer.role == "driver":
-            # Between two drivers silence decides, in _meet. A lower incarnation is no reason to refuse: if a clock is
+            # For two drivers, _meet decides by silence. A lower incarnation is no reason to refuse: after a clock was
             # set back, the successor of a killed driver must still get control of the moving robot.
             return hello.incarnation == peer.hello.incarnation
         return hello.incarnation <= peer.hello.incarnation
@@ -309,9 +309,9 @@ class ClientLink:
         link: name of the link.
         hello: the Hello to send.
         accepts: message types that the server may send.
-        dims: sizes of the arrays in them, by their letters: N, O, A.
-        essential: whether a refusal ends this process. Otherwise the client logs it and asks again after LOG_PERIOD.
-        heard: time of the server's last message (s); minus infinity without one.
+        dims: sizes of the arrays in these messages, by their letters: N, O, A.
+        essential: whether a refusal ends this process. If not, the client logs it and asks again after LOG_PERIOD.
+        heard: time of the server's last message (s); minus infinity before the first.
     """
 
     link: str
@@ -329,7 +329,7 @@ class ClientLink:
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
 
     def due(self, now: float) -> list[Message]:
-        """What the handshake sends now: a Hello without an answer so far, a Heartbeat after silence."""
+        """The messages of the handshake to send now: Hello until an answer comes, or Heartbeat after silence."""
         if now - self._asked < HELLO_PERIOD:
             return []
         self.wake(now)
@@ -358,10 +358,10 @@ class ClientLink:
         self._sent = now
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """Take one multipart message from the server; the inputs for the core. Never raises on any bytes.
+        """Take one multipart message from the server; returns the inputs for the core. Never raises on any bytes.
 
-        The core gets a Welcome of a new or lost link: it must repeat what the server has to know. A driver's core also
-        gets a Heartbeat before the Welcome: another driver may still move the robot.
+        At the start of a link and after its loss the core gets the Welcome, because it must repeat what the server has
+        to know. A driver's core also gets a Heartbeat before the Welcome: another driver may still move the robot.
         """
         try:
             kind = _kind(frames)
@@ -378,7 +378,7 @@ class ClientLink:
             return self._welcomed(message)
         if isinstance(message, Refused):
             if message.code == "hello":
-                if self.state == "welcome":  # the server may answer each of many queued messages like this
+                if self.state == "welcome":  # only once: the server may refuse each of many queued messages
                     self.state, self._asked = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message

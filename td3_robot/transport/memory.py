@@ -21,10 +21,10 @@ class Connection:
     """One client's connection to an endpoint.
 
     Attributes:
-        key: what the server tells its clients apart by.
+        key: routing identity; differs between the clients of a server.
         client: the client's bus.
         link: the link's name at the client.
-        waiting: frames for an endpoint that nobody serves yet.
+        waiting: frames for an endpoint that has no server yet.
         closed: whether the client has left.
     """
 
@@ -37,7 +37,7 @@ class Connection:
 
 
 class Network:
-    """Where the buses of one process find each other: an endpoint is any text."""
+    """Connects the buses of one process. An endpoint is any text."""
 
     def __init__(self) -> None:
         self.servers: dict[str, MemoryBus] = {}
@@ -66,23 +66,23 @@ class MemoryBus(Transport):
 
     Args:
         network: shared by the buses that connect to each other.
-        clock: in seconds; shared too.
+        clock: in seconds; also shared.
 
     Attributes:
-        tap: gets link, message and payload of everything this bus sends; None for nobody.
+        tap: a function that gets link, message and payload of every message that this bus sends; or None.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self.tap: Callable[[str, Message, bytes], None] | None = None
         self._network = network
-        self._endpoints: dict[str, str] = {}  # of the links served, to their names
+        self._endpoints: dict[str, str] = {}  # endpoint to link, for the served links
         self._connections: dict[str, Connection] = {}  # as a client, by link
         self._inbox: deque[tuple[Connection, Frames]] = deque()
         self._queued: Counter[Connection] = Counter()  # frames in the inbox
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Serve an endpoint. To serve it again on the same bus stands for a restart of the server.
+        """Serve an endpoint. A second call on the same bus simulates a restart of the server.
 
         Raises:
             EndpointError: another bus serves it.
@@ -102,14 +102,14 @@ class MemoryBus(Transport):
         self._connections[client.link] = self._network.connect(endpoint, self, client.link)
 
     def send(self, to: Origin, message: Message) -> bool:
-        """Hand a message to a link, after a Hello that is due; see :meth:`Transport.send`."""
+        """Hand a message to a link; first send a Hello if one is due. See :meth:`Transport.send`."""
         client = self.clients.get(to) if isinstance(to, str) else None
         if client and client.state == "connecting":
             self._introduce(client, self._clock())
         return super().send(to, message)
 
     def receive(self, timeout: float) -> list[Input]:
-        """Everything that has arrived. It never waits: nothing else could happen meanwhile.
+        """Return all inputs that have arrived. It never waits: no message can arrive during a wait.
 
         Raises:
             HandshakeError: a server refused this process.
@@ -136,7 +136,7 @@ class MemoryBus(Transport):
         return inputs
 
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
-        """Leave every link. What this bus has not taken yet is lost."""
+        """Leave every link. Messages that this bus has not received yet are lost."""
         for link, connection in self._connections.items():
             if self.welcome(link) and in_order:
                 self._post(link, Bye(reason))
@@ -146,7 +146,7 @@ class MemoryBus(Transport):
         self._endpoints.clear()
 
     def offered(self, connection: Connection, frames: Frames) -> bool:
-        """Whether there was room in this bus's queue for frames from the other end of a connection."""
+        """Take frames from the other end of a connection; False if this bus's queue is full."""
         if self._queued[connection] >= QUEUE_LENGTH:
             return False
         self.deliver(connection, frames)

@@ -1,4 +1,4 @@
-"""Offers what a node publishes to a recorder or monitor. The node never waits; it counts what the recorder misses."""
+"""Copies a node's messages to a recorder or monitor. The node never waits; it counts the messages not recorded."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""How many of the newest messages a later recorder gets. Without them it cannot tell whose Steps it records."""
+"""How many of the newest messages a recorder gets that starts later. It needs them to know whose Steps it records."""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
-"""The same for single links: a new monitor shows the state of every node."""
-_MOST = 1024  # messages gathered in one turn, or for an expected recorder that is not there yet
+"""The same, for one link only: a new monitor must show the state of every node."""
+_MOST = 1024  # messages to gather in one turn, or for an expected recorder that has not connected yet
 _MOST_BYTES = 1 << 25  # bytes of these messages: operators can load several policies
 _AGAIN_S = 2.0
-"""Seconds for which a tap keeps sent messages for a restarted recorder, and gathers while it reconnects."""
+"""Seconds for which a tap keeps sent messages for a restarted recorder, and gathers new ones while it reconnects."""
 _AGAIN_BYTES = 1 << 22
 GATHERED_S = 0.1
 """Seconds between two sends. Waking the recorder costs as much as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
-_STEPS = 2 * QUEUE_LENGTH  # Steps remembered by number, because a source repeats Steps to a learner that reconnects
-_RECENT = 4  # messages of a topic that are compared with a new one
+_STEPS = 2 * QUEUE_LENGTH  # Steps to remember: a source repeats Steps to a learner that reconnects
+_RECENT = 4  # newest messages of a topic to compare with a new one
 
 
 class _Batch(NamedTuple):
-    """Messages that were sent to the recorder together, or found no room.
+    """Messages that the tap sent to the recorder together, or could not send because there was no room.
 
     Attributes:
         time: of sending (s).
         size: bytes of the payloads.
-        items: the Records, each with its number in the order of offers.
-        unsent: the numbers of those that never found room.
+        items: the Records with their numbers; the tap numbers all offered messages.
+        unsent: the numbers of the Records that the tap never sent.
     """
 
     time: float
@@ -51,14 +51,14 @@ class _Batch(NamedTuple):
 
 
 class Once:
-    """Tells new messages from those that are sent to another subscriber, or again."""
+    """Finds out whether a message is new, a repetition, or a copy for another subscriber."""
 
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
         self._steps: dict[tuple[int, int], None] = {}  # the newest ones, oldest first, by incarnation and sequence
 
     def first(self, message: Message) -> bool:
-        """Whether this message is recorded, and new."""
+        """Whether this message is new and of a recorded type."""
         recent = self._recent.get(type(message))
         if recent is None:
             return False
@@ -69,7 +69,7 @@ class Once:
         return not (isinstance(message, Step) and self._again(message))
 
     def _again(self, step: Step) -> bool:
-        """Whether a Step is a repetition: a source repeats Steps, as other objects, to a learner that reconnects."""
+        """Whether a Step is a repetition. A source repeats Steps, as new objects, to a learner that reconnects."""
         key = step.incarnation, step.sequence
         if key in self._steps:
             return True
@@ -83,9 +83,10 @@ class Tap:
     """Makes one Record of each message that is sent, however many subscribers it has.
 
     Args:
-        session: the handshake with the recorder. If the recorder refuses this node, it runs without one.
+        session: the handshake with the recorder. A node that the recorder refuses runs without recording.
         post: sends a topic name and a payload to the recorder; False if there is no recorder or no room.
-        expected: a recorder is part of the run: the first messages wait for it, and missed ones count from the start.
+        expected: whether the run has a recorder. If so, the first messages wait for it, and missed ones count from the
+            start.
         wall: the wall clock, in nanoseconds since 1970.
     """
 
@@ -103,7 +104,7 @@ class Tap:
         self._sequence: Counter[str] = Counter()
         self._once = Once()
         kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
-        # With their number in the order of offers, because the wall clock may jump.
+        # With their numbers, because the wall clock may jump.
         self._kept: dict[type[Message], deque[tuple[int, Record]]] = {
             kind: deque(maxlen=size) for kind, size in kept.items()
         }
@@ -111,10 +112,10 @@ class Tap:
         self._gathered_bytes = 0
         self._sent: deque[_Batch] = deque()  # newest last
         self._sent_bytes = 0
-        self._meeting_until: float | None = None  # (s) while a recorder that knew us reconnects
+        self._meeting_until: float | None = None  # time (s), while a recorder that knew this node reconnects
         self._offered = 0
         self._early = expected
-        self._pause = GATHERED_S if session.link == RECORDER else 0.0  # a monitor shows it at once
+        self._pause = GATHERED_S if session.link == RECORDER else 0.0  # a monitor shows messages at once
         self._due = float("-inf")
         self._missed = 0
 
@@ -140,7 +141,7 @@ class Tap:
     def took(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
 
-        Only a recorder gets Turns. A monitor gets the inputs that no publisher offers.
+        Only a recorder gets Turns. A monitor gets the inputs that their publishers do not offer.
         """
         turned = self._session.link == RECORDER
         if turned and not self._listens:
@@ -155,7 +156,7 @@ class Tap:
 
     @property
     def _listens(self) -> bool:
-        """Whether to gather: a recorder is there or expected, and there is room."""
+        """Whether to gather messages: a recorder is connected or expected, and there is room."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
         return room and (self._early or self._meeting_until is not None or self._session.state == "welcome")
 
@@ -163,7 +164,7 @@ class Tap:
         """Take a message of the recorder at ``now`` (s). A new recorder gets the messages kept for it."""
         before, knew = self._session.state, self._session.session
         if self._session.receive(frames, now):
-            # A recorder drops copies. A monitor does not, so one that knows us gets nothing twice.
+            # A recorder drops repeated messages. A monitor does not, so a monitor that knows this node gets none twice.
             tell = self._session.link == RECORDER or knew != self._session.session
             kept = [item for items in self._kept.values() for item in items if tell]
             self._forget_sent(now)
@@ -183,7 +184,7 @@ class Tap:
             )
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
-        """Send the gathered messages if they are due at ``now`` (s). Call this when no peer waits for this process."""
+        """Send the gathered messages if they are due at ``now`` (s). Call this while no peer waits for this process."""
         due = at_once or now >= self._due or self._gathered_bytes > _GATHERED_BYTES
         if self._gathered and due and self._session.state == "welcome" and not self._greet(now):
             self._due = now + self._pause
@@ -200,13 +201,13 @@ class Tap:
         self._lost(before, now)
 
     def leave(self, reason: str, now: float) -> None:
-        """Send the rest and a Bye at ``now`` (s), if there is a recorder."""
+        """Send the remaining messages and a Bye at ``now`` (s), if there is a recorder."""
         if self._greet(now) or self._session.state == "welcome" or self._meeting_until is not None:
             self._send(now)
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def _greet(self, now: float) -> bool:
-        """Send a new Hello if the recorder may have forgotten us after a long silence; returns whether it did."""
+        """After a long silence the recorder may have forgotten this node: send Hello. Returns whether it sent one."""
         if not self._session.wake(now):
             return False
         self._lost("welcome", now)
@@ -214,14 +215,14 @@ class Tap:
         return True
 
     def _lost(self, before: str, now: float) -> None:
-        """Gather messages for a recorder that knew us while it reconnects."""
+        """Gather messages while a recorder that knew this node reconnects."""
         if before == "welcome" and self._session.state == "connecting" and self._session.link == RECORDER:
             self._meeting_until = now + _AGAIN_S
 
     def counts(self) -> Counter[str]:
-        """The number of messages that were not recorded, once a recorder was expected or there.
+        """The number of messages that the recorder missed since it was expected or connected.
 
-        What a monitor missed is its own affair: it sees the gaps, and comes and goes.
+        Messages that a monitor missed do not count: monitors come and go, and see the gaps themselves.
         """
         waiting = len(self._gathered) if self._early or self._meeting_until is not None else 0
         waiting += sum(len(batch.unsent) for batch in self._sent)
@@ -229,7 +230,7 @@ class Tap:
         return Counter({"not_recorded": missed}) + self._session.tally.counts
 
     def _send(self, now: float, known: Set[int] = frozenset()) -> None:
-        """Post the gathered messages. The ``known`` ones were posted before, so they are not lost without room."""
+        """Post the gathered messages. The ``known`` ones were posted before: without room they are not lost."""
         items = iter(self._gathered)
         for records in _handfuls([record for _, record in self._gathered]):
             those = list(islice(items, len(records)))
@@ -243,7 +244,7 @@ class Tap:
         self._forget_sent(now)
 
     def _forget_sent(self, now: float) -> None:
-        """Forget sent messages that are too old or too many to be sent again."""
+        """Forget the oldest sent messages: those that are too old or too many to send again."""
         while self._sent and (now - self._sent[0].time > _AGAIN_S or self._sent_bytes > _AGAIN_BYTES):
             batch = self._sent.popleft()
             self._sent_bytes -= batch.size

@@ -1,4 +1,4 @@
-"""The inputs of one turn of a core in a short form: messages that are recorded elsewhere are named, not repeated."""
+"""The inputs of one turn of a core in a short form: names stand for messages that are recorded elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from td3_robot.transport import codec
 _OF_A_PEER = "#"
 
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
-    # With their stamps, because a lock-step run that went back repeats its sequence numbers.
+    # With the stamp, because a lock-step run that returned to a checkpoint repeats its sequence numbers.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
     Action: lambda it: [it.source, it.incarnation, it.answers, it.stamp, it.weights_version],
     Weights: lambda it: [it.version, it.sha256],
@@ -32,7 +32,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For messages with arrays or policies, the values that identify one message of its topic."""
+"""For each type with arrays or policies: the values that identify one message."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics whose messages Turns name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
@@ -58,7 +58,7 @@ def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
 
 
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
-    """The message that an input repeats beside its name, because its sender may die before it is recorded.
+    """The message whose payload an input holds beside its name: the sender may die before it records the message.
 
     Raises:
         ProtocolError: the bytes are not a message of this topic.
@@ -76,7 +76,7 @@ def is_peer(origin: str) -> bool:
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The inputs that their receiver records: Commands of operators, who have no tap."""
+    """The inputs that only their receiver records: Commands of operators, because operators have no tap."""
     for origin, message in inputs:
         if isinstance(message, Command) and isinstance(origin, Peer) and origin.role == "operator":
             yield message
