@@ -11,7 +11,7 @@ from td3_robot.errors import EXIT_USAGE, ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Drive the robot whose name comes first among the arguments; the others are those of every driver.
+    """Drive the robot that the first argument names. The other arguments are the options of every driver.
 
     Returns:
         The exit code of the process.

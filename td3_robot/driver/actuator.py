@@ -1,4 +1,4 @@
-"""The last link to the robots: it applies actions, the safe action above all, and hears what the robots report."""
+"""Applies actions and the safe action to the robots, and handles what the robots report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Actuator:
 
     Attributes:
         made_safe: whether the robots got the safe action in this turn.
-        own_stop: the newest emergency stop of the robots while it is in force; stops of operators are not the source's
-            to repeat.
+        own_stop: the newest emergency stop that the robots raised, while it holds. The source repeats it to a new
+            server; it does not repeat stops of operators.
     """
 
     def __init__(self, body: Body, guard: Guard, source: str) -> None:
@@ -28,7 +28,7 @@ class Actuator:
         self._body = body
         self._guard = guard
         self._source = source
-        self._is_safe = False  # the safe action holds since it became due
+        self._is_safe = False  # whether the safe action was already applied since it became due
         self._unsent: list[Command] = []
 
     def begin_turn(self) -> None:
@@ -51,11 +51,11 @@ class Actuator:
         self._is_safe = self._guard.safe
 
     def lose_robots(self) -> None:
-        """Another process may move the robots from now on, so they may not be safe later."""
+        """Another process may move the robots from now on. So do not assume that the safe action still holds."""
         self._is_safe = False
 
     def listen(self, now: float) -> None:
-        """Act on what the robots report: an emergency stop holds for everybody, a problem is FAULT."""
+        """Handle the robots' reports: an emergency stop goes to all robots of the server, a problem leads to FAULT."""
         if self._body.stop:
             reason, self._body.stop = self._body.stop, ""
             self._guard.lifecycle.stop(reason, now)
@@ -65,6 +65,6 @@ class Actuator:
             self._guard.trouble(self._body.problem, now)
 
     def take_stops(self) -> list[Command]:
-        """The emergency stops that the policy server has not been sent yet."""
+        """Return the emergency stops that still have to go to the policy server."""
         taken, self._unsent = self._unsent, []
         return taken

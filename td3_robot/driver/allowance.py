@@ -1,4 +1,4 @@
-"""How far the learner lets a source go, and the Steps that the learner may not have."""
+"""How far the learner lets a source go, and the Steps that the learner may lack."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ class Allowance:
     """The learner's side of the replay ratio while all processes run freely.
 
     Args:
-        waits: nothing is allowed before the learner's first Throttle, so that no Step is lost while processes start.
+        waits: allow no Step before the learner's first Throttle, so that no Step is lost while processes start.
 
     Attributes:
         begun: whether the source may publish its first Step.
-        kept: the Steps that the learner has not dealt with, and the one before them.
+        kept: the Steps that the learner has not processed, and the one before them.
     """
 
     def __init__(self, *, waits: bool) -> None:
         self.begun = not waits
         self.kept: deque[Step] = deque()
-        self._answered = 0  # Steps that the learner has dealt with
+        self._answered = 0  # number of Steps that the learner has processed
         self._transitions = 0
         self._version = 0
 
     @property
     def needs_version(self) -> int:
-        """The weights that have to answer the next Step; 0 is any."""
+        """Version of the weights that must answer the next Step; 0: any version."""
         return 0
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
         """Whether the learner allows another Step.
 
         Args:
-            transitions: how many the source has made.
+            transitions: number of transitions that the source has made.
             newest: the newest Step; None before the first.
         """
         del newest
         return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
     def throttle(self, throttle: Throttle) -> None:
-        """Take in the learner's word."""
+        """Process a Throttle of the learner."""
         self.begun = True
         self._transitions = max(self._transitions, throttle.transitions_allowed)
         if throttle.answers >= self._answered:
@@ -51,10 +51,10 @@ class Allowance:
             self.kept.popleft()
 
     def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has dealt with it.
+        """Keep a published Step until the learner has processed it.
 
         Returns:
-            How many older Steps are forgotten for it: a robot in real time goes on while the learner is away.
+            How many older Steps were dropped to make room. A robot in real time continues while the learner is away.
         """
         self.kept.append(step)
         if len(self.kept) <= QUEUE_LENGTH + 1:
@@ -63,11 +63,11 @@ class Allowance:
         return 1
 
     def void(self) -> None:
-        """Forget what an earlier learner has allowed."""
+        """Forget the allowance of an earlier learner."""
         self._transitions = 0
 
     def rewind(self, step: Step | None) -> None:
-        """Begin again after this Step: the next Throttle allows the next Step."""
+        """Restart after this Step: the next Throttle allows the next Step."""
         self.begun = False
         self.kept = deque([step] if step else [])
         self._answered = self._transitions = 0

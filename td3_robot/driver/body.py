@@ -17,12 +17,11 @@ class Body(Protocol):
         episode_step: uint32[N], control periods since FIRST.
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
-        action: float32[N, A], the applied action. At FIRST: the action that holds as the episode begins, 0 in a
-            simulator.
-        world: for each robot at FIRST with a drawn world: its index as text, and the drawn values.
+        action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
+        world: maps the index (as text) of each robot at FIRST with a random world to the drawn values.
         commanded: float32[N, A], the newest commanded action.
         problem: why the robots cannot work; empty if they can.
-        stop: why the robots want an emergency stop of everything; empty if they do not. The core clears it.
+        stop: why the robots want an emergency stop of all robots; empty if they do not. The core clears it.
     """
 
     spec: RobotSpec
@@ -48,5 +47,5 @@ class Body(Protocol):
         """End a control period with the applied ``action``, float32[N, A]; reset robots whose episode is over.
 
         Returns:
-            The number of transitions, one for each robot within an episode. None: there is no observation to publish.
+            The number of transitions: one for each robot within an episode. None: there is no observation to publish.
         """

@@ -1,4 +1,4 @@
-"""Whether a source may move its robots: what it has heard from its policy server."""
+"""Decides from the messages of the policy server whether a source may move its robots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOLD_OFF = 0.5
 
 
 class Contact(Enum):
-    """What the policy server has said last. Every event leads to one state, whatever the state before:
+    """What the policy server has said last. Each event leads to the same state from every state:
 
     ================================================= ========
     event                                             state
@@ -18,22 +18,22 @@ class Contact(Enum):
     a Heartbeat in place of a Welcome                 RIVAL
     a refusal because another driver has the name     RIVAL
     any other refusal                                 ALONE
-    no word for HOLD_OFF in any state but WELCOMED    ALONE
+    silence for HOLD_OFF in any state but WELCOMED    ALONE
     ================================================= ========
     """
 
     UNHEARD = auto()  # nothing yet
     RIVAL = auto()  # another driver of this name may move the robots
-    ALONE = auto()  # no other driver moves the robots, and no policy does
+    ALONE = auto()  # neither another driver nor a policy moves the robots
     WELCOMED = auto()
 
 
 class ServerContact:
     """Tracks the contact with the policy server.
 
-    A driver leaves its robots alone until the server has welcomed it: the server does not while another driver of the
-    same name moves them. A silent server may be dead, and the driver before may have died in a movement, so the robots
-    must become safe. A simulator has no rivals and moves its robots at any time.
+    A driver does not move its robots before the server welcomes it. The server sends no Welcome while another driver of
+    the same name moves the robots. If the server is silent, it may be dead, and an earlier driver may have died during
+    a movement. So the robots must become safe. A simulator has no rivals and moves its robots at any time.
 
     Args:
         rivals: whether another process may move the same robots.
@@ -46,7 +46,7 @@ class ServerContact:
     def __init__(self, *, rivals: bool) -> None:
         self.state = Contact.UNHEARD
         self.rivals = rivals
-        self._silent_since: float | None = None  # making the robots safe begins another silence
+        self._silent_since: float | None = None  # restarts each time the robots are made safe
 
     @property
     def welcomed(self) -> bool:
@@ -72,7 +72,7 @@ class ServerContact:
         self.state = Contact.WELCOMED
 
     def wait(self, now: float) -> None:
-        """The server checks whether another driver of this name is alive; it may have welcomed that one meanwhile."""
+        """The server checks whether another driver of this name is alive. It may have welcomed the other driver."""
         self.state, self._silent_since = Contact.RIVAL, now
 
     def refused(self, *, rival: bool) -> None:
@@ -80,7 +80,7 @@ class ServerContact:
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:
-        """Whether a source without a Welcome has now heard nothing for HOLD_OFF; once for each HOLD_OFF."""
+        """Whether a source without a Welcome has heard nothing for HOLD_OFF. True once for each HOLD_OFF of silence."""
         if self._silent_since is None:
             self._silent_since = now
         if now < self._silent_since + HOLD_OFF:

@@ -72,22 +72,23 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Publishes a Step, waits for its Action as the pacing says, applies it or a substitute, publishes the next.
+    """Publishes a Step, waits for its Action as long as the pacing says, applies it or a substitute, and repeats.
 
     Args:
         body: the robots.
         source: id of this process in its Steps.
         incarnation: of this process in its Steps.
-        lockstep: wait for the Throttle that answers each Step, and name the weights it gives; needs ``Fast``.
+        lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
+            Throttle names. Requires ``Fast``.
         pacing: when to step, and what to apply without an Action.
         guard: what may move the robots; by default anything may.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
-        holds_off: leave the robots alone until the policy server has welcomed the source.
+        holds_off: do not move the robots before the policy server has welcomed the source.
 
     Attributes:
         transitions: made so far in this incarnation.
-        counters: of what happened, by name.
+        counters: counts of events, by name.
     """
 
     def __init__(
@@ -130,12 +131,12 @@ class SourceCore:
 
     @property
     def next_sequence(self) -> int:
-        """Sequence of the Step that comes next."""
+        """``sequence`` of the next Step."""
         step = self._exchange.step
         return step.sequence + 1 if step else 0
 
     def rewind(self, incarnation: int, transitions: int, newest: Step | None) -> None:
-        """Continue after an earlier Step: ``newest`` waits for its Action, the next one for a Throttle."""
+        """Continue after an earlier Step: ``newest`` waits for its Action, the next Step waits for a Throttle."""
         self.incarnation, self.transitions = incarnation, transitions
         self._exchange.rewind(newest)
         self._allowance.rewind(newest)
@@ -145,7 +146,7 @@ class SourceCore:
         self._actuator.make_safe()
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived, and make one Step if that is possible; ``now`` in seconds."""
+        """Process the inputs at time ``now`` (s), and make one Step if that is possible."""
         self._actuator.begin_turn()
         self.guard.look(now)
         outputs: list[Output] = []
@@ -163,10 +164,10 @@ class SourceCore:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def receive(self, origin: Origin, message: Message, now: float) -> list[Output]:
-        """Take in one message. A subclass extends this for further kinds of messages.
+        """Process one message. A subclass extends this for further kinds of messages.
 
         Returns:
-            What answers the message at once.
+            The messages that answer it at once.
         """
         if isinstance(message, Action):
             self._answer(message, now)
@@ -189,7 +190,7 @@ class SourceCore:
             use = self.guard.accept(action, now)
             if use is not None:
                 self._exchange.accept(action, use)
-                if (step.phase < Phase.TERMINATED).any():  # robots at their end are about to be reset
+                if (step.phase < Phase.TERMINATED).any():  # robots at the end of an episode are reset next
                     self._actuator.apply(use)
                     self._actuator.listen(now)
 
@@ -197,11 +198,11 @@ class SourceCore:
         guard = self.guard
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
-            self._actuator.own_stop = None  # the next stop may be an operator's, of this robot alone
+            self._actuator.own_stop = None  # the next stop may come from an operator, for this robot alone
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
-        """Repeat what a server may not know that has just welcomed this source."""
+        """A server has welcomed this source: repeat the messages that the server may have missed."""
         outputs: list[Output] = []
         if link == "policy":
             self.contact.welcome()
@@ -210,7 +211,7 @@ class SourceCore:
         return outputs + [(link, step) for step in self._steps_for(link)]
 
     def _steps_for(self, link: str) -> list[Step]:
-        """The Steps that a server lacks: the policy server the one that waits, the learner those it may not have."""
+        """The Steps that a server may lack. Policy server: the Step without an Action. Learner: all kept Steps."""
         exchange = self._exchange
         if exchange.step is None or link not in self._links:
             return []
@@ -229,7 +230,7 @@ class SourceCore:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def _hold_off(self, now: float) -> None:
-        """Make the robots safe once for each HOLD_OFF of silence: no server has welcomed this source."""
+        """While no server has welcomed this source, make the robots safe once for each HOLD_OFF of silence."""
         in_charge = self.contact.in_charge
         if not self.contact.falls_silent(now):
             return
@@ -253,16 +254,16 @@ class SourceCore:
         return []
 
     def _ready(self) -> bool:
-        """Whether the next step may come at full speed: Action and allowance are there, and the source is active."""
+        """Whether a source at full speed may step now: it has the Action and the allowance, and is active."""
         active = self.guard.lifecycle.active and self._exchange.may_step
         return active and self._allowance.permits(self.transitions, self._exchange.step)
 
     def _advance(self, now: float) -> list[Output]:
-        """End the control period, and publish what followed."""
+        """End the control period, and publish the resulting Step."""
         body, actuator = self.body, self._actuator
         applied, origin = self._applied()
         if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
-            actuator.make_safe()  # a robot is not reset under the policy's last action
+            actuator.make_safe()  # a reset must not run under the policy's last action
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed

@@ -7,29 +7,29 @@ from enum import Enum, auto
 from td3_robot.messages import Action, Step
 from td3_robot.specs import Float32
 
-_ASK_AGAIN = 1.0  # seconds without an Action after which the Step is sent to the policy server once more
+_ASK_AGAIN = 1.0  # seconds without an Action after which the source sends the Step again
 
 
 class Progress(Enum):
-    """How far the exchange of one Step for one Action is.
+    """The state of the exchange of one Step for one Action.
 
-    A published Step leads to WAITING, an accepted Action to ANSWERED, a refused observation to BLIND, from any state.
+    From any state, a published Step leads to WAITING, an accepted Action to ANSWERED, a refused observation to BLIND.
     """
 
     NOTHING = auto()  # no Step is published yet
     WAITING = auto()  # for an Action
     ANSWERED = auto()
-    BLIND = auto()  # the newest observation was refused: no Action can answer what nobody saw
+    BLIND = auto()  # the newest observation was refused, so no Step went out
 
 
 class Exchange:
     """Holds the newest Step and its Action.
 
     Attributes:
-        state: how far the exchange is.
+        state: the state of the exchange.
         step: the newest published Step; None before the first.
         action: the accepted Action; None unless the state is ANSWERED.
-        use: float32[N, A], what the guard lets through of the Action; None where ``action`` is None.
+        use: float32[N, A], the Action within the guard's limits; None if ``action`` is None.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ class Exchange:
 
     @property
     def may_step(self) -> bool:
-        """Whether the next step may come at full speed: an Action is there, or no Step has asked for one."""
+        """Whether a source at full speed may step now: it has an Action, or no Step waits for one."""
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:
-        """Whether this Action is the first, or the safe action of the server, which replaces another one."""
+        """Whether to accept this Action: it is the first for the Step, or a safe action, which replaces any other."""
         return self.action is None or action.weights_version == 0
 
     def accept(self, action: Action, use: Float32) -> None:
-        """The Action has come, and the guard lets ``use``, float32[N, A], through."""
+        """The Action has arrived; ``use``, float32[N, A], is its action within the guard's limits."""
         self.state, self.action, self.use = Progress.ANSWERED, action, use
 
     def publish(self, step: Step, now: float) -> None:
@@ -67,7 +67,7 @@ class Exchange:
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
-        """Whether to send the Step again, because no answer has come for too long. If so, it counts as sent now."""
+        """Whether to send the Step again, because no Action has come for too long. If so, the wait starts again."""
         if self.state is not Progress.WAITING or now - self._asked <= _ASK_AGAIN:
             return False
         self._asked = now

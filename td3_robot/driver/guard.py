@@ -22,9 +22,9 @@ from td3_robot.specs import Float32, RobotSpec
 class Guard:
     """Guards the robots of one source.
 
-    The first Action after the start or an ``activate`` arms the watchdog, which runs on from episode to episode. Until
-    the first Action of each episode, the safe action is applied if there is a deadline; else the pacing chooses the
-    action. The limits of the specification hold even if the settings have none.
+    The first Action after the start or an ``activate`` arms the watchdog. It keeps running from episode to episode.
+    Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
+    pacing chooses the action. The limits of the specification hold even if the settings have none.
 
     Args:
         spec: the robot.
@@ -59,7 +59,7 @@ class Guard:
 
     @property
     def safe(self) -> bool:
-        """Whether the safe action is due, whatever Actions come."""
+        """Whether the source must apply the safe action, even if Actions come."""
         waiting = self.envelope.action_deadline_s is not None and self._waiting
         return not self.lifecycle.active or waiting
 
@@ -75,7 +75,7 @@ class Guard:
         self._watchdog.bites(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
-        """What to apply of an Action that answers the newest Step: float32[N, A] within the limits, or None."""
+        """The action to apply for an Action that answers the newest Step: float32[N, A] within the limits, or None."""
         self._watchdog.feed(now)
         self._waiting = False
         if not self.lifecycle.active:
@@ -88,7 +88,7 @@ class Guard:
         return np.clip(wanted, low, high)
 
     def trouble(self, reason: str, now: float) -> None:
-        """The robot reports a problem: FAULT. Actions do not end it while the problem lasts."""
+        """The robot reports a problem: go to FAULT. While the problem lasts, Actions do not end FAULT."""
         self._watchdog.interrupt()
         self.lifecycle.fault(reason, now)
 

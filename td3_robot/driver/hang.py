@@ -1,4 +1,4 @@
-"""Detects that a method of the robot does not return; then stops the robot from outside, and ends the process."""
+"""Detects that a method of the robot hangs; then stops the robot from another thread, and ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # in a limit: a call that is there at five looks has lasted for 1 to 1.25 limits
+_LOOKS = 4  # looks per limit: a call seen at five looks in a row has lasted for 1 to 1.25 limits
 
 
 class _Call:
@@ -27,19 +27,19 @@ class _Call:
 class HangWatch:
     """A thread that watches the calls of the control loop.
 
-    It counts its own looks instead of reading a clock: when the process is stopped or the machine sleeps, everything
-    stands still, and no method hangs. Once it gives up on a call, the calling thread never continues, even if the call
-    returns. So nothing moves the robot while ``stop`` runs or after it.
+    The thread counts its own looks and reads no clock. So while the process is stopped or the machine sleeps, no call
+    counts as hanging. After the thread gives up on a call, the calling thread never continues, even if the call
+    returns. So nothing moves the robot during or after ``stop``.
 
     Args:
         limit: seconds that a call may take.
-        stop: brings the robot to rest, called from a further thread; None if the robot has no such method.
+        stop: brings the robot to rest. A third thread calls it. None if the robot has no such method.
         end: ends the process with an exit code.
     """
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # now: after it closes, a device of the robot may get its number
+        self._log = logs.descriptor()  # now: later a device of the robot may have the number of a closed log
         self._call: _Call | None = None
         self._lock = threading.Lock()
         self._given_up = False
@@ -103,7 +103,7 @@ class HangWatch:
     def _try_stop(stop: Callable[[], None], outcome: list[str]) -> None:
         try:
             stop()
-        except Exception as error:  # code of another author; the process ends anyway
+        except Exception as error:  # code of the robot's author; the process ends anyway
             outcome.append(f"stop() failed: {type(error).__name__}: {error}")
         else:
             outcome.append("stop() was called")

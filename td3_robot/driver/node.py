@@ -38,8 +38,8 @@ _EPILOG = """examples:
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
     """Drive a robot until a signal or an operator's shutdown.
 
-    The last action of the robot is the safe action, unless SIGKILL or a hanging method ends the process. If a live
-    driver has the same name, this one does not touch the robot.
+    At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. If another live
+    driver has the same name, this driver does not touch the robot.
 
     Args:
         robot: to drive.
@@ -68,7 +68,7 @@ def unset(safety: SafetyConfig) -> str:
 def _drive(node: Node, robot: Robot) -> None:
     endpoint = absolute(node.endpoint("policy"))
     where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
-    # The policy server refuses a second driver of a name, but it may be away.
+    # The policy server refuses a second driver of the same name, but the server may not be running.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
         _drive_alone(node, robot)
 

@@ -1,6 +1,6 @@
-"""When a source steps, and what it applies without an Action: at full speed, or in real time.
+"""Pacing, at full speed or in real time: when a source steps, and which action it applies without an Action.
 
-Neither reads a clock: callers pass the time.
+Neither class reads a clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Fast:
-    """Steps as soon as the Action and the learner's allowance are there."""
+    """Full speed: steps as soon as the source has the Action and the learner's allowance."""
 
     deadline: float | None = None
 
     def may_go_on(self, now: float, *, ready: bool) -> bool:
-        """Whether to step now; ``ready``: the Action and the learner's allowance are there."""
+        """Whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
         del now
         return ready
 
@@ -30,7 +30,7 @@ class Fast:
         return 0
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """What to apply without an Action. At full speed this happens only before the first Step."""
+        """The action to apply without an Action. At full speed this happens only before the first Step."""
         return last, ActionOrigin.NONE
 
     def figures(self) -> dict[str, float]:
@@ -40,8 +40,8 @@ class Fast:
 class RealTime:
     """Steps at absolute deadlines, one control period apart, with or without an Action.
 
-    A late step does not move later deadlines. A step that is late by whole periods skips the missed deadlines, and the
-    source counts them: catching up would leave the policy no time to answer.
+    A late step does not move later deadlines. If a step is late by whole periods, the source skips and counts the
+    missed deadlines: to catch up would leave the policy no time to answer.
 
     Args:
         spec: of the robot; gives the control period and the limits of actions.

@@ -1,4 +1,4 @@
-"""The class that the author of a driver writes, and the adapter from it to the core."""
+"""The base class for the author of a driver, and the adapter between that class and the core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
-    """A robot raises it in any method to stop all robots of its policy server."""
+    """Raised by any method of a robot to stop all robots of its policy server."""
 
 
 class Robot(ABC):
@@ -43,7 +43,7 @@ class Robot(ABC):
         """Command the motors: float32[A], in the units and limits of the specification, until the next call."""
 
     def reward(self, observation: Float32, action: Float32) -> float:
-        """For a learner: the reward of the control period under ``action`` that led to ``observation``, float32[O]."""
+        """The reward of a control period, for a learner: ``action``, float32[A], led to ``observation``, float32[O]."""
         del observation, action
         return 0.0
 
@@ -53,24 +53,25 @@ class Robot(ABC):
         return Phase.MID
 
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
-        """Prepare an episode, before the first and after each end, under the safe action. It may take long."""
+        """Prepare an episode. The driver calls this before every episode, under the safe action. It may take long."""
 
     def stop(self) -> None:  # noqa: B027
         """Bring the robot to rest, because another method has not returned for ``safety.hang_ms``.
 
-        Another thread calls it **while that method still runs**; then the driver ends. Write it only if it can avoid
-        the hanging device, through an enable line or a second handle on the bus. A second call must do no harm.
+        Another thread calls ``stop`` **while that method still runs**; then the driver ends. Write it only if it can
+        work without the hanging device: through an enable line or a second handle on the bus. A second call must do no
+        harm.
         """
 
     def close(self) -> None:  # noqa: B027
-        """The driver ends; the safe action was applied last."""
+        """Release the robot: the driver ends. The safe action was applied before this call."""
 
 
 class RobotBody:
     """A :class:`Robot` as a :class:`td3_robot.driver.body.Body`. It turns exceptions of the robot into problems.
 
-    A missing or non-finite observation ends the episode: TRUNCATED, with the last valid one. The next valid one begins
-    another episode.
+    A missing or non-finite observation ends the episode: TRUNCATED, with the last valid observation. The next valid
+    observation begins another episode.
 
     Args:
         robot: to drive.
@@ -178,7 +179,7 @@ class RobotBody:
             answer = self._hang.over(what, call) if self._hang and watched else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
-        except Exception as error:  # code of another author must not end the loop that keeps the robot safe
+        except Exception as error:  # an error of the robot's code must not end the loop that keeps the robot safe
             problem = f"{what}: {type(error).__name__}: {error}"
             if what not in self._problems:
                 self._troubles[what] += 1

@@ -1,7 +1,7 @@
-"""The table of robots that installed packages bring: ``python -m td3_robot.driver NAME`` drives one.
+"""The table of robots from installed packages: ``python -m td3_robot.driver NAME`` drives one of them.
 
-A package adds a row with an entry point. The row names a :class:`td3_robot.driver.robot.Robot`, or a function that
-makes one, without arguments::
+A package adds a row with an entry point. The row names a :class:`td3_robot.driver.robot.Robot`, or a function without
+arguments that makes one::
 
     [project.entry-points."td3_robot.drivers"]
     leg = "leg_driver.robot:Leg"

@@ -1,4 +1,4 @@
-"""How a policy server answers Steps: which of them, with which policy, and when with the safe action instead."""
+"""How a policy server answers Steps: which Steps, with which policy, and when with the safe action instead."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NO_EXPLORATION = Exploration()
 class Answers:
     """Answers the newest Step of each source.
 
-    A Step waits while no policy can answer it: before the server is configured, or in lock-step before the weights
-    come that the Step needs. A newer Step of the same source replaces it.
+    A Step waits while no policy can answer it: before the server is configured, or in lock-step until the weights
+    that the Step needs arrive. A newer Step of the same source replaces it.
 
     Args:
         seed: of the exploration noise.
         exploring: add the exploration noise that weights ask for.
         store: holds the policies.
         safety: decides which robots a policy may move.
-        counters: counts Steps and Actions, and why a Step is not answered by a policy.
+        counters: counts Steps and Actions, and the reasons why no policy answered a Step.
 
     Attributes:
         exploring: as given.
@@ -60,7 +60,7 @@ class Answers:
         self._explorers.pop(peer, None)
 
     def missing(self, robots: dict[str, Peer], now: float) -> list[Output]:
-        """A safe action for each of the connected ``robots`` whose observations have just been missing for too long."""
+        """Safe actions for the connected ``robots`` whose observations became overdue in this call."""
         outputs: list[Output] = []
         for name, newest in self._safety.missing(now):
             peer, policy = robots.get(name), self._store.serving
@@ -89,13 +89,13 @@ class Answers:
             now: the time, in seconds.
 
         Returns:
-            The Action; None while there cannot be one.
+            The Action; None if no Action is possible now.
         """
         store = self._store
         policy = store.held.get(step.needs_version) if step.needs_version else store.serving
         if policy is None or self._safety.lifecycle.state is State.UNCONFIGURED:
             unread = self._safety.watches.get(peer.name)
-            if unread and since == now:  # the observation came, so it is not missing
+            if unread and since == now:  # the observation arrived, so it is not overdue
                 unread.put_off(now)
             return None
         if self._is_useless(step, policy, now - since):
@@ -110,10 +110,10 @@ class Answers:
         return _action(step, policy.safety.envelope.safe_action(step.action), 0, NO_NOISE, 0)
 
     def _is_useless(self, step: Step, policy: Policy, age: float) -> bool:
-        """Whether a Step, ``age`` seconds after it came, is too old for this policy or of another robot."""
+        """Whether a Step is too old for this policy (``age`` in seconds), or comes from another kind of robot."""
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
-            self._counters["other_robot"] += 1  # it joined before the first weights came, and is about to be refused
+            self._counters["other_robot"] += 1  # it joined before the first weights; the server will refuse it soon
             return True
         deadline = policy.safety.envelope.observation_deadline_s
         if deadline is not None and age > deadline:
@@ -127,7 +127,7 @@ class Answers:
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # even if no setting remains: a person ends a fault or a stop, a new policy does not
+        if watch is not None:  # even without settings: a new policy must not end a fault or a stop
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
@@ -135,7 +135,7 @@ class Answers:
         return problem is not None or not self._safety.acts(name)
 
     def _act(self, peer: Peer, step: Step, policy: Policy) -> Action | None:
-        """The policy's Action, filtered; None for numbers that are not finite, unless there is a safe action."""
+        """The policy's Action after the filter. Not finite: the safe action, or None without safety settings."""
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:
             explorer = self._explorers[peer] = Explorer(self._seed, step)

@@ -38,8 +38,8 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "operator": (Command,),
 }
 """What a policy server takes from clients of each role."""
-_SOURCES = 256  # sources whose watch a Reply describes: a message has a largest size
-_CONNECTED = 512  # names of robots in a Reply: an operator who asks each of them must not fill a queue
+_SOURCES = 256  # the most watches that a Reply describes, because the size of a message is limited
+_CONNECTED = 512  # the most robot names in a Reply: an operator who asks all of them must not fill a queue
 _REASON = 200  # characters of the reason of each watch
 
 
@@ -82,8 +82,8 @@ class PolicyCore:
         examine: checks the bytes of policies, see :class:`PolicyStore`.
 
     Attributes:
-        safety_state: what a restart has to keep; a new object when it may have changed.
-        changes: the changes of state in the newest turn, of robots too.
+        safety_state: the state that a restart must keep; a new object when it may have changed.
+        changes: the changes of state in the newest turn, also those of robots.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class PolicyCore:
         self.store.add(version, bundle, loaded=True)
 
     def resume(self, state: SafetyState, now: float) -> list[str]:
-        """Hold what was held before a restart.
+        """Restore the stops, faults and decisions from before a restart.
 
         Args:
             state: from before the restart.
             now: the time, in seconds.
 
         Returns:
-            A line for the log about each thing that is in force.
+            One line for the log about each restored stop, fault or decision.
         """
         lines: list[str] = []
         self.store.withdrawn = state.withdrawn
@@ -169,12 +169,12 @@ class PolicyCore:
         return ["it was not active before the restart: activate"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take in what arrived, and answer what can be answered; ``now`` in seconds."""
+        """Process the inputs at time ``now`` (s), and answer every Step that a policy can answer."""
         if self._autostart and self.lifecycle.state is State.UNCONFIGURED:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
-        # First: this process may have stood still, and then the queued Steps are not fresh.
+        # First, because after a pause of this process the queued Steps are old.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
         commanded = False
@@ -191,7 +191,7 @@ class PolicyCore:
             else:
                 if isinstance(message, Command):
                     commanded = True
-                    self.store.receive_all(weights)  # the Command comes after them: it may load, freeze or roll back
+                    self.store.receive_all(weights)  # before the Command, which may load, freeze or roll back
                 outputs += self._serve(origin, message, now)
         self.store.receive_all(weights)
         outputs += self.answers.answer_all(now)
@@ -203,7 +203,7 @@ class PolicyCore:
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def _serve(self, peer: Peer, message: Message, now: float) -> list[Output]:
-        """Take in a client's coming, leaving, Command or Reply."""
+        """Process a client's Hello, Bye, Command or Reply."""
         if isinstance(message, Command):
             return self.desk.command(peer, message, now)
         if isinstance(message, Reply):
@@ -223,7 +223,7 @@ class PolicyCore:
     # -- operators -----------------------------------------------------------------------------------------------
 
     def detail(self) -> dict[str, Any]:
-        """What a Reply says of this server, as plain JSON values; sources that are not active come first."""
+        """The contents of a Reply about this server, as plain JSON values. Sources that are not active come first."""
         serving = self.store.serving
         watches = sorted(self.safety.watches.items(), key=lambda item: item[1].lifecycle.active)
         return {

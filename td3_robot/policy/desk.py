@@ -1,4 +1,4 @@
-"""The desk of a policy server: Commands of operators arrive here, and go on to the robots."""
+"""The desk of a policy server: it receives operators' Commands, and relays them to robots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
 
 log = logging.getLogger(__name__)
 
-_RELAYS = 1024  # Commands on their way to robots; the desk forgets the oldest for a further one
+_RELAYS = 1024  # relayed Commands without a Reply; beyond this number the desk forgets the oldest
 _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 
 
@@ -25,7 +25,7 @@ class Desk:
     Args:
         safety: of the server.
         verbs: of the server.
-        detail: makes what a Reply of the server contains beyond its state.
+        detail: returns the contents of a Reply of the server besides its state.
 
     Attributes:
         robots: the connected robots by name.
@@ -42,7 +42,7 @@ class Desk:
         self._relays = 0
 
     def join(self, peer: Peer) -> list[Output]:
-        """A client has connected. A robot is told of an emergency stop that holds for it."""
+        """A client has connected. If an emergency stop holds for this robot, send it the stop."""
         if peer.role == "operator":
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
@@ -60,7 +60,7 @@ class Desk:
     def command(self, peer: Peer, command: Command, now: float) -> list[Output]:
         """Carry out, relay or refuse a Command.
 
-        A robot may send only an emergency stop. It gets no Reply, but the Command that all robots get.
+        A robot may send only an emergency stop. It gets no Reply. Like all robots, it gets the relayed Command.
         """
         if peer.role in ROBOT_ROLES:
             if command.verb == "estop" and not command.target:
@@ -78,7 +78,7 @@ class Desk:
         return [*outputs, (peer, reply)]
 
     def _to_all(self, peer: Peer, command: Command, now: float) -> tuple[list[Output], Reply]:
-        """Carry out a Command for the server itself, and pass it on if it holds for all robots."""
+        """Carry out a Command for the server itself, and relay it to the robots if its verb is in TO_ALL."""
         outputs: list[Output] = []
         reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self._lifecycle, self._detail, now)
         if command.verb in TO_ALL and not command.target and not reply.error:
@@ -122,7 +122,7 @@ class Desk:
     def _to_nobody(self, command: Command, error: str, stopped: bool, now: float) -> Reply:
         """The Reply to a Command for a robot that is not connected.
 
-        It is an error even if the stop is latched: a mistyped name must not look like a robot that stands still.
+        The Reply is an error even if the server keeps the stop: a mistyped name must not look like a stopped robot.
         """
         known = ", ".join(sorted(self.robots)[:20]) or "none"
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"

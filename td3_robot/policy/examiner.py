@@ -1,8 +1,8 @@
-"""A thread that examines a learner's weights beside the control loop, so that no robot waits.
+"""A thread that examines a learner's weights outside the control loop, so that no robot waits.
 
-To hash, check and rearrange weights takes one millisecond for a usual actor and tens for a large one. The core gets
-weights some turns later, and finds the result ready. The core itself examines what a person loads, because commands
-keep their order.
+To hash, check and rearrange weights takes one millisecond for a usual actor, and tens of milliseconds for a large one.
+The core gets the weights some turns later, with the result. Policies that a person loads are examined by the core
+itself, because commands must keep their order.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _Offer = tuple[Origin, Weights]
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """One examination. ``result`` is a policy, or the error text; an exception if the examination itself failed."""
+    """One examination. ``result`` yields a policy or an error text; it raises if the examination itself failed."""
 
     offer: _Offer
     result: Future[Examined | str]
 
 
 class Examiner:
-    """Holds weights back until they are examined: the newest first, older ones only if the core refuses it.
+    """Holds weights back until they are examined. It starts with the newest; older ones follow if the core refuses it.
 
-    The core gets it as its ``examine``. It then has the result at once. Bytes that it has not seen before it examines
-    in the calling thread.
+    The core calls this object as its ``examine`` and gets the finished result at once. Unknown bytes are examined in
+    the calling thread.
 
     Args:
-        counters: counts the weights that are never examined: newer ones serve, a person has loaded a policy meanwhile,
-            or too many wait.
-        examine: does the work.
+        counters: counts the weights that are never examined, because newer ones serve, a person has loaded a policy
+            meanwhile, or too many wait.
+        examine: examines bytes.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
@@ -48,7 +48,7 @@ class Examiner:
         self._examine = examine
         self._waiting: list[_Offer] = []  # in the order of arrival
         self._now: _Look | None = None
-        self._told: _Look | None = None  # what the core gets in this turn
+        self._told: _Look | None = None  # the examination that the core gets in this turn
         self._thread = ThreadPoolExecutor(1, "examiner")
         self._thread.submit(realtime.stand_back)  # now, so that the loop never waits for a starting thread
 
@@ -65,19 +65,19 @@ class Examiner:
                     return result
                 if weights.version == version:
                     raise BundleError(result)
-        # Also after an unexpected exception in the thread: the second attempt shows it.
+        # Also after an unexpected exception in the thread: the second attempt raises it here.
         return self._examine(version, digest, payload)
 
     @property
     def busy(self) -> bool:
-        """Whether the core will soon get weights, even if nothing arrives."""
+        """Whether the core will soon get weights, even without further inputs."""
         return self._now is not None or bool(self._waiting)
 
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
         """The inputs for the core in this turn; called once a turn.
 
-        Weights that the core wants come once they are examined. Weights that came before a policy which a person loads
-        are dropped: the person chose over them. All other inputs pass at once.
+        Weights that the core wants pass after their examination. When a person loads a policy, all earlier weights are
+        dropped, because the person's choice replaces them. All other inputs pass at once.
 
         Args:
             inputs: what arrived.
@@ -94,7 +94,7 @@ class Examiner:
             if isinstance(message, Command) and message.verb == "load":
                 self._forget()
                 loads = True
-        # A load may change what the core wants, so nothing starts in its turn.
+        # A load may change what the core wants, so no examination starts in the same turn.
         if self._now and self._now.result.done():
             told.insert(0, self._now.offer)
             self._told, self._now = self._now, None

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 _SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
 _SWITCH = 0.0002
-"""Seconds after which a thread gives the interpreter to another that waits. The other threads do their long work
-without the interpreter (hashing, checking numbers, files), except for copying weights: 0.1 ms a megabyte."""
+"""Seconds after which a thread passes the interpreter to a waiting thread. The other threads do their long work
+(hashing, checking numbers, files) without the interpreter. Only copying weights holds it: 0.1 ms a megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def weights(version: int, bundle: Bundle) -> Weights:
-    """A policy that a person chose, in the form of a learner's message, for the recorder."""
+    """A Weights message for the recorder, with a policy that a person chose."""
     payload = bundle.encode()
     made = [bundle.provenance.get(key) for key in ("updates", "env_steps")]
     updates, env_steps = (count if isinstance(count, int) and count >= 0 else 0 for count in made)
@@ -87,7 +87,7 @@ class _Server:
     Args:
         node: the process.
         arguments: of the command line.
-        resources: closes the threads and files in the end.
+        resources: closes the threads and files at the end.
     """
 
     def __init__(self, node: Node, arguments: argparse.Namespace, resources: contextlib.ExitStack) -> None:
@@ -102,7 +102,7 @@ class _Server:
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
         if arguments.bundle:
             settings |= self._load(arguments.bundle)
-        # Before the state file: a second server learns of the first here.
+        # Before the state file: if another server is running, this call fails.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
         path = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
         self.state_file = StateFile(path) if path else None
@@ -131,7 +131,7 @@ class _Server:
         )
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """Serve a policy file; the settings that replay needs to do the same."""
+        """Serve a policy file; returns the settings with which replay does the same."""
         bundle = Bundle.load(path)
         self.core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)
@@ -140,14 +140,14 @@ class _Server:
         return {"version": loaded.version, "sha256": loaded.sha256}
 
     def _resume(self, state_file: StateFile) -> dict[str, Any]:
-        """Restore the safety state; the settings that replay needs to do the same."""
+        """Restore the safety state; returns the settings with which replay does the same."""
         now = time.monotonic()
         for line in self.core.resume(state_file.kept, now):
             log.warning("%s: %s (%s)", self.node.name, line, state_file.path)
         return {"resumed": now, "latches": state_file.kept.stored()}
 
     def _after(self) -> bool:
-        """Carry out of the core what concerns others, after each turn; whether the server is finalized."""
+        """After each turn, pass on the core's changes to links, files and recorder; whether the server is finalized."""
         core = self.core
         loaded = core.store.loaded[-1:]
         if loaded != self._loaded:  # an operator has loaded a policy
@@ -163,7 +163,7 @@ class _Server:
         return core.lifecycle.state is State.FINALIZED
 
     def _report(self) -> Figures:
-        # Ready means bound: weights come only after a simulator has told the learner which robot this is.
+        # Ready once the endpoint is bound: weights come only after a simulator has told the learner its robot.
         core = self.core
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 

@@ -1,8 +1,8 @@
 """Exploration noises: each a pure function of (seed, source, incarnation, robot, episode, step).
 
-Nothing is drawn in sequence. Any order and any batching of requests gives the same numbers, and a recorded action can
-be computed again. The generator is Philox (Salmon et al. 2011), which is counter-based: the key says who, the counter
-says when.
+No number depends on earlier calls. Requests in any order and in any batches give the same numbers, and a recorded
+action can be computed again. The generator is Philox (Salmon et al. 2011), which is counter-based: the key identifies
+the robot, the counter identifies the time.
 
 To add a noise, write a subclass of :class:`Noise` and its row in :data:`td3_robot.noises.NOISES`. An installed package
 adds the row with an entry point in the group ``td3_robot.noises``::
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from td3_robot.policy.actor import Actor
 
 BLOCK = 64
-"""Steps that are drawn at once: drawing a block costs 20 µs, looking up a drawn step almost nothing."""
+"""Steps in a block. Drawing a block costs 20 µs; looking up a drawn step costs almost nothing."""
 FIRST_INSTALLED = 1000
 """The lowest NUMBER that a noise of an installed package may have."""
 _WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)  # step >> _WHICH, step & _WHERE
@@ -44,8 +44,8 @@ _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 class Noise:
     """One kind of noise for the robots of one source.
 
-    A subclass draws independent numbers in :meth:`block`. It overrides :meth:`draw` if a number depends on those
-    before it, and :meth:`act` if the noise is not added to the actor's output.
+    A subclass draws independent numbers in :meth:`block`. It overrides :meth:`draw` if a number depends on earlier
+    numbers, and :meth:`act` if the noise is not added to the actor's output.
 
     Args:
         seed: of the run; 0 to 2^64 - 1.
@@ -77,12 +77,12 @@ class Noise:
         keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
         self._keys = keys.reshape(robots, 2)
         self._starts = np.arange(robots) * BLOCK
-        # The block that is drawn of each robot: its episode, its number in the episode, its values.
+        # The newest block of each robot: its episode, its number in the episode, its values.
         self._episode = np.full(robots, _NOTHING_DRAWN, np.uint64)
         self._number = np.zeros(robots, np.uint32)
         self._values = np.zeros((robots, *self.shape), np.float32)
         self._rows = self._values.reshape(-1, actions)
-        self._drawn = b""  # episodes and numbers once more
+        self._drawn = b""  # a copy of episodes and numbers, as bytes
 
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
         """The numbers for the action after each robot's given step.
@@ -96,7 +96,7 @@ class Noise:
         """
         number = step >> _WHICH
         wanted = episode.tobytes() + number.tobytes()
-        if wanted != self._drawn:  # almost always equal, and comparing bytes is the fastest way to see it
+        if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
             if len(robots):
                 self._values[robots] = self.draw(robots, episode, number)
@@ -128,7 +128,7 @@ class Noise:
 
         Args:
             robots: indices of robots, R of them.
-            episode, number: uint64[N] and uint32[N], the episode and the block in it of every robot.
+            episode, number: uint64[N] and uint32[N], for every robot the episode and the number of the block in it.
 
         Returns:
             float32[R, BLOCK, A].
@@ -136,13 +136,13 @@ class Noise:
         return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
 
     def independent(self, robot: int, episode: int, number: int) -> Float32:
-        """float32[BLOCK, A]: the block of this number in a robot's episode, each number independent."""
+        """Block ``number`` of a robot's episode: float32[BLOCK, A], independent numbers."""
         # The lowest counter word leaves 2^64 draws between blocks; NUMBER, block and episode take the others.
         counter = np.array([0, self.NUMBER, number, episode], np.uint64)
         return self.block(np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter)))
 
     def block(self, generator: np.random.Generator) -> Float32:
-        """Independent numbers of an array of ``shape``: mean 0, standard deviation 1."""
+        """Draw an array of ``shape``: independent numbers with mean 0 and standard deviation 1."""
         raise NotImplementedError
 
 
@@ -169,7 +169,7 @@ class Gaussian(Noise):
 
 
 class Uniform(Noise):
-    """U[low, high] in place of the actor's output, whatever the scale: the warm-up."""
+    """U[low, high] in place of the actor's output, for any scale. The warm-up uses it."""
 
     NUMBER = 2
 
@@ -243,7 +243,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
 
     Args:
         scale: of every robot; or a range [low, high], which is cut into N equal parts, one for each robot in order.
-        source: decides where in its part each robot stands, so that robots of different sources differ too.
+        source: determines the position of each robot in its part, so that robots of different sources differ too.
         robots: N.
     """
     low, high = scale if isinstance(scale, tuple) else (scale, scale)
@@ -253,7 +253,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
 
 
 class Explorer:
-    """Lets the robots of one source act as the policy of the moment explores.
+    """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
         seed: of the exploration noise.

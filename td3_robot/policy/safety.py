@@ -1,4 +1,4 @@
-"""Which robots a policy may move: the server's own state, its watch over each robot, and stops of single robots."""
+"""Decides which robots a policy may move: the server's own state, its watch over each robot, stops of single robots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # absent robots to remember, of those that no policy may move
+_AWAY = 1024  # the most absent robots to remember that no policy may move
 _STOPS = 1024  # names of individually stopped robots
 _LONGEST_REASON = 500  # characters of a reason that is kept over a restart
 
 
 class Safety:
-    """The one place where a policy server's stops and faults are.
+    """Holds all stops and faults of a policy server.
 
     An emergency stop of one robot holds for its name, whether the robot is connected or not and whether the server
     watches over it or not. It lasts until a reset of that robot or of all robots.
@@ -30,7 +30,7 @@ class Safety:
 
     Attributes:
         lifecycle: of the server itself.
-        watches: over the robots that have something to watch, by name.
+        watches: the watches over robots, by robot name. A robot without anything to watch has none.
         stopped: names of the individually stopped robots.
     """
 
@@ -74,7 +74,7 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def follow_watch(self, name: str, command: Command, now: float) -> str:
-        """Have the watch over a robot follow a Command; returns the error, or an empty text."""
+        """Apply a Command to the watch over a robot; returns the error, or an empty text."""
         watch = self.watches.get(name)
         try:
             if watch and watch_follows(command):
@@ -103,7 +103,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str) -> None:
-        """Forget a robot that has left if its watch is active. Keep any other watch: a return must not end a fault."""
+        """A robot has left: forget its watch if it is active. Keep any other watch, so that a return ends no fault."""
         watch = self.watches.pop(name, None)
         if watch and not watch.lifecycle.active:
             self.watches[name] = watch  # at the end: the robots that left last
@@ -122,7 +122,7 @@ class Safety:
     # -- restarts ------------------------------------------------------------------------------------------------
 
     def state(self, *, frozen: bool, withdrawn: tuple[str, ...]) -> SafetyState:
-        """What a restart has to keep."""
+        """The state that a restart must keep."""
         watches = ((name, _kept(watch.lifecycle, _LONGEST_REASON)) for name, watch in self.watches.items())
         return SafetyState(
             server=_kept(self.lifecycle),
@@ -133,14 +133,14 @@ class Safety:
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
-        """Hold the robots that were held before a restart.
+        """Restore the stops and faults of robots from before a restart.
 
         Args:
             state: from before the restart.
             now: the time, in seconds.
 
         Returns:
-            A line for the log about each.
+            One line for the log about each restored stop or fault.
         """
         lines = []
         for name, held in state.sources.items():
@@ -161,7 +161,7 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Why a lifecycle is held, for a restart to keep; the reason is cut to ``longest`` characters."""
+    """Why a lifecycle is not active, in a form to keep over a restart. Cuts the reason to ``longest`` characters."""
     held = lifecycle.held
     if held is None or held.cause is Cause.INACTIVE:
         return held and Held(Cause.INACTIVE)

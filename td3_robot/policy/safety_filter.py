@@ -1,4 +1,4 @@
-"""The filter between actor and wire: it turns what the policy wants into what the robot may do.
+"""The filter between actor and wire: it changes the policy's action into one that the robot may apply.
 
 The filter has no memory. Every Step contains the action that was really applied, so a lost Action leaves no error
 behind, and a recorded Action can be computed again.
@@ -35,7 +35,8 @@ class SafetyFilter:
 
         Args:
             action: float32[N, A], of the policy with its noise; changed in place.
-            applied: float32[N, A], as in the Step: applied in the last control period, or as the episode begins.
+            applied: float32[N, A], ``action`` of the Step: applied in the last control period, or at the episode's
+                start.
 
         Returns:
             float32[N, A], ``action``.

@@ -16,7 +16,7 @@ from td3_robot.util.process_lock import claim
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 1 << 24  # bytes of a file that is read: far above what can be in force
+_LARGEST = 1 << 24  # bytes of the largest file to read: far above any real state
 _RETRY = 1.0  # seconds between two attempts to write
 
 
@@ -42,7 +42,7 @@ class StateFile:
         self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
             self.kept = self._read()
-            self._write(self.kept)  # so that a folder without write access is an error at the start, not at a stop
+            self._write(self.kept)  # a folder without write access must be an error now, not at a stop
         except BaseException:
             self._claim.close()
             raise
@@ -53,7 +53,7 @@ class StateFile:
         self._thread.start()
 
     def keep(self, state: SafetyState) -> None:
-        """Have the thread write this state. The same object again costs nothing."""
+        """Let the thread write this state. A repeated call with the same object costs nothing."""
         if state is self._newest:
             return
         with self._changed:

@@ -1,4 +1,4 @@
-"""The policies a server holds: the newest ones, those that people loaded, and the one that serves."""
+"""The policies of a server: the newest ones, those that people loaded, and the one that serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _SPARE = 1 << 20  # bytes of a policy beside its tensors
 _KEPT = 4  # versions: in lock-step one source may need a version while another already needs the next
-_WITHDRAWN = 16  # policies that a rollback left and that the server remembers
+_WITHDRAWN = 16  # withdrawn policies to remember
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class Policy:
         bundle: the weights with their settings.
         actor: computes the actions.
         safety: filters the actions.
-        floor: the safety settings of the policy that a person deployed last, this one or one before it. A learner's
-            weights can tighten them, but not drop them.
+        floor: the safety settings of the policy that a person deployed last: this policy or an earlier one. A
+            learner's weights can tighten these settings, but not drop them.
     """
 
     version: int
@@ -43,14 +43,14 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """A policy from checked bytes, with the parts that take long to make."""
+    """A policy from checked bytes, with the actor, which takes long to make."""
 
     bundle: Bundle
     actor: Actor
 
 
 Examine = Callable[[int, str, bytes], Examined]
-"""Checks bytes that came as weights: their version, their SHA-256, the bytes. A BundleError if they are no policy."""
+"""Checks the bytes of weights. Arguments: version, SHA-256, bytes. Raises a BundleError if they are no policy."""
 
 
 def examine(version: int, digest: str, payload: bytes) -> Examined:
@@ -74,10 +74,10 @@ class PolicyStore:
     Args:
         safety: the robot's settings. The store joins them with those of each policy, and with those of the policy that
             a person deployed before it.
-        lockstep: every version of a learner counts, in order, and versions may go back: a version that is not newer
-            replaces all that are as new or newer. A learner that returns to a checkpoint makes the same versions again.
+        lockstep: take every version of a learner, in order. Versions may go back, because a learner that returns to a
+            checkpoint makes the same versions again. An older or equal version replaces all from its number on.
         frozen: refuse the weights of learners.
-        examine: checks bytes: :func:`examine`, or a function that knows its results already.
+        examine: checks bytes: :func:`examine`, or a function that has the results already.
         counters: counts the weights that the store does not take.
 
     Attributes:
@@ -86,7 +86,7 @@ class PolicyStore:
         newest: the highest version so far; 0 for none.
         loaded: at most the four newest versions that a person loaded, oldest first.
         frozen: whether the store refuses the weights of learners.
-        withdrawn: SHA-256 of the policies that a rollback left, and that no person has chosen again.
+        withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class PolicyStore:
             loaded: a person chose the policy.
 
         Raises:
-            BundleError: the hash does not fit; the bytes are no bundle; :meth:`add` refuses the policy; or it is a
-                learner's and so much larger than the one that serves that to examine it takes too long.
+            BundleError: the hash does not fit; the bytes are no bundle; :meth:`add` refuses the policy; or a learner's
+                policy is much larger than the one that serves, so that its examination would take too long.
         """
         try:
             if not loaded and (refusal := self.unseen(version, payload)):
@@ -189,7 +189,7 @@ class PolicyStore:
             raise
 
     def unseen(self, version: int, payload: bytes) -> str | None:
-        """Why the store does not even examine these weights of a learner; None if it does."""
+        """Why the store refuses a learner's weights without examination; None if it examines them."""
         if version <= self.newest and not self._lockstep:
             return self._not_newer(version)
         if self.serving is None:
@@ -254,10 +254,10 @@ class PolicyStore:
         if before is not policy:
             self.choose()
             self.withdrawn = (*self.withdrawn[1 - _WITHDRAWN :], sha256(before.bundle.encode()))
-        self.frozen = True  # or a learner's next weights would undo the rollback
+        self.frozen = True  # without the freeze, a learner's next weights would undo the rollback
         return policy
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether a rollback left the policy that serves, and no person has chosen it since."""
+        """Whether a rollback withdrew the policy that serves, and no person has chosen it since."""
         return self.serving is not None and sha256(self.serving.bundle.encode()) in self.withdrawn

@@ -1,4 +1,4 @@
-"""The policy server's watch over one source: do its observations come, are they valid, do they change?"""
+"""The policy server's watch over one source: do its observations arrive, are they valid, do they change?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Watch:
 
     Attributes:
         lifecycle: its state, named ``server/source``.
-        newest: the newest Step; the safe action answers it when no further one comes.
+        newest: the newest Step. If no further Step comes, the server answers it with the safe action.
     """
 
     def __init__(self, name: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Commands of operators: the part that the policy server and the robots share."""
+"""Carries out operators' Commands, for the policy server and for drivers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from td3_robot.util.text import one_line
 log = logging.getLogger(__name__)
 
 Verbs = Mapping[str, Callable[[Command, float], None]]
-"""A function for each verb, of the Command and the time in seconds. It raises a Td3RobotError to refuse the Command."""
+"""Maps each verb to a function of the Command and the time (s). To refuse the Command it raises a Td3RobotError."""
 
 TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
 """Verbs that a policy server passes on to all its robots when the Command has no target."""
 
 
 def watch_follows(command: Command) -> bool:
-    """Whether a policy server's watch over a robot follows a Command; ``deactivate`` only if it names the robot."""
+    """Whether a policy server's watch over a robot follows a Command. It follows ``deactivate`` only with a target."""
     return command.verb in ("activate", "reset", "estop") or (command.verb == "deactivate" and bool(command.target))
 
 
@@ -35,7 +35,7 @@ def carry_out(
         sender: its sender, for the log.
         verbs: the verbs of this node.
         lifecycle: of this node.
-        detail: makes what the Reply contains beyond the state.
+        detail: returns the contents of the Reply besides the state.
         now: the time, in seconds.
 
     Returns:

@@ -35,7 +35,7 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """What ends the time in which no policy moves a robot depends on why none does."""
+    """Why no policy moves a robot. The cause decides what lets a policy move it again."""
 
     STOP = "stop"  # an emergency stop: only a reset ends it
     FAULT = "fault"  # an error, or a missing feed
@@ -45,15 +45,15 @@ class Cause(str, Enum):
 
 
 STOP_PREFIX = "emergency stop: "
-"""Begins the text that people read of an emergency stop."""
+"""The first words of the text that people read about an emergency stop."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Why no policy moves a robot; as text, it is what people read.
+    """Why no policy moves a robot. ``str()`` gives the text for people.
 
     Attributes:
-        cause: what every decision rests on.
+        cause: every decision uses this value.
         reason: for people only.
     """
 
@@ -71,10 +71,10 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""The state to which a command leads from each state; a missing state refuses the command."""
+"""For each command: the state before and the state after. In a state that is missing, the node refuses the command."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
-_KEPT = 100  # changes that nobody has fetched
+_KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:
@@ -110,7 +110,7 @@ class Lifecycle:
         return "" if self.active else f"{self.state}: {self.reason}"
 
     def command(self, verb: str, now: float, reason: str = "") -> None:
-        """Follow an operator's command. A command changes nothing in a node that is already in the state it leads to.
+        """Follow an operator's command. If the node is already in the target state, nothing changes.
 
         Args:
             verb: configure, activate, deactivate, reset, estop or shutdown.
@@ -141,7 +141,7 @@ class Lifecycle:
             self._go(target, reason, now, Cause.INACTIVE if target is State.INACTIVE else None)
 
     def fault(self, reason: str, now: float) -> None:
-        """Take an active node to FAULT because something it needs is missing."""
+        """Take an active node to FAULT because of an error or missing data."""
         if self.state is State.ACTIVE:
             self._go(State.FAULT, reason, now, Cause.FAULT)
 
@@ -176,13 +176,13 @@ class Lifecycle:
 class Watchdog:
     """Takes a lifecycle to FAULT when its feed is missing for longer than the deadline.
 
-    The first feed arms it, so it misses nothing that was never there. :meth:`arm` arms it without a feed.
+    The first feed arms the watchdog: before that, no deadline runs. :meth:`arm` arms it without a feed.
 
     Attributes:
         lifecycle: the lifecycle it takes to FAULT.
         what: name of the feed.
-        deadline_s: in seconds; None watches nothing.
-        recovery_s: seconds of feeds without a pause that end FAULT; None: feeds never end it.
+        deadline_s: in seconds; None: the watchdog is off.
+        recovery_s: after feeds without a pause for this many seconds, FAULT ends; None: feeds never end FAULT.
         fed: time of the newest feed; None while disarmed.
     """
 
@@ -236,14 +236,14 @@ class Watchdog:
         self.fed = now if self.fed is None else self.fed
 
     def interrupt(self) -> None:
-        """Restart automatic recovery, because something is wrong at this moment."""
+        """Restart the time of automatic recovery, because there is a problem now."""
         self._back_since = None
 
     def put_off(self, now: float) -> None:
-        """Restart the deadline of an armed watchdog, because no feed could come until now."""
+        """Restart the deadline of an armed watchdog, because no feed could arrive before now."""
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 
     def disarm(self) -> None:
-        """Wait for a first feed, as after an explicit activate."""
+        """Stop the deadline until the next feed. An explicit activate does this, too."""
         self.fed = self._back_since = None

@@ -1,7 +1,7 @@
-"""Safety settings in physical units, and the envelope that they make for one robot.
+"""Safety settings in physical units, and the envelope of limits that results for one robot.
 
-Settings come from two places: the policy bundle has those of its training, the configuration of the process has those
-of this robot. Each can only tighten the other (:func:`joined`).
+Settings come from two places: the policy bundle (settings of its training) and the configuration of the process
+(settings of this robot). Each can only tighten the other (:func:`joined`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ class SafetyConfig(Section, frozen=True):
     the channels that it does not name. Units are those of the channels.
 
     Attributes:
-        limits: [low, high] of the action. In a map they must be inside the specification's; one value is cut to it.
-        rate: the most an action may change, in units a second.
+        limits: [low, high] of the action. In a map they must be inside the specification's limits. One value for all
+            channels is cut to the specification's limits.
+        rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
             name to value, with zero for the others. The default is ``hold``.
         refuse_out_of_range: no policy answers an observation outside the specification's range.
-        frozen_ms: no policy answers an observation that has not changed in any bit for longer than this.
+        frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
-        hang_ms: after this time in one method, the driver stops the robot, if it can, and ends.
-        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: the missing data end FAULT too,
-            once they have come for ``recovery_ms`` without a pause. Neither ends an emergency stop. The default is
+        hang_ms: if a method of the robot runs longer than this, the driver calls the robot's ``stop`` and ends.
+        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
+            data have arrived for ``recovery_ms`` without a pause. Neither ends an emergency stop. The default is
             ``manual``.
         recovery_ms: see ``recovery``.
     """
@@ -92,7 +93,8 @@ class Envelope:
     Attributes:
         low, high: float32[A], limits inside the specification's.
         step: float32[A], the largest change of an action in a control period; None: no limit.
-        blend: float32[A] in (0, 1], the part of the way from the last action to the policy's in a period; None: all.
+        blend: float32[A] in (0, 1], weight of the policy's action in the low-pass filter; the last action has the
+            rest. None: no filter.
         safe: float32[A], within the limits; None: hold.
         observation_low, observation_high: float32[O]; None: any finite observation is valid.
         frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
@@ -123,11 +125,12 @@ class Envelope:
 def joined(
     robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
 ) -> Envelope:
-    """The envelope in which the settings of robot, policy and floor hold.
+    """The envelope that satisfies the settings of robot, policy and floor.
 
-    Limits are intersected. The smallest rate, cut-off and deadline holds, and ``refuse_out_of_range`` if any sets it.
-    Automatic recovery needs ``automatic`` of the robot and no ``manual`` of a policy; the longest time holds. The safe
-    action is a choice and not a bound: the robot's if it sets one, else the floor's, else the policy's.
+    The result has the intersection of the limits, the smallest rates, cut-off frequencies and deadlines, and the
+    longest ``recovery_ms``. ``refuse_out_of_range`` holds if any settings have it. Automatic recovery needs
+    ``automatic`` from the robot, and no ``manual`` from policy or floor. The safe action comes from the first that sets
+    one: robot, floor, policy.
 
     Args:
         robot: settings of the process.
@@ -167,7 +170,7 @@ def joined(
 
 
 def _range(channels: Sequence[Channel], end: str) -> Float32:
-    # The largest finite number stands for no bound, because infinity is not a valid observation.
+    # An unbounded channel gets the largest finite number, because infinity is not a valid observation.
     bounds = [max(-_LARGEST, min(_LARGEST, getattr(channel, end))) for channel in channels]
     return np.array(bounds, np.float32)
 
@@ -178,7 +181,7 @@ def _seconds(*limits: float | None) -> float | None:
 
 
 def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec) -> Mapping[int, Value]:
-    """The values by index of the action channel."""
+    """The values of a setting, by index of the action channel."""
     names = [channel.name for channel in spec.actions]
     if not isinstance(setting, Mapping):
         return dict.fromkeys(range(len(names)), setting)
@@ -212,7 +215,7 @@ def _limits(both: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Flo
 
 
 def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
-    """float64[A]: the smallest value of each channel, infinite where there is none; None if none is set."""
+    """float64[A]: the smallest value for each channel, infinity without a value; None if no settings have values."""
     given = [setting for setting in settings if setting is not None]
     if not given:
         return None

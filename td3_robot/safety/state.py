@@ -1,4 +1,4 @@
-"""What a policy server keeps over a restart: stops, faults, a freeze, and the policies that people took back."""
+"""The state that a policy server keeps over a restart: stops, faults, a freeze, and withdrawn policies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LONGEST = 500  # characters of the text about a source
 
 @dataclass(frozen=True)
 class SafetyState:
-    """What is in force at a policy server until a person ends it.
+    """Stops, faults and decisions that a policy server keeps until a person ends them.
 
     Attributes:
-        server: why the server itself is not active: an emergency stop, or a person has deactivated it; else None.
-        sources: why the server's watch over a robot is not active, by the robot's name.
-        stopped: names of the robots that an emergency stop names one by one.
+        server: an emergency stop of the server, or its deactivation by a person; None without either.
+        sources: by robot name: why the server's watch over the robot is not active.
+        stopped: names of the robots with an emergency stop of their own.
         frozen: the server refuses the weights of learners.
-        withdrawn: SHA-256 of the policies that a rollback left, and that no person has chosen again.
+        withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
     """
 
     server: Held | None = None
@@ -32,7 +32,7 @@ class SafetyState:
     withdrawn: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As an InForce message carries it: in plain values, with causes only in the texts."""
+        """The state as plain values, for an InForce message. Only the texts show the causes."""
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
         return {
@@ -46,7 +46,7 @@ class SafetyState:
         }
 
     def stored(self) -> dict[str, Any]:
-        """As a file keeps it; :func:`read` is the inverse."""
+        """The state as plain values, for a file; :func:`read` is the inverse."""
         values = self.plain()
         causes = {name: self.sources[name].cause.value for name in values["held"]}
         return {**values, "causes": causes} if causes else values
@@ -79,7 +79,7 @@ def read(values: Any) -> SafetyState:
 
 
 def _held(text: str, cause: Cause | None) -> Held:
-    """Why a source is held. Only where no cause is stored, the text says what the cause is."""
+    """Why no policy moves a source. If the file stores no cause, the text determines it."""
     if cause is None:
         cause = Cause.STOP if text.startswith(STOP_PREFIX) else Cause.FAULT
     return Held(cause, text.removeprefix(STOP_PREFIX) if cause is Cause.STOP else text)

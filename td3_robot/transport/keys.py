@@ -227,7 +227,7 @@ class KeyFolder:
         return entry
 
     def _check_folder(self) -> None:
-        """Raise KeysError if the modes of the folders let other users replace the files."""
+        """Raise KeysError if the owner or mode of a folder lets other users replace the files."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
