@@ -198,6 +198,8 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     for name, index in re.findall(r"(\w+)|\[(\d+)\]", where):
         with contextlib.suppress(KeyError, IndexError, TypeError):
             value = value[name] if name else value[int(index)]
+    if isinstance(value, Mapping) and not reason.startswith(("Expected", "Object")):
+        return reason  # the section's own check, which names the key
     return f"{'.'.join(keys)} is {value!r}: {reason[0].lower()}{reason[1:]}{_choices(keys)}" if keys else reason
 
 

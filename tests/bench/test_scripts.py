@@ -33,6 +33,7 @@ def module(script: str) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_learner_peers() -> None:
     sizes = ("--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile")
     rows = {row["kind"]: row for row in report("learner_peers.py", *sizes)["results"]}
@@ -59,6 +60,7 @@ def test_products_of_an_update() -> None:
     assert sum(m * k * n for m, k, n in actor) == 256 * 432
 
 
+@pytest.mark.slow
 def test_train_peers() -> None:
     """With networks that cost nothing."""
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")

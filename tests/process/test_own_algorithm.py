@@ -46,5 +46,5 @@ def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: 
     run = train(600, "learner.algorithm=sac")
     assert run.finish() == 2
     [line] = run.output().splitlines()
-    assert "learner.algorithm is 'sac'; allowed: td3, ddpg, sign" in line
+    assert "learner.algorithm is 'sac'; allowed: td3, ddpg, a2c, sign" in line
     assert not (folder / "run").exists()

@@ -203,7 +203,8 @@ def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(worl
 class Rollouts:
     """An on-policy algorithm. An update needs 6 transitions and consumes them."""
 
-    durable, notes, compiled = False, (), False
+    durable, notes, compiled, on_policy = False, (), False, True
+    exploration = progress = None
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec, self.updates, self.collected = spec, 0, 0
