@@ -107,6 +107,22 @@ def make_step() -> Callable[..., Step]:
     return make
 
 
+def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
+    """Make a module in a folder on the path an installed package with one entry point.
+
+    Args:
+        folder: the folder that holds the module.
+        module: the module's name.
+        group: the entry point group, as ``td3_robot.noises``.
+        row: the entry point, as ``sign = sign_noise:Sign``.
+    """
+    metadata = folder / f"{module}-1.0.dist-info"
+    metadata.mkdir()
+    name = module.replace("_", "-")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{row}\n")
+
+
 def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 120) -> Any:
     """Wait until ``check`` returns something true.
 

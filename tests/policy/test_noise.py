@@ -32,6 +32,7 @@ from td3_robot.policy.noise import (
     blocks_remembered,
     robot_scales,
 )
+from tests.conftest import install_metadata
 
 IDENTITY: dict[str, Any] = {"seed": 1, "source": "sim-0", "incarnation": 0, "robots": 1, "actions": 10}
 
@@ -211,10 +212,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def installed(number: int) -> None:
         (tmp_path / "sign_noise.py").write_text(SIGN_NOISE.format(number=number))
-        info = tmp_path / "sign_noise-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sign-noise\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[td3_robot.noises]\nsign = sign_noise:Sign\n")
+        install_metadata(tmp_path, "sign_noise", "td3_robot.noises", "sign = sign_noise:Sign")
         monkeypatch.syspath_prepend(tmp_path)
         NOISES.__dict__.pop("rows", None)
 

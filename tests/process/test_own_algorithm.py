@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from td3_robot.bundle import Bundle
+from tests.conftest import install_metadata
 
 SIGN_LEARNER = Path(__file__).parent.parent / "contract" / "sign_learner.py"
 
@@ -18,10 +19,7 @@ SIGN_LEARNER = Path(__file__).parent.parent / "contract" / "sign_learner.py"
 def folder(tmp_path: Path) -> Path:
     """Install a package in the test's folder, which is on PYTHONPATH."""
     shutil.copy(SIGN_LEARNER, tmp_path)
-    metadata = tmp_path / "sign_learner-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sign-learner\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[td3_robot.algorithms]\nsign = sign_learner:SignLearner\n")
+    install_metadata(tmp_path, "sign_learner", "td3_robot.algorithms", "sign = sign_learner:SignLearner")
     return tmp_path
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import install_metadata
+
 POINT_MASS = Path(__file__).parent.parent / "contract" / "point_mass.py"
 
 
@@ -16,10 +18,7 @@ POINT_MASS = Path(__file__).parent.parent / "contract" / "point_mass.py"
 def folder(tmp_path: Path) -> Path:
     """Install a package in the test's folder, which is on PYTHONPATH."""
     shutil.copy(POINT_MASS, tmp_path)
-    metadata = tmp_path / "point_mass-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: point-mass\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[td3_robot.backends]\ntoy = point_mass:PointMassBackend\n")
+    install_metadata(tmp_path, "point_mass", "td3_robot.backends", "toy = point_mass:PointMassBackend")
     return tmp_path
 
 
