@@ -1,4 +1,4 @@
-"""The built wheel works outside the checkout. It contains configurations, launch descriptions and simulators."""
+"""The built wheel works outside the checkout. It contains the simulators and all shipped data files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "td3_robot_sims"}
-    for folder in ("configs", "launch"):
+    for folder in ("configs", "launch", "policies"):
         shipped = {Path(name).name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
         assert shipped == {path.name for path in (ROOT / folder).iterdir()}
     assert "td3_robot/py.typed" in names
