@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all check format clean help
+.PHONY: train test test-all check docs format clean help
 
 help:
 	@echo "make train     set up, train Walker2D with three processes, print where the curve is"
 	@echo "make test      set up, run the tests but the slow ones"
 	@echo "make test-all  set up, run every test"
 	@echo "make check     set up, ruff, mypy --strict and the document checks"
+	@echo "make docs      set up, build the documentation site in build/site, check its links"
 	@echo "make format    set up, format the code"
 	@echo "make clean     remove the virtual environment and build leftovers"
 
@@ -32,12 +33,15 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1
 
-check: $(READY)
+check: $(READY) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python docs/make_protocol.py --check
+	$(BIN)/python docs/produce.py --check
 	$(BIN)/python benchmarks/results/report.py --check
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,7 @@
 
 On the wire a message is one msgpack map from field name to value, in any order. Arrays are msgpack ``bin``:
 little-endian numbers in C order. Their shapes are products of four sizes: N robots of a source, O observation channels,
-A action channels, E episodes. ``docs/protocol.md`` is produced from this file.
+A action channels, E episodes. ``docs/reference/protocol.md`` is produced from this file.
 
 A field with a default is optional: if a sender lacks the field, the reader takes the default. A reader ignores and
 counts fields that it does not know. So adding a field takes one line at the end of its message::

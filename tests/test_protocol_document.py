@@ -1,10 +1,10 @@
-"""docs/protocol.md is up to date with the code, and sufficient to write a peer."""
+"""docs/reference/protocol.md is up to date with the code, and sufficient to write a peer."""
 
 from __future__ import annotations
 
 import json
 import re
-import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +20,7 @@ import zmq
 
 from td3_robot.bundle import Bundle
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.messages import MESSAGES, Hello, Step, wire_fields
+from td3_robot.messages import MESSAGES, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Categorical, Gaussian, OrnsteinUhlenbeck, Uniform
@@ -28,13 +28,27 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 
 DOCS = Path(__file__).parent.parent / "docs"
-TEXT = (DOCS / "protocol.md").read_text(encoding="utf-8")
+PAGE = "reference/protocol.md"
+TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
 
 
-def make(*arguments: str, script: Path = DOCS / "make_protocol.py") -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, folder: Path = DOCS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=170
+        [sys.executable, str(folder / "produce.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
     )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the scripts, with a folder for the page."""
+    for script in DOCS.glob("produce*.py"):
+        shutil.copy(script, tmp_path)
+    (tmp_path / PAGE).parent.mkdir()
+    return tmp_path
 
 
 def test_document_is_up_to_date() -> None:
@@ -43,24 +57,21 @@ def test_document_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("old", ["| HELLO_PERIOD | 0.25 s", "### Throttle", "| `weights` | learner |", "82 a5 73 74"])
-def test_check_reports_an_outdated_document_and_the_generator_updates_it(tmp_path: Path, old: str) -> None:
-    script, document = tmp_path / "make_protocol.py", tmp_path / "protocol.md"
-    script.write_text((DOCS / "make_protocol.py").read_text())
+def test_check_reports_an_outdated_document_and_the_generator_updates_it(folder: Path, old: str) -> None:
+    document = folder / PAGE
     assert old in TEXT
     document.write_text(TEXT.replace(old, "x"))
-    result = make("--check", script=script)
+    result = make("--check", PAGE, folder=folder)
     assert result.returncode == 1
-    assert result.stderr == f"{document} is out of date: run python docs/make_protocol.py\n"
+    assert result.stderr == f"{document} is out of date: run python docs/produce.py\n"
     assert document.read_text() != TEXT
-    assert make(script=script).returncode == 0
+    assert make(PAGE, folder=folder).returncode == 0
     assert document.read_text() == TEXT
 
 
-def test_missing_marker_gives_one_line_of_error_and_wrong_arguments_exit_code_2(tmp_path: Path) -> None:
-    script = tmp_path / "make_protocol.py"
-    script.write_text((DOCS / "make_protocol.py").read_text())
-    (tmp_path / "protocol.md").write_text(TEXT.replace("<!-- end: topics -->", ""))
-    result = make(script=script)
+def test_missing_marker_gives_one_line_of_error_and_wrong_arguments_exit_code_2(folder: Path) -> None:
+    (folder / PAGE).write_text(TEXT.replace("<!-- end: topics -->", ""))
+    result = make(PAGE, folder=folder)
     assert result.returncode == 1
     assert re.fullmatch(r".*protocol.md: markers .* must be there once, in this order\n", result.stderr)
     assert make("--chekc").returncode == 2
@@ -202,9 +213,3 @@ def test_peer_written_from_the_document_alone_is_served(
         socket.close(linger=0)
         context.term()
         bus.close()
-
-
-def test_the_generator_is_importable_without_running() -> None:
-    names = runpy.run_path(str(DOCS / "make_protocol.py"))
-    assert names["made"](TEXT) == TEXT
-    assert Hello.NAME in names["topics"]()

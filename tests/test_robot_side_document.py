@@ -1,4 +1,4 @@
-"""docs/robot_side.md has a valid configuration and names existing commands."""
+"""docs/how-to/write_a_driver.md has a valid configuration and names existing commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.safety.limits import SafetyConfig, joined
 from td3_robot.specs import Channel, RobotSpec
 
-TEXT = (Path(__file__).parent.parent / "docs" / "robot_side.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "docs" / "how-to" / "write_a_driver.md").read_text(encoding="utf-8")
 
 
 def test_configuration_is_valid_and_sets_every_safety_key() -> None:

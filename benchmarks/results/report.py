@@ -2,7 +2,7 @@
 
     python benchmarks/results/report.py [--check]
 
-The tables go between the marks in README.md (rows with a bar to reach) and docs/results.md (every row). The charts go
+The tables go between the marks in README.md (rows with a bar to reach) and docs/explanation/results.md (every row). The charts go
 to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match the data.
 """
 
@@ -22,7 +22,7 @@ from td3_robot.runtime.arguments import Parser
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
-PAGES = {"README.md": False, "docs/results.md": True}  # value: whether the page has rows without a bar, too
+PAGES = {"README.md": False, "docs/explanation/results.md": True}  # value: whether the page has rows without a bar, too
 
 Result = dict[str, Any]
 

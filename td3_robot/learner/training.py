@@ -174,7 +174,7 @@ class Training:
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call, see docs/metrics.md. Waits for the device."""
+        """Means over the updates since the last call, see docs/reference/metrics.md. Waits for the device."""
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:

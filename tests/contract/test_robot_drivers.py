@@ -17,7 +17,7 @@ from td3_robot.registry import Registry
 from td3_robot.specs import Channel, Float32, RobotSpec
 from tests.contract.robot_driver import RobotContract
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pendulum_driver.py"
 
 
 class TestExampleDriver(RobotContract):

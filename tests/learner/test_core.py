@@ -430,7 +430,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 
 def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EVERY", 10)
-    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
     world.core.reports.next_record = 10
     world.join(sim)

@@ -1,4 +1,4 @@
-"""Run every command of docs/deploy.md in order, with folders in place of the robot and the workstation.
+"""Run every command of docs/how-to/deploy.md in order, with folders in place of the robot and the workstation.
 
 Substitutions:
 
@@ -40,7 +40,7 @@ from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK, ROOT
 
-PAGE = ROOT / "docs" / "deploy.md"
+PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 UNITS = sorted((ROOT / "docs" / "systemd").glob("*.service"))
 SERVICES = ("td3-robot-policy", "td3-robot-driver")
 POLICY, SAFE = "apply 0.500000", "apply 0.000000"
@@ -85,7 +85,8 @@ def blocks() -> list[Block]:
         if match["section"]:
             section = match["section"]
         else:
-            language, place, file = (*match["info"].split(), "", "")[:3]
+            language, _, title = match["info"].partition(" ")
+            place, _, file = title.removeprefix('title="').removesuffix('"').partition(": ")
             found.append(Block(section, language, place, file, match["text"]))
     return found
 
@@ -151,7 +152,7 @@ class Site:
         (home / "td3-robot").symlink_to(ROOT)
         (home / "runs").mkdir()
         policy().save(RunFolder.create(home / "runs" / "leg", Config()).policy_file)
-        example = [str(self.robot / "record"), str(self.robot / "fault"), str(PAGE.parent / "example_driver.py")]
+        example = [str(self.robot / "record"), str(self.robot / "fault"), str(ROOT / "examples" / "pendulum_driver.py")]
         driver = str(Path(__file__).parent / "recording_driver.py")
         script = f"import runpy, sys\nsys.argv[1:1] = {example!r}\nrunpy.run_path({driver!r}, run_name='__main__')\n"
         (home / "driver.py").write_text(script)
@@ -257,7 +258,9 @@ class Site:
         """Stop a service as systemd does. The unit must list the exit code as a success."""
         self.running[name].terminate()
         code = self.running.pop(name).wait(120)
-        [good] = re.findall(r"^SuccessExitStatus=(.*)$", (PAGE.parent / f"systemd/{name}.service").read_text(), re.M)
+        [good] = re.findall(
+            r"^SuccessExitStatus=(.*)$", (ROOT / "docs" / "systemd" / f"{name}.service").read_text(), re.M
+        )
         assert str(code) in ["0", *good.split()]
 
     def state(self) -> Any:

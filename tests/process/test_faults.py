@@ -40,7 +40,7 @@ from td3_robot.transport.link import ClientLink, hello
 from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "example_driver.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pendulum_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
 SPEC = RobotSpec(
     "Pendulum",

@@ -26,7 +26,7 @@ BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
 NUMPY = 60e6  # bytes of numpy's files: 53 to 59 MB, half of it OpenBLAS; .pyc files add 8 to 14 MB
 BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 9.2e6, 12.2e6
 """Bytes of td3-robot and the small libraries: 8.7 MB, of which the policies are 0.6; 10.3 to 11.6 MB with .pyc."""
-DEPLOY = ROOT / "docs" / "deploy.md"
+DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # bytes of memory of a policy server after its first answers
 START = 0.5  # limit in seconds to the first action; scaled up where importing numpy takes longer than IMPORT
 IMPORT = 0.15  # seconds; importing numpy takes less on an idle machine and three times as long on a busy one
@@ -116,7 +116,7 @@ def test_install_is_small_and_contains_only_base_requirements(installed: Environ
 
 
 def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, tmp_path: Path) -> None:
-    """Run the commands of docs/deploy.md. All .pyc files must exist, because the service may not write them."""
+    """Run the commands of docs/how-to/deploy.md. All .pyc files must exist, because the service may not write them."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
     shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first line, the install

@@ -1,4 +1,4 @@
-"""The pytest plugin in a user's project: pytest runs ``docs/example``."""
+"""The pytest plugin in a user's project: pytest runs ``examples/recording_test``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(project: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(ROOT / "docs" / "example", tmp_path / "example"))
+    return Path(shutil.copytree(ROOT / "examples" / "recording_test", tmp_path / "example"))
 
 
 def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> None:

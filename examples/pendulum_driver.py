@@ -1,8 +1,8 @@
 """A driver for an imaginary robot: a pendulum with a motor, simulated in real time in plain Python.
 
-A driver needs a specification, ``observe`` and ``apply``; see docs/robot_side.md.
+A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md.
 
-    python docs/example_driver.py --config robot.yaml
+    python examples/pendulum_driver.py --config robot.yaml
 """
 
 from __future__ import annotations

@@ -1,27 +1,18 @@
-"""Writes the tables of docs/protocol.md from the code.
-
-python docs/make_protocol.py           rewrite the parts between the markers
-python docs/make_protocol.py --check   exit 1, with one line, if a part is out of date
-"""
+"""The produced parts of reference/protocol.md: constants, topics, messages, one message in bytes."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from td3_robot.bundle import FORMAT
 from td3_robot.core_types import MAX_ROBOTS
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE
 from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, FieldType, Heartbeat, Message, wire_fields
 from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.bus import MAX_FRAME
 from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
 from td3_robot.transport.link import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT
-
-DOCUMENT = Path(__file__).parent / "protocol.md"
 
 _KINDS = {
     "u32": "integer, 0 to 2³²−1",
@@ -109,47 +100,9 @@ def example() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
+PARTS: dict[str, Callable[[], str]] = {
     "constants": constants,
     "topics": topics,
     "messages": messages,
     "example": example,
 }
-
-
-def made(text: str) -> str:
-    """The document with every marked part rewritten.
-
-    Raises:
-        ValueError: a marker is missing or repeated.
-    """
-    for name, section in SECTIONS.items():
-        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
-            raise ValueError(f"markers {begin} and {end} must be there once, in this order")
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n{section()}\n{end}{after}"
-    return text
-
-
-def main(arguments: list[str], document: Path = DOCUMENT) -> int:
-    if arguments not in ([], ["--check"]):
-        print("usage: python docs/make_protocol.py [--check]", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        old = document.read_text(encoding="utf-8")
-        new = made(old)
-    except (OSError, ValueError) as error:
-        print(f"{document}: {error}", file=sys.stderr)
-        return EXIT_CHECK_FAILED
-    if new != old and arguments:
-        print(f"{document} is out of date: run python docs/make_protocol.py", file=sys.stderr)
-        return EXIT_CHECK_FAILED
-    if new != old:
-        document.write_text(new, encoding="utf-8")
-    return EXIT_GOOD
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

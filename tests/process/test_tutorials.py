@@ -1,0 +1,65 @@
+"""Run every block of the tutorials, in order, in an empty folder.
+
+A ``sh`` block runs in bash; all blocks of a page share one shell. A block with a title writes the file of that name.
+The test skips other blocks, such as ``console`` blocks for commands that take long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def script_of(page: str) -> str:
+    """Return the page's blocks as one bash script that stops at the first failure."""
+    parts = ["set -euo pipefail"]
+    for language, title, text in BLOCK.findall(page):
+        if title:
+            file = shlex.quote(title)
+            parts += [f"mkdir -p $(dirname {file})", f"cat > {file} <<'END_OF_BLOCK'\n{text}END_OF_BLOCK"]
+        elif language == "sh":
+            parts += ["set -x", text, "{ set +x; } 2>/dev/null"]
+    return "\n".join(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
+    programs = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        ["bash", "-c", script_of(page.read_text(encoding="utf-8"))],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=560)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the page left running in the background
+    assert process.returncode == 0, output[-5000:]
+
+
+def test_script_of_a_page_holds_commands_and_files_in_order() -> None:
+    page = (
+        "```sh\necho a\n```\n\n```console\n$ never\n```\n\n"
+        '```python title="x/y.py"\nprint(1)\n```\n\n```sh\necho b\n```\n'
+    )
+    script = script_of(page)
+    assert "never" not in script
+    assert script.index("echo a") < script.index("cat > x/y.py") < script.index("echo b")
