@@ -118,7 +118,7 @@ class RobotSpec:
             }
             return cls(str(description["name"]), control_period=float(description["control_period"]), **channels)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"robot specification: {type(error).__name__} {error}; see docs/reference/protocol.md") from None
+            raise ConfigError(f"robot specification: {type(error).__name__} {error}; see the protocol page") from None
 
     def difference(self, other: RobotSpec) -> str | None:
         """The first difference between this specification and another; None if they agree.

@@ -2,8 +2,9 @@
 
     python benchmarks/results/report.py [--check]
 
-The tables go between the marks in README.md (rows with a bar to reach) and docs/explanation/results.md (every row). The charts go
-to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match the data.
+The tables go between the marks in README.md (rows with a bar to reach) and docs/explanation/results.md (every row).
+The charts go to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match
+the data.
 """
 
 from __future__ import annotations
