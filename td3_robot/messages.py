@@ -4,8 +4,8 @@ On the wire a message is one msgpack map from field name to value, in any order.
 little-endian numbers in C order. Their shapes are products of four sizes: N robots of a source, O observation channels,
 A action channels, E episodes. ``docs/reference/protocol.md`` is produced from this file.
 
-A field with a default is optional: if a sender lacks the field, the reader takes the default. A reader ignores and
-counts fields that it does not know. So adding a field takes one line at the end of its message::
+A field with a default is optional: if a message lacks the field, the reader takes the default. A reader ignores and
+counts fields that it does not know. So a new field is one line at the end of its message::
 
     latency: Annotated[int, wire("u64", "time from observation to action", "ns")] = 0
     torque: Annotated[Float32, array("<f4", "NA", "measured torque", "N·m")] = ZEROS
@@ -32,15 +32,15 @@ PROTOCOL_VERSION = 1
 
 
 class Phase(IntEnum):
-    """Where a robot is in its episode, as in dm_env. Two values mark the end, because only one stops bootstrapping.
+    """Where a robot is in its episode, as in dm_env.
 
     A decoder refuses unknown values: it cannot guess whether the episode continues.
     """
 
     FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
     MID = 1
-    TERMINATED = 2  # the task ended here: no bootstrapping beyond
-    TRUNCATED = 3  # time limit or operator: bootstrap from the last observation
+    TERMINATED = 2  # the task ended: the value of the last observation is 0
+    TRUNCATED = 3  # time limit or operator: training bootstraps from the last observation
 
 
 _PHASES = bytes(Phase)
@@ -53,14 +53,14 @@ NO_NOISE = 0
 class ActionOrigin(IntEnum):
     """The origin of the action that a source applied.
 
-    An unknown value means: the source applied the action, for a reason that this version does not know. Learn from it
-    as from any applied action, but do not treat it as an action of the policy.
+    An unknown value means that the source applied the action for a reason that this version does not know. A learner
+    uses it like any other applied action, but nobody may treat it as an action of the policy.
     """
 
     NONE = 0  # no action: every robot is at FIRST
     POLICY = 1  # the Action that answered the previous Step
-    HELD = 2  # no Action in time: each robot repeats its last action, zero after a reset
-    ZERO = 3  # no Action in time: zero, or the limit nearest to it
+    HELD = 2  # no Action came in time: each robot repeats its last action, or applies zero after a reset
+    ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
     SAFE = 4  # the safe action, from the policy server or because the source is not active
 
     @classmethod
@@ -80,11 +80,11 @@ class FieldType:
     Attributes:
         kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
             (of the same) or ``array``.
-        dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
+        meaning, unit: text for people.
         limit: the most characters of ``text``, or bytes of ``bytes``. MAX_BYTES of the message limits maps and lists.
-        unit, meaning: for the reader.
-        tolerance: t. If another kind of machine computes the number again, it may differ by ``t + t·|value|``. The same
-            kind of machine must compute the same bits.
+        dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
+        tolerance: t. A replay on another kind of machine may compute a number that differs by ``t + t·|value|``. On the
+            same kind of machine it must compute the same bits.
         optional: whether the field has a default.
     """
 
@@ -99,7 +99,7 @@ class FieldType:
 
     @property
     def type_name(self) -> str:
-        """The kind. For an array, the type of its numbers and its shape, such as ``float32[N, O]``."""
+        """The kind; for an array, the type of its numbers and its shape, such as ``float32[N, O]``."""
         return f"{np.dtype(self.dtype).name}[{', '.join(self.shape)}]" if self.kind == "array" else self.kind
 
 
@@ -119,7 +119,7 @@ def array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: float
 
 
 MAX_COMMAND = 1 << 22
-"""The most bytes of a Command: as many as of a Step, because both use the link of a control loop."""
+"""The most bytes of a Command. A Step has the same limit, because both use the link of a control loop."""
 LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
 """The most bytes of the policy in a Command."""
 MAX_PAYLOAD = (1 << 26) - 4096
@@ -127,28 +127,28 @@ MAX_PAYLOAD = (1 << 26) - 4096
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """Base of all messages; ``NAME`` is the first frame on the wire, ``MAX_BYTES`` limits the second."""
+    """Base of all messages. ``NAME`` is the first frame on the wire; ``MAX_BYTES`` limits the second."""
 
     NAME: ClassVar[str]
     MAX_BYTES: ClassVar[int] = 1 << 14
 
     def problem(self) -> str | None:
-        """What is wrong with the values, or None. The decoder has checked types and shapes before."""
+        """The first mistake in the values, or None. The decoder has checked types and shapes before."""
         return None
 
 
 _SOURCE = "id of the simulator process or robot"
-_INCARNATION = "counts the starts of that source; no transition joins two incarnations"
+_INCARNATION = "number of the start of that source; no transition joins two incarnations"
 
 
 class Hello(Message, frozen=True):
-    """The first message of a client on a link. The server answers Welcome or Refused. The client repeats it until then.
+    """The first message of a client on a link. The client repeats it until the server answers Welcome or Refused.
 
     Hello, Welcome and Refused keep these fields in every protocol version, so that both sides can report a mismatch.
     """
 
     NAME: ClassVar[str] = "hello"
-    MAX_BYTES: ClassVar[int] = 1 << 17  # strangers may send it
+    MAX_BYTES: ClassVar[int] = 1 << 17  # small, because anybody may send it
 
     protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the sender")]
     role: Annotated[
@@ -156,7 +156,7 @@ class Hello(Message, frozen=True):
     ]
     name: Annotated[str, wire("text", "unique name of the sender; the source id for a simulator or driver")]
     incarnation: Annotated[int, wire("u64", _INCARNATION)]
-    client: Annotated[int, wire("u64", "random number of the process; tells two processes of one name apart")]
+    client: Annotated[int, wire("u64", "random number of the process; it distinguishes two processes of one name")]
     robots: Annotated[int, wire("u32", "N, robots of a simulator or driver; 0 for other roles")]
     weights_version: Annotated[int, wire("u64", "newest weights the sender holds; 0 for none")]
     spec: Annotated[dict[str, Any], wire("map", "robot specification, see below; empty for roles without robots")]
@@ -175,9 +175,7 @@ class Welcome(Message, frozen=True):
 
     protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the server")]
     name: Annotated[str, wire("text", "name of the server")]
-    session: Annotated[
-        int, wire("u64", "random number of this start of the server; a new number: the server has lost all it knew")
-    ]
+    session: Annotated[int, wire("u64", "random number of the server process, which knows nothing of earlier ones")]
 
 
 class Refused(Message, frozen=True):
@@ -195,11 +193,11 @@ class Heartbeat(Message, frozen=True):
     NAME: ClassVar[str] = "heartbeat"
 
     stamp: Annotated[int, wire("i64", "sender's monotonic clock; echoed, never compared between hosts", "ns")]
-    session: Annotated[int, wire("u64", "the server's session as the sender knows it")]
+    session: Annotated[int, wire("u64", "session of the Welcome; 0 if the client does not know it")]
 
 
 class Bye(Message, frozen=True):
-    """The client leaves. It does not return under this incarnation."""
+    """The client leaves. It sends no more messages with this incarnation."""
 
     NAME: ClassVar[str] = "bye"
 
@@ -209,7 +207,7 @@ class Bye(Message, frozen=True):
 class Step(Message, frozen=True):
     """What the robots of a source did and observed. All experience for training comes from Steps.
 
-    A transition of robot i is two consecutive Steps of the same source, incarnation and episode[i].
+    A transition of robot i consists of two consecutive Steps of the same source, incarnation and episode[i].
     """
 
     NAME: ClassVar[str] = "step"
@@ -217,10 +215,10 @@ class Step(Message, frozen=True):
 
     source: Annotated[str, wire("text", _SOURCE)]
     incarnation: Annotated[int, wire("u64", _INCARNATION)]
-    sequence: Annotated[int, wire("u64", "0, 1, 2, … within an incarnation; a jump is a gap")]
-    transitions: Annotated[
-        int, wire("u64", "robot steps (phase not FIRST) of this incarnation so far, this Step included")
+    sequence: Annotated[
+        int, wire("u64", "number of the Step within the incarnation: 0, 1, 2, …; a jump means lost Steps")
     ]
+    transitions: Annotated[int, wire("u64", "number of transitions of this incarnation, up to and including this Step")]
     stamp: Annotated[int, wire("i64", "source's monotonic clock when the observation was complete", "ns")]
     phase: Annotated[UInt8, array("<u1", "N", "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED")]
     episode: Annotated[UInt64, array("<u8", "N", "episode number of the robot within the incarnation, from 0")]
@@ -235,24 +233,28 @@ class Step(Message, frozen=True):
         array(
             "<f4",
             "NA",
-            "the applied action; at FIRST the command to the motors as the episode begins, 0 in a simulator",
+            "the applied action; at FIRST the motor command at the start of the episode, 0 in a simulator",
             "of channel",
         ),
     ]
     origin: Annotated[
         int,
-        wire("u32", "of the applied action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero, 4 safe"),
+        wire("u32", "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero, 4 safe"),
     ]
     answered: Annotated[
-        int, wire("u64", "sequence of the Step whose Action was applied; own sequence without an Action")
+        int, wire("u64", "sequence of the Step whose Action was applied; without an Action, this Step's sequence")
     ]
     weights_version: Annotated[int, wire("u64", "weights that computed the applied action; 0 for none")]
     noise_kind: Annotated[int, wire("u32", "exploration noise in the applied action, as in Action")]
     noise_seed: Annotated[
-        int, wire("u64", "seed of that noise; with source, incarnation, robot, episode and step it gives the noise")
+        int, wire("u64", "seed; with source, incarnation, robot, episode and step it determines the noise")
     ]
-    needs_version: Annotated[int, wire("u64", "lock-step: the weights that must answer this Step; 0 is any")]
-    world: Annotated[dict[str, Any], wire("map", "drawn worlds of robots at FIRST: index to map of name to number")]
+    needs_version: Annotated[
+        int, wire("u64", "lock-step: version of the weights that must answer this Step; 0: any version")
+    ]
+    world: Annotated[
+        dict[str, Any], wire("map", "random properties of robots at FIRST: index mapped to a map from name to number")
+    ]
 
     def problem(self) -> str | None:
         if self.phase.tobytes().translate(None, _PHASES):
@@ -266,12 +268,12 @@ class Step(Message, frozen=True):
             if not isinstance(drawn, dict) or any(
                 type(value) not in (int, float) or not np.isfinite(value) for value in drawn.values()
             ):
-                return f"world: that of robot {robot} is not a map from names to finite numbers"
+                return f"world: the value of robot {robot} is not a map from names to finite numbers"
         return None
 
 
 class Action(Message, frozen=True):
-    """The policy server's answer to one Step. Ignore the actions of robots whose episode has ended.
+    """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
     ``weights_version`` 0 marks the safe action: the server, or its watch over this source, is not active. A later
     Action for the same Step replaces an earlier one.
@@ -281,36 +283,38 @@ class Action(Message, frozen=True):
     MAX_BYTES: ClassVar[int] = 1 << 20
 
     source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", "of the Step answered")]
-    answers: Annotated[int, wire("u64", "sequence of the Step answered")]
-    stamp: Annotated[int, wire("i64", "stamp of the Step answered, echoed", "ns")]
+    incarnation: Annotated[int, wire("u64", "incarnation of the answered Step")]
+    answers: Annotated[int, wire("u64", "sequence of the answered Step")]
+    stamp: Annotated[int, wire("i64", "stamp of the answered Step", "ns")]
     action: Annotated[
         Float32,
-        array("<f4", "NA", "what to apply, within the limits of the specification", "of channel", tolerance=1e-5),
+        array("<f4", "NA", "the action to apply, within the limits of the specification", "of channel", tolerance=1e-5),
     ]
-    weights_version: Annotated[int, wire("u64", "weights that computed it; 0: the safe action")]
+    weights_version: Annotated[int, wire("u64", "weights that computed the action; 0: the safe action")]
     noise_kind: Annotated[
         int,
         wire(
             "u32",
             "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 4 categorical, 1000 and above: noises of installed "
-            "packages; accept unknown numbers, the action counts",
+            "packages; a receiver applies the action whatever the number",
         ),
     ]
     noise_seed: Annotated[int, wire("u64", "seed of the noise; 0 without noise")]
 
 
 class Throttle(Message, frozen=True):
-    """Limits the Steps of a source to keep the replay ratio. Counts are cumulative: a lost Throttle costs nothing."""
+    """Limits the Steps of a source to keep the replay ratio. A lost Throttle does no harm: its counts are totals."""
 
     NAME: ClassVar[str] = "throttle"
 
     source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", "of the source; ignore a Throttle for another one")]
-    answers: Annotated[
-        int, wire("u64", "sequence of the newest Step that the learner has processed, plus one; 0 for none")
+    incarnation: Annotated[
+        int, wire("u64", "incarnation of the source, which ignores a Throttle for another incarnation")
     ]
-    transitions_allowed: Annotated[int, wire("u64", "publish another Step only while your transitions are fewer")]
+    answers: Annotated[
+        int, wire("u64", "sequence of the newest Step that the learner has processed, plus one; 0 before the first")
+    ]
+    transitions_allowed: Annotated[int, wire("u64", "the source publishes a Step only while its transitions are fewer")]
     weights_version: Annotated[int, wire("u64", "lock-step: needs_version of the next Step; 0 otherwise")]
     save: Annotated[int, wire("u32", "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise")]
 
@@ -318,17 +322,17 @@ class Throttle(Message, frozen=True):
 class SimulatorState(Message, frozen=True):
     """Lock-step: the complete state of a simulator after the Step before ``answers``.
 
-    A simulator sends it when a Throttle asks for it, and the learner keeps it with its checkpoint. The learner returns
-    it to make the simulator continue from there. The simulator restores it, answers with an empty ``payload`` and sends
-    its newest Step. Only the simulator that made a state can read it. A source without states never sends one.
+    A simulator sends it when a Throttle asks for it, and the learner keeps it with its checkpoint. To repeat the run
+    from the checkpoint, the learner sends it back. Then the simulator restores the state, answers with an empty
+    ``payload`` and sends its newest Step again. Only the kind of simulator that made a state can read it.
     """
 
     NAME: ClassVar[str] = "state"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
     source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", "incarnation of the Steps that follow")]
-    answers: Annotated[int, wire("u64", "sequence of its newest Step, plus one; 0 before the first")]
+    incarnation: Annotated[int, wire("u64", "incarnation of the next Steps")]
+    answers: Annotated[int, wire("u64", "sequence of the simulator's newest Step, plus one; 0 before the first")]
     payload: Annotated[bytes, wire("bytes", "the state, in a private format of the simulator", limit=MAX_PAYLOAD)]
 
 
@@ -338,9 +342,9 @@ class Weights(Message, frozen=True):
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    version: Annotated[int, wire("u64", "1, 2, 3, …; goes back only in lock-step, when the learner restarts")]
-    updates: Annotated[int, wire("u64", "critic updates the learner had made", "updates")]
-    env_steps: Annotated[int, wire("u64", "transitions the learner had seen", "transitions")]
+    version: Annotated[int, wire("u64", "1, 2, 3, …; only a learner that restarts in lock-step repeats a number")]
+    updates: Annotated[int, wire("u64", "number of critic updates of the learner so far", "updates")]
+    env_steps: Annotated[int, wire("u64", "number of transitions that the learner has received so far", "transitions")]
     sha256: Annotated[str, wire("text", "hexadecimal SHA-256 of payload")]
     payload: Annotated[
         bytes, wire("bytes", "policy bundle: safetensors with a JSON header, see below", limit=MAX_PAYLOAD)
@@ -348,14 +352,14 @@ class Weights(Message, frozen=True):
 
 
 class Evaluation(Message, frozen=True):
-    """Results of noise-free episodes of one weights version, in the evaluator's own environment."""
+    """Results of episodes without noise, with one version of the weights, in the environment of the evaluator."""
 
     NAME: ClassVar[str] = "evaluation"
     MAX_BYTES: ClassVar[int] = 1 << 16
 
-    version: Annotated[int, wire("u64", "weights evaluated")]
-    env_steps: Annotated[int, wire("u64", "as in the Weights evaluated", "transitions")]
-    updates: Annotated[int, wire("u64", "as in the Weights evaluated", "updates")]
+    version: Annotated[int, wire("u64", "version of the evaluated weights")]
+    env_steps: Annotated[int, wire("u64", "as in the evaluated Weights", "transitions")]
+    updates: Annotated[int, wire("u64", "as in the evaluated Weights", "updates")]
     returns: Annotated[Float64, array("<f8", "E", "undiscounted return of each episode", "1")]
     lengths: Annotated[UInt32, array("<u4", "E", "length of each episode", "steps")]
 
@@ -369,7 +373,7 @@ class Status(Message, frozen=True):
     node: Annotated[str, wire("text", "name of the node")]
     state: Annotated[str, wire("text", "starting, ready, running, finished or failed")]
     detail: Annotated[str, wire("text", "one line for a person; empty when all is well", limit=2048)]
-    figures: Annotated[dict[str, Any], wire("map", "gauges by name, as numbers")]
+    figures: Annotated[dict[str, Any], wire("map", "measurements by name")]
     counters: Annotated[dict[str, Any], wire("map", "counts since start by name: lost, dropped, refused, …")]
 
     def problem(self) -> str | None:
@@ -380,10 +384,10 @@ class Status(Message, frozen=True):
 
 
 class Command(Message, frozen=True):
-    """An operator's order to a policy server or a robot. One Reply with the same ``id`` answers it.
+    """An operator's command to a policy server or a robot. One Reply with the same ``id`` answers it.
 
-    The server carries it out or relays it to the robot in ``target``. A robot may send ``estop`` for all robots; the
-    robot gets no Reply.
+    The server executes it or relays it to the robot in ``target``. A robot may send ``estop`` for all robots; the robot
+    gets no Reply.
     """
 
     NAME: ClassVar[str] = "command"
@@ -394,7 +398,7 @@ class Command(Message, frozen=True):
         str,
         wire(
             "text",
-            "name of a robot; empty: the server, and for configure, activate, deactivate, reset, estop all robots",
+            "name of a robot. Empty: the server; configure, activate, deactivate, reset and estop reach all robots too",
         ),
     ]
     verb: Annotated[
@@ -406,7 +410,7 @@ class Command(Message, frozen=True):
     reason: Annotated[str, wire("text", "why, for the log; may be empty", limit=2048)]
     version: Annotated[
         int,
-        wire("u64", "load: number of the policy, 0 for the next; rollback: version to return to, 0 for the previous"),
+        wire("u64", "load: version of the policy, 0 for the next; rollback: version to use, 0 for the previous"),
     ]
     sha256: Annotated[str, wire("text", "load: hexadecimal SHA-256 of payload; else empty")]
     payload: Annotated[bytes, wire("bytes", "load: a policy bundle; else empty", limit=LONGEST_PAYLOAD)]
@@ -418,10 +422,10 @@ class Reply(Message, frozen=True):
     NAME: ClassVar[str] = "reply"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    id: Annotated[int, wire("u64", "of the Command")]
-    node: Annotated[str, wire("text", "name of the policy server or robot that carried it out")]
-    error: Annotated[str, wire("text", "why the node refused it; empty if it is done", limit=2048)]
-    state: Annotated[str, wire("text", "unconfigured, inactive, active, fault or finalized: the node's state now")]
+    id: Annotated[int, wire("u64", "id of the Command")]
+    node: Annotated[str, wire("text", "name of the policy server or robot that executed it")]
+    error: Annotated[str, wire("text", "why the node refused the Command; empty if the node executed it", limit=2048)]
+    state: Annotated[str, wire("text", "the node's new state: unconfigured, inactive, active, fault or finalized")]
     detail: Annotated[dict[str, Any], wire("map", "more about the node, for people")]
 
 
@@ -430,31 +434,34 @@ class LifecycleChange(Message, frozen=True):
 
     NAME: ClassVar[str] = "lifecycle"
 
-    node: Annotated[str, wire("text", "policy server or robot; SERVER/ROBOT for the watch over a robot")]
-    previous: Annotated[str, wire("text", "state before")]
+    node: Annotated[str, wire("text", "name of the policy server or robot; SERVER/ROBOT for the watch over a robot")]
+    previous: Annotated[str, wire("text", "the old state")]
     state: Annotated[str, wire("text", "unconfigured, inactive, active, fault or finalized")]
     reason: Annotated[str, wire("text", "why, for a person", limit=2048)]
     stamp: Annotated[int, wire("i64", "the node's monotonic clock", "ns")]
 
 
 class Start(Message, frozen=True):
-    """The settings of a node's core. From them and its Turns, replay repeats the core. Recorded once."""
+    """The settings of a node's core, recorded once. A replay makes the core from them and feeds it the Turns."""
 
     NAME: ClassVar[str] = "start"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
     role: Annotated[str, wire("text", "policy, simulator, driver or learner")]
     config: Annotated[str, wire("text", "the node's own resolved configuration, as YAML", limit=1 << 17)]
-    settings: Annotated[dict[str, Any], wire("map", "options of its command line; offers: topics that it may record")]
+    settings: Annotated[
+        dict[str, Any],
+        wire("map", "options of the command line; the key offers lists the topics that the node may record"),
+    ]
 
 
 class Turn(Message, frozen=True):
-    """The time and the inputs of one turn of a core. Together with Start they determine all outputs of the core.
+    """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. For a message with arrays or a policy, the field ``named`` replaces its fields and identifies
-    the recorded message. A Step or Action also has its payload, as base64 in ``wire``, and its N in ``robots``, because
-    its sender may die before the message is recorded.
+    client's connection. A message with arrays or a policy has the field ``named`` instead of its own fields. It
+    identifies the recorded message. A Step or Action also has ``wire``, its payload in base64, and ``robots``, its N,
+    because its sender may die before the recorder has the message.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -478,7 +485,7 @@ class Turn(Message, frozen=True):
 
 
 class Heard(Message, frozen=True):
-    """What a robot reports to its driver besides observations; recorded at each change."""
+    """The state that a robot reports to its driver besides observations; recorded at each change."""
 
     NAME: ClassVar[str] = "heard"
     MAX_BYTES: ClassVar[int] = 1 << 16
@@ -490,20 +497,18 @@ class Heard(Message, frozen=True):
 
 
 class Told(Message, frozen=True):
-    """One command of a driver to its robot's motors."""
+    """A driver's command to the motors of its robot."""
 
     NAME: ClassVar[str] = "told"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
     step: Annotated[int, wire("u64", "sequence of the next Step")]
     stamp: Annotated[int, wire("i64", "source's monotonic clock", "ns")]
-    action: Annotated[
-        Float32, array("<f4", "A", "the command, in force until the next one", "of channel", tolerance=1e-5)
-    ]
+    action: Annotated[Float32, array("<f4", "A", "the command, valid until the next one", "of channel", tolerance=1e-5)]
 
 
 class InForce(Message, frozen=True):
-    """Stops and other latches at a policy server. Only a person releases them. Recorded at each change."""
+    """Stops and other latches of a policy server, recorded at each change. Only a person releases them."""
 
     NAME: ClassVar[str] = "latches"
     MAX_BYTES: ClassVar[int] = 1 << 22
@@ -512,7 +517,7 @@ class InForce(Message, frozen=True):
 
 
 class Record(Message, frozen=True):
-    """A copy of a published message for recorders and monitors; the publisher sends it once and never waits."""
+    """A copy of a published message for recorders and monitors. The publisher sends it once and never waits."""
 
     NAME: ClassVar[str] = "record"
     MAX_BYTES: ClassVar[int] = Weights.MAX_BYTES + 1024
@@ -520,7 +525,7 @@ class Record(Message, frozen=True):
     topic: Annotated[str, wire("text", "topic of the message", limit=64)]
     link: Annotated[str, wire("text", "link of the message", limit=64)]
     sequence: Annotated[
-        int, wire("u64", "0, 1, 2, … for each topic of this publisher; a jump counts messages that were not recorded")
+        int, wire("u64", "number of the message: 0, 1, 2, … for each topic of the publisher; a jump means a loss")
     ]
     stamp: Annotated[int, wire("i64", "publisher's wall clock, since 1970; never compared between hosts", "ns")]
     payload: Annotated[bytes, wire("bytes", "payload of the message", limit=Weights.MAX_BYTES)]
@@ -532,32 +537,8 @@ class Record(Message, frozen=True):
         return f"payload has {len(self.payload)} bytes" if len(self.payload) > kind.MAX_BYTES else None
 
 
-MESSAGES: dict[str, type[Message]] = {
-    message.NAME: message
-    for message in (
-        Hello,
-        Welcome,
-        Refused,
-        Heartbeat,
-        Bye,
-        Step,
-        Action,
-        Throttle,
-        SimulatorState,
-        Weights,
-        Evaluation,
-        Status,
-        Command,
-        Reply,
-        LifecycleChange,
-        Start,
-        Turn,
-        Heard,
-        Told,
-        InForce,
-        Record,
-    )
-}
+MESSAGES: dict[str, type[Message]] = {message.NAME: message for message in Message.__subclasses__()}
+"""The messages of this file by their topics, in their order."""
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """The table of all topics: message, publisher, subscriber, rate, queue rule, and recording.
 
-Each link connects clients (ZeroMQ DEALER) to one server (ROUTER). There is only this kind of link. So there is one
-handshake, one set of limits, and one place that counts malformed messages.
+Each link connects clients (ZeroMQ DEALER) to one server (ROUTER).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Topic:
         queue: what happens at a full queue. *never drop*: the sender waits if it may block; otherwise it drops and
             counts the message. *keep latest*: the receiver drains its queue, uses the newest message and counts the
             rest. *never wait*: the sender drops and counts the message. *handshake*: the rules of the handshake.
-        recorded: who offers the message to a recorder. *sent*: the publisher, once for all subscribers. *taken*: the
-            subscriber, because the publisher is not recorded. *no*: nobody.
+        recorded: which side copies the message to a recorder. *sent*: the publisher, once for all subscribers. *taken*:
+            the subscriber, because the publisher has no recorder. *no*: neither.
     """
 
     message: type[Message]
@@ -44,12 +43,12 @@ RECORDER = "recorder"
 MONITOR = "monitor"
 """The link to a monitor, which gets the same messages as the recorder."""
 LISTENERS = (RECORDER, MONITOR)
-"""The links on which every node offers copies of its messages. No node waits for them."""
+"""The links that get copies of the messages of every node. No node waits for them."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 
 QUEUE_LENGTH = 1000
-"""The most messages that a link queues in each direction (ZeroMQ's high-water mark). The queue rule applies to more."""
+"""The most messages that a link queues in each direction (ZeroMQ's high-water mark)."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),
@@ -62,7 +61,15 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", "sent"),
     Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", "sent"),
     Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", "sent"),
-    Topic(messages.SimulatorState, "learner", "simulator", "learner", "to go back", "never drop", "sent"),
+    Topic(
+        messages.SimulatorState,
+        "learner",
+        "simulator",
+        "learner",
+        "when the run returns to a checkpoint",
+        "never drop",
+        "sent",
+    ),
     Topic(
         messages.Weights,
         "learner",

@@ -108,12 +108,12 @@ def test_a_sender_may_leave_out_a_new_array(make_step: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        ({"latency": -1}, "range"),
-        ({"latency": "5"}, "type"),
-        ({"note": "longer than ten"}, "range"),
+        ({"latency": -1}, "fields"),
+        ({"latency": "5"}, "fields"),
+        ({"note": "longer than ten"}, "fields"),
         ({"torque": bytes(12)}, "shape"),
         ({"torque": b"\x00\x00\xc0\x7f" * 4}, "value"),
-        ({"torque": None}, "type"),
+        ({"torque": None}, "fields"),
     ],
 )
 def test_new_fields_are_checked_like_others(make_step: Any, change: dict[str, Any], kind: str) -> None:
@@ -126,7 +126,7 @@ def test_new_fields_are_checked_like_others(make_step: Any, change: dict[str, An
 def test_required_fields_stay_required(later_bytes: bytes) -> None:
     content = msgpack.unpackb(later_bytes)
     del content["reward"]
-    with pytest.raises(ProtocolError, match=r"step: has .*, needs ") as caught:
+    with pytest.raises(ProtocolError, match="step: Object missing required field `reward`") as caught:
         codec.decode("step", msgpack.packb(content))
     assert caught.value.kind == "fields"
 

@@ -65,7 +65,7 @@ def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
-    subscriber.tap.took(0.0, [(peer, sample)])
+    subscriber.tap.record_turn(0.0, [(peer, sample)])
     assert subscriber.said() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 

@@ -152,7 +152,7 @@ class _Records:
     def __init__(self, published: Published) -> None:
         self._published = published
 
-    def took(self, now: float, inputs: Sequence[Input]) -> None:
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         self._published.append(("policy", turns.turn(now, inputs)))
 
     def send(self, to: Origin, message: Message) -> bool:

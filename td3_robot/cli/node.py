@@ -226,7 +226,7 @@ def _watch(bus: Bus, timeout: float) -> int:
             if isinstance(message, LifecycleChange):
                 print(_line(message), flush=True)
         now = time.monotonic()
-        if bus.welcome("policy") and now - bus.heard("policy") < _SILENCE:
+        if bus.welcome("policy") and now - bus.clients["policy"].received_at < _SILENCE:
             if not sees:
                 print("watching again; what was meanwhile is not repeated" if saw else "watching", flush=True)
             sees = saw = True

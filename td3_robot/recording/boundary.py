@@ -31,7 +31,7 @@ _LONGEST = 4096  # the most characters that are recorded of a problem or a stop 
 class Sink(Protocol):
     """Takes the records: the bus of a transport, or a list in replay and tests."""
 
-    def took(self, now: float, inputs: Sequence[Input]) -> None:
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of the turn at ``now`` (s)."""
 
     def send(self, to: Origin, message: Message) -> bool:
@@ -64,7 +64,7 @@ class RecordedCore:
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Record the inputs, run the core's turn at ``now`` (s), and record the messages of the observer."""
-        self._sink.took(now, inputs)
+        self._sink.record_turn(now, inputs)
         if self._observer is None:
             return self._core.step(inputs, now)
         self._observer.before(now)

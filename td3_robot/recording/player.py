@@ -137,7 +137,7 @@ class Player:
         """The links on which no live node has answered yet."""
         missing = {link for link in self._served if not self._server.peers(link)}
         for bus in self._buses.values():
-            missing |= {link for link in bus.links() if not bus.welcome(link)}
+            missing |= {link for link in bus.clients if not bus.welcome(link)}
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
@@ -147,7 +147,7 @@ class Player:
         """
         if self._looked_since > then:
             return ""
-        links = sorted((link, bus.heard(link)) for bus in self._buses.values() for link in bus.links())
+        links = sorted((name, link.received_at) for bus in self._buses.values() for name, link in bus.clients.items())
         return next((f"the server of link {link}" for link, heard in links if link in _LINKS and heard <= then), "")
 
     def turn(self, timeout: float) -> None:
@@ -169,7 +169,7 @@ class Player:
         message = self._renamed(self._session.decode(entry))
         bus = self._buses.get(entry.publisher)
         hello = self._hellos.get(entry.publisher)
-        if bus and MONITOR in bus.links() and (hello is None or entry.identity != hello.identity):
+        if bus and MONITOR in bus.clients and (hello is None or entry.identity != hello.identity):
             self._count(MONITOR, bus.send(MONITOR, self._record(entry, message)))
         for link, serves in playable().get(entry.topic, ()):
             if serves and link in self._served:
@@ -179,7 +179,7 @@ class Player:
                     self._count(entry.topic, self._server.send(peer, message))
                 if not wanted:
                     self._count(entry.topic, False)
-            elif not serves and bus and link in bus.links():
+            elif not serves and bus and link in bus.clients:
                 self._count(entry.topic, bus.send(link, message))
 
     def _renamed(self, message: Message) -> Message:

@@ -27,7 +27,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec, turns
-from td3_robot.transport.tap import Once
+from td3_robot.transport.tap import Deduplicator
 
 _MEMORY = 256_000_000  # bytes of messages kept for later Turns that name them
 _OVERHEAD = 2000  # bytes of a message in memory beyond its payload
@@ -90,7 +90,7 @@ class Life:
         self._turns: deque[Turn] = deque()
         self._peers: dict[str, Peer] = {}
         self._core: RecordedCore | None = None
-        self._once = Once()
+        self._deduplicator = Deduplicator()
         self._read = self._now = "the beginning"
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ class Life:
         for to, message in core.step(inputs, now):
             self.send(to, message)
 
-    def took(self, now: float, inputs: Sequence[Input]) -> None:
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Collect the inputs that the receiving node records itself."""
         del now
         for message in turns.only_here(inputs):
@@ -189,7 +189,7 @@ class Life:
     def send(self, to: Origin, message: Message) -> bool:
         """Collect a message of the core or its ``RecordedCore``."""
         del to
-        if self._once.first(message):
+        if self._deduplicator.is_new(message):
             if isinstance(message, Step):
                 self._now = f"Step {message.sequence}"
             self.where[id(message)] = self._now

@@ -46,7 +46,6 @@ class Child:
         run: the run that the process belongs to.
 
     Attributes:
-        state: state of the process.
         popen: the running process; None if no process runs.
         incarnation: number of the newest start.
         status: newest Status since the newest start; None before the first.
@@ -99,10 +98,6 @@ class Child:
         self.status = status
         if self.state is not ChildState.OVER:
             self.state = _REPORTED.get(status.state, ChildState.STARTING)
-
-    def end(self) -> None:
-        """Mark the process as ended; it will not be restarted."""
-        self.state = ChildState.OVER
 
     def died_too_often(self) -> bool:
         """Return whether the restart rule forbids another start."""

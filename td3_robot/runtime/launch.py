@@ -50,8 +50,6 @@ class ProcessRow(Section, frozen=True):
 
 
 class Launch(Section, frozen=True):
-    """A launch description."""
-
     processes: dict[str, ProcessRow]
     evaluate: str
 

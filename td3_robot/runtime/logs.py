@@ -21,12 +21,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds
 
 
 class _Writer(QueueListener):
-    """The thread that writes queued lines to a file descriptor.
-
-    Attributes:
-        written: lines taken from the queue.
-        failed: lines that could not be written.
-    """
+    """The thread that writes queued lines to a file descriptor. ``failed`` counts those that it could not write."""
 
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)

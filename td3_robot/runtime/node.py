@@ -38,11 +38,7 @@ _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in mi
 class Figures:
     """What a node reports about itself.
 
-    Attributes:
-        state: one word, such as ``starting``, ``ready``, ``finished`` or ``failed``.
-        detail: one line for a person; empty when all is well.
-        figures: measurements by name.
-        counters: counts by name.
+    The fields have the meaning of those of :class:`~td3_robot.messages.Status`.
     """
 
     state: str = "ready"
@@ -107,11 +103,7 @@ class Node:
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of a link.
-
-        Raises:
-            EndpointError: the endpoint is busy, malformed or not allowed.
-        """
+        """Bind the endpoint of a link. Raises EndpointError if it is busy, malformed or not allowed."""
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         endpoint = self.endpoint(link)
         bound = self.bus.serve(endpoint, server)
@@ -134,7 +126,7 @@ class Node:
             accepts: messages that the server may send.
             spec: specification of the robots of this source; None if the node is no source.
             robots: number of robots of this source.
-            essential: if the server refuses this node, end with an error. If False, ask the server again later.
+            essential: whether a refusal by the server ends this node. If not, the node asks again later.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -160,9 +152,8 @@ class Node:
     def recorded(self, core: Core, settings: Mapping[str, Any], observer: Observer | None = None) -> RecordedCore:
         """Record how the node made its core, and wrap the core so that its inputs and outputs are recorded.
 
-        Pass the returned core to :meth:`spin`.
-
         Args:
+            core: the core to wrap.
             settings: arguments of the core that the configuration does not hold, as plain JSON values.
             observer: returns facts of a turn that ``core.step`` does not return.
         """
@@ -184,13 +175,12 @@ class Node:
         """Run the core until a signal comes or ``after`` returns True.
 
         Args:
-            core: to run.
-            busy: returns True if the core has work to do without new inputs.
+            core: the core to run.
+            busy: returns whether the core has work to do without new inputs.
             report: returns the node's figures.
             after: called after each turn; True ends the loop.
-            deadline: returns the time (s, ``time.monotonic``) of the core's next turn, even without inputs; None for
-                no deadline.
-            stops: called in each turn after a signal. True ends the loop; False continues it for another turn.
+            deadline: returns the time (s, ``time.monotonic``) of a turn that must come even without inputs, or None.
+            stops: called in each turn after a signal; True ends the loop.
             sift: called in each turn with the received inputs; returns those for the core.
 
         Raises:
@@ -213,8 +203,8 @@ class Node:
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
         """Return inputs. Wait for one up to ``timeout`` seconds, but not beyond the deadline.
 
-        ZeroMQ's poll can be late by some milliseconds. So polling ends early, and the node sleeps until the deadline.
-        The sleep is exact to about 0.1 ms and uses no processor time.
+        ZeroMQ's poll can be late by some milliseconds. So polling ends early, and the node sleeps until the deadline,
+        which is exact to about 0.1 ms.
         """
         if deadline is None:
             return self.bus.receive(timeout)

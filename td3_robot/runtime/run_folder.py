@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +21,21 @@ from td3_robot.util.process_lock import locked
 _CHECKPOINT = re.compile(r"checkpoint-(\d{12,})\.safetensors")
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths of a run; :meth:`create` makes a new folder, :meth:`open` opens an existing one."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def policy_file(self) -> Path:
-        return self.path / "policy.safetensors"
-
-    @property
-    def best_file(self) -> Path:
-        return self.path / "best.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoint"
-
-    @property
-    def replay(self) -> Path:
-        return self.path / "replay"
-
-    @property
-    def curve_file(self) -> Path:
-        return self.path / "curve.png"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def _run_file(self) -> Path:
-        return self.path / "run.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.policy_file = path / "policy.safetensors"
+        self.best_file = path / "best.safetensors"
+        self.checkpoints = path / "checkpoint"
+        self.replay = path / "replay"
+        self.curve_file = path / "curve.png"
+        self.tensorboard = path / "tensorboard"
+        self.logs = path / "logs"
+        self._run_file = path / "run.json"
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
@@ -92,11 +61,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open a folder that holds a run.
-
-        Raises:
-            RunFolderError: the folder holds no run.
-        """
+        """Open a folder that holds a run. Raises RunFolderError if it holds none."""
         run = cls(path)
         if not run.config_file.is_file():
             raise RunFolderError(f"run folder {str(path)!r} holds no run: there is no config.yaml in it")
@@ -105,11 +70,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the resolved configuration of the run.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Read the resolved configuration of the run. Raises ConfigError if the file is damaged."""
         return configuration.load(self.config_file)
 
     def trained_with(self) -> Config | None:

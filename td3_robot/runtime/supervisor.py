@@ -39,8 +39,6 @@ _SILENCE = 0.05  # seconds without a report after which no report of an ended pr
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnations for each start of the run; restarts use them up
 
-Watch = Callable[[dict[str, Status]], None]
-
 
 class Supervisor:
     """Starts, watches and stops the processes of one run.
@@ -107,7 +105,7 @@ class Supervisor:
             self._clean_up()
             self._restore_handlers()
 
-    def supervise(self, watch: Watch) -> int:
+    def supervise(self, watch: Callable[[dict[str, Status]], None]) -> int:
         """Run until a process with ``ends_run`` has ended, or until an interrupt.
 
         Args:
@@ -132,7 +130,9 @@ class Supervisor:
             self._reap()
             if any(child.state is ChildState.OVER and child.row.ends_run for child in self.children):
                 break
-            self._check_ready_in_time()
+            for child in self.children:
+                if not child.ready and self._clock - child.started_at > READY_TIMEOUT:
+                    raise NodeError(f"{child.name} was not ready within {READY_TIMEOUT:g} s; see {child.log}")
             if not announced and all(child.ready for child in self.children):
                 announced = True
                 self._say(f"ready: {_names(self.children)}")
@@ -150,13 +150,6 @@ class Supervisor:
         """Number of restarts by name, for processes that died."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
 
-    # -- running -------------------------------------------------------------------------------------------------
-
-    def _check_ready_in_time(self) -> None:
-        for child in self.children:
-            if not child.ready and self._clock - child.started_at > READY_TIMEOUT:
-                raise NodeError(f"{child.name} was not ready within {READY_TIMEOUT:g} s; see {child.log}")
-
     def _reap(self) -> None:
         """Handle the processes that have ended."""
         for child in self.children:
@@ -166,7 +159,7 @@ class Supervisor:
             if code == 0 and child.row.ends_run:
                 self._await_last_report(child)
             if code == 0 and child.state is ChildState.FINISHED:
-                child.end()
+                child.state = ChildState.OVER
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
                 code = 1 if child.deaths else EXIT_USAGE  # the process ran before, so its arguments were valid
                 raise NodeError(f"{child.name} cannot run: {child.last_words()}", code)
@@ -192,10 +185,8 @@ class Supervisor:
                 f"last words: {child.last_words()}; see {child.log}"
             )
         else:
-            child.end()
+            child.state = ChildState.OVER
             self._say(f"{child.name} {what} too often; the run continues without it; see {child.log}")
-
-    # -- stopping ------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to the processes that still run."""
@@ -229,12 +220,10 @@ class Supervisor:
             return
         code = child.popen.wait()
         child.popen = None
-        child.end()
+        child.state = ChildState.OVER
         if code not in STOPPED_CODES:
             self._exit_code = max(self._exit_code, code if code > 0 else 1)
             self._say(f"{child.name} ended with exit code {code}; see {child.log}")
-
-    # -- reports and signals -------------------------------------------------------------------------------------
 
     def _await_last_report(self, child: Child) -> None:
         """Wait for the last report of a process with exit code 0: on a busy machine the report comes later."""
@@ -252,8 +241,7 @@ class Supervisor:
                         child.report(message)
         return bool(inputs)
 
-    def _signalled(self, number: int, frame: Any) -> None:
-        del number, frame
+    def _signalled(self, *_: Any) -> None:
         self._interrupts += 1
 
     def _restore_handlers(self) -> None:

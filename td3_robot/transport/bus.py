@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import zmq
 
 from td3_robot.core_types import Input
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Bye, Message
+from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
-from td3_robot.transport.frames import Receiver, longest_frame
+from td3_robot.transport.frames import Receiver
 from td3_robot.transport.interface import ClientGoneError, Transport
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
 from td3_robot.transport.link import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientLink, ServerLink, Tally
@@ -37,24 +36,14 @@ socket before the others get their turn. A flood of such messages can then delay
 _TURN = 0.001  # seconds to spend on one socket, so that a peer that floods this process does not starve the others
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _ON_THE_WAY = 0.5  # seconds for libzmq to deliver messages that arrived while this process stood still
-_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq itself gives up when a server refuses
 _DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain integers are faster than enum flags
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes above which a frame is sent without copying it
-MAX_FRAME = codec.MAX_BYTES + 1024
+_MARGIN = 1024  # bytes by which a frame may exceed the longest message
+MAX_FRAME = codec.MAX_BYTES + _MARGIN
 """Largest frame, in bytes. libzmq closes a connection that sends a larger one. A link whose messages are all shorter
 sets a lower limit."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Pin:
-    """A client's link with keys: where its server is, and the server's key."""
-
-    endpoint: str
-    key: str
-    socket: zmq.Socket[bytes]
-    client: ClientLink
 
 
 class Bus(Transport):
@@ -76,13 +65,10 @@ class Bus(Transport):
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by link
-        self._ends: dict[zmq.Socket[bytes], ServerLink | ClientLink] = {}
-        self._others: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # called with the time when readable
-        self._guarded: set[str] = set()  # links served with keys
-        self._pinned: dict[str, _Pin] = {}  # by link
+        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message, at a time in s
+        self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # of sockets without messages
         self._gatekeeper: curve.Gatekeeper | None = None
-        self._watchers: list[curve.Watcher] = []
-        self._retries: dict[str, float] = {}  # by link: time (s) to connect again
+        self._pins: list[curve.Pin] = []
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
@@ -92,22 +78,17 @@ class Bus(Transport):
         self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server; returns the bound endpoint (``tcp://HOST:*`` takes a free port).
-
-        Raises:
-            EndpointError: busy, malformed or not allowed.
-        """
+        """Bind a server; see :meth:`Transport.serve`. ``tcp://HOST:*`` takes a free port."""
         endpoints.check(endpoint, bind=True, keys=self.keys is not None)
-        socket = self._socket(zmq.ROUTER, endpoint, server)
+        kinds = (kind for accepted in server.accepts.values() for kind in accepted)
+        socket = self._socket(zmq.ROUTER, endpoint, {Hello, *kinds})
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
         if self.keys and endpoints.is_tcp(endpoint):
             if self._gatekeeper is None:
                 self._gatekeeper = curve.Gatekeeper(self._context, self.keys, self._tally)
-                self._others[self._gatekeeper.socket] = self._gatekeeper.answer
-                self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
+                self._register(self._gatekeeper.socket, self._gatekeeper.read)
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
-            self._guarded.add(server.link)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -119,24 +100,26 @@ class Bus(Transport):
             path.chmod(0o600)
             self._paths[path] = path.stat().st_ino
         self.servers[server.link] = server
-        self._sockets[server.link], self._ends[socket] = socket, server
+        self._sockets[server.link] = socket
+        self._take[socket] = lambda now: self._from_some_client(socket, server, now)
         self._poller.register(socket, zmq.POLLIN)
         return bound
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client. The server may start later.
-
-        Raises:
-            EndpointError: malformed or not allowed.
-        """
+        """Connect a client; see :meth:`Transport.connect`."""
         socket = self._connected(endpoint, client)
         self.clients[client.link] = client
-        self._sockets[client.link], self._ends[socket] = socket, client
+        self._sockets[client.link] = socket
+        self._take[socket] = lambda now: self._from_server(client, self._receiver.frames(socket), now)
         self._introduce(client, self._clock())  # now, so that Hello goes out before any other message
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
-        """Offer every message that this bus sends to the recorder or monitor at an endpoint, see
-        :class:`~td3_robot.transport.tap.Tap`.
+        """Copy every message that this bus sends to the recorder or monitor at an endpoint.
+
+        Args:
+            endpoint: of the recorder or monitor.
+            client: the handshake with it.
+            expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
 
         Raises:
             EndpointError: malformed or not allowed.
@@ -144,20 +127,17 @@ class Bus(Transport):
         socket = self._connected(endpoint, client, immediate=True)
         tap = Tap(client, lambda name, payload: self._write(socket, [name.encode(), payload]), expected)
         self._taps.append((socket, tap))
-        self._others[socket] = lambda now: self._hear_listener(socket, tap, now)
+        self._take[socket] = lambda now: tap.receive(self._receiver.frames(socket), now)
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER. With ``immediate`` it refuses messages while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
-        socket = self._socket(zmq.DEALER, endpoint, client)
+        socket = self._socket(zmq.DEALER, endpoint, {Welcome, Refused, *client.accepts})
         socket.setsockopt(zmq.IMMEDIATE, immediate)
         if self.keys and endpoints.is_tcp(endpoint):
-            curve.as_client(socket, client.link, self.keys)
-            self._pinned[client.link] = _Pin(endpoint, self.keys.server(client.link), socket, client)
-            watcher = curve.Watcher(socket, client.link, self.keys, self._tally)
-            self._watchers.append(watcher)
-            self._others[watcher.socket] = lambda now: self._look(watcher, now)
-            self._poller.register(watcher.socket, zmq.POLLIN)
+            pin = curve.Pin(socket, endpoint, client, self.keys, self._tally)
+            self._pins.append(pin)
+            self._register(pin.monitor, pin.read)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -167,12 +147,13 @@ class Bus(Transport):
         self._next_timer = float("-inf")
         return socket
 
-    def receive(self, timeout: float) -> list[Input]:
-        """Wait up to ``timeout`` seconds for inputs of any link. Inputs of one link keep their order.
+    def _register(self, socket: zmq.Socket[bytes], read: Callable[[float], None]) -> None:
+        """Call ``read`` with the time (s) when a socket that carries no messages is readable."""
+        self._read_other[socket] = read
+        self._poller.register(socket, zmq.POLLIN)
 
-        Raises:
-            HandshakeError: a server refused this process.
-        """
+    def receive(self, timeout: float) -> list[Input]:
+        """Wait up to ``timeout`` seconds for inputs of any link; see :meth:`Transport.receive`."""
         end = self._clock() + timeout
         while True:
             inputs, self._waiting = self._waiting, []
@@ -204,37 +185,31 @@ class Bus(Transport):
         return self._poller.poll(math.ceil(max(0.0, end - now) * 1e3))
 
     def flush(self) -> None:
-        """Send the waiting messages to the recorder. Call this before a long time without :meth:`receive`."""
         for _, tap in self._taps:
             tap.flush(self._clock(), at_once=True)
 
-    def took(self, now: float, inputs: Sequence[Input]) -> None:
-        """Offer the inputs of a core's turn at ``now`` (s) to the recorder, if there is one."""
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         for _, tap in self._taps:
-            tap.took(now, inputs)
+            tap.record_turn(now, inputs)
 
     def dropped(self) -> Counter[str]:
-        """Counts, by kind, of malformed, refused and unexpected inputs on all links, and of messages not recorded."""
         total = super().dropped() + self._tally.counts
         for _, tap in self._taps:
             total += tap.counts()
         return total
 
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
-        """Say Bye on every welcomed link, close all sockets and remove their files.
-
-        After a crash (``in_order`` False) only recorders and monitors get a Bye.
-        """
+        """Leave every link, close all sockets and remove their files; see :meth:`Transport.close`."""
         for link in self.clients:
             if self.welcome(link) and in_order:
                 self._post(link, Bye(reason))
-        for watcher in self._watchers:
-            watcher.socket.close(linger=0)
+        for pin in self._pins:
+            pin.monitor.close(linger=0)
         for socket, tap in self._taps:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
-        for socket, end in self._ends.items():
-            unmet = isinstance(end, ClientLink) and end.session is None
+        for link, socket in self._sockets.items():
+            unmet = link in self.clients and self.clients[link].session is None
             socket.close(linger=0 if unmet else _FAREWELL)  # do not wait for Hellos that no server answered
         if self._gatekeeper:
             self._gatekeeper.socket.close()
@@ -244,12 +219,12 @@ class Bus(Transport):
                     path.unlink()
         self._context.term()
 
-    def _socket(self, kind: int, endpoint: str, end: ServerLink | ClientLink) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, endpoint: str, accepts: set[type[Message]]) -> zmq.Socket[bytes]:
         """A new socket with all its options. libzmq ignores most options after bind or connect."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
-        socket.setsockopt(zmq.MAXMSGSIZE, longest_frame(end))
+        socket.setsockopt(zmq.MAXMSGSIZE, max(message.MAX_BYTES for message in accepts) + _MARGIN)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -265,10 +240,10 @@ class Bus(Transport):
         """Check keys, failed handshakes, refusals, heartbeats and silent clients at time ``now`` (s)."""
         if self.keys and (change := self.keys.refresh()):
             log.warning("%s", change)
-            self._rekey()
-        for link in [link for link, due in self._retries.items() if now >= due]:
-            del self._retries[link]
-            self._reconnect(self._pinned[link])
+            for server in self.servers.values():
+                self._waiting += server.forget_revoked()
+        for pin in self._pins:
+            pin.turn(now)
         for client in self.clients.values():
             client.check()
             self._introduce(client, now)
@@ -289,60 +264,19 @@ class Bus(Transport):
             if read or now - since > PEER_TIMEOUT:
                 self._waiting += server.expire(now)
 
-    def _rekey(self) -> None:
-        """Drop clients whose key may no longer have their role; reconnect to servers whose key has changed."""
-        assert self.keys
-        for link in self._guarded:
-            server = self.servers[link]
-            for key, peer in list(server.peers.items()):
-                if not self.keys.may(peer.owner, peer.role):
-                    self._waiting += server.forget(key, "its key was revoked")
-        for pin in list(self._pinned.values()):
-            if self.keys.server(pin.client.link) != pin.key:
-                self._reconnect(pin)
-
-    def _reconnect(self, pin: _Pin) -> None:
-        """Connect a client again. From now on it expects the new key of its server."""
-        assert self.keys
-        link = pin.client.link
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
-            pin.socket.disconnect(pin.endpoint)
-        curve.as_client(pin.socket, link, self.keys)
-        pin.socket.connect(pin.endpoint)
-        self._pinned[link] = replace(pin, key=self.keys.server(link))
-        if pin.client.state == "welcome":
-            pin.client.state = "connecting"
-
-    def _hear_listener(self, socket: zmq.Socket[bytes], tap: Tap, now: float) -> None:
-        for _ in range(_DRAIN):
-            try:
-                self._receiver.finish(socket)
-                frames = self._receiver.frames(socket)
-            except zmq.Again:
-                return
-            tap.receive(frames, now)
-
-    def _look(self, watcher: curve.Watcher, now: float) -> None:
-        if watcher.failed(now):
-            self._retries.setdefault(watcher.link, now + _RETRY)
-
     def _drain(self, socket: zmq.Socket[bytes]) -> list[Input]:
         """Read the messages of one socket, up to the limits of one turn."""
         now = self._clock()
-        if look := self._others.get(socket):
-            look(now)
+        if read := self._read_other.get(socket):
+            read(now)
             return []
         inputs: list[Input] = []
-        end = self._ends[socket]
-        foreign = 0
+        take, foreign = self._take[socket], 0
         for _ in range(_DRAIN):
             before = len(inputs)
             try:
                 self._receiver.finish(socket)
-                if isinstance(end, ClientLink):
-                    inputs += self._from_server(end, self._receiver.frames(socket), now)
-                else:
-                    inputs += self._from_some_client(socket, end, now)
+                inputs += take(now)
             except zmq.Again:
                 break
             foreign += len(inputs) == before
@@ -364,7 +298,7 @@ class Bus(Transport):
         Raises:
             zmq.Again: there is no message.
         """
-        if server.link not in self._guarded:
+        if server.may is None:
             return self._from_client(server, socket.recv(_NOW), self._receiver.frames(socket), now)
         # Take the key from the message, because a client can choose any routing identity.
         first = socket.recv(_NOW, copy=False)

@@ -1,4 +1,4 @@
-"""CURVE on sockets: options, who may connect (ZAP, ZeroMQ RFC 27), and why a handshake failed.
+"""CURVE on sockets: options, who may connect (ZAP, ZeroMQ RFC 27), and what to do after a failed handshake.
 
 A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
 Changes of the list take effect while nodes run. The ZAP handler runs in the bus's loop: a thread of its own would
@@ -7,30 +7,26 @@ compete with the control loop.
 
 from __future__ import annotations
 
+import contextlib
+
 import zmq
 from zmq.utils import monitor, z85
 
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.link import Tally
+from td3_robot.transport.link import ClientLink, Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # handshakes to answer in one turn: a flood of strangers must not delay robots
+_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq itself gives up when a server refuses
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
-    """Set up a server's socket before it binds. While no handler runs, the socket accepts no client."""
+    """Set up a server's socket before it binds."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, link.encode())
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it libzmq accepts every client while no handler runs
-
-
-def as_client(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
-    """Set up a client's socket before it connects."""
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.identity.public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
-    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server(link).encode())
 
 
 def owner(frame: zmq.Frame) -> str:
@@ -51,8 +47,8 @@ class Gatekeeper:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ADDRESS)
 
-    def answer(self, now: float) -> None:
-        """Answer a limited number of waiting requests; never waits."""
+    def read(self, now: float) -> None:
+        """Answer a limited number of waiting requests at ``now`` (s)."""
         for _ in range(_BURST):
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -70,25 +66,50 @@ class Gatekeeper:
         return [version, request, b"400", b"key not allowed", b"", b""]
 
 
-class Watcher:
-    """Notices failed handshakes of a client; libzmq reports them only on its monitor socket."""
+class Pin:
+    """A client's connection to the server whose key it has pinned.
 
-    def __init__(self, socket: zmq.Socket[bytes], link: str, keys: AllowList, tally: Tally) -> None:
-        self.link, self._keys, self._tally = link, keys, tally
-        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(_FAILED)
+    It connects again after a failed handshake, and when the allow-list names another key for the server.
 
-    def failed(self, now: float) -> bool:
-        """Whether a handshake has failed since the last call; logs why."""
-        failed = False
-        while self.socket.poll(0):
-            failed = True
-            event = monitor.recv_monitor_message(self.socket)["event"]
+    Attributes:
+        monitor: socket on which libzmq reports failed handshakes.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], endpoint: str, client: ClientLink, keys: AllowList, tally: Tally
+    ) -> None:
+        self._socket, self._endpoint, self._client, self._keys, self._tally = socket, endpoint, client, keys, tally
+        self._retry = float("inf")  # time (s) to connect again
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_FAILED)
+        self._set_keys()
+
+    def read(self, now: float) -> None:
+        """Log failed handshakes at ``now`` (s), and plan the next attempt."""
+        while self.monitor.poll(0):
+            self._retry = min(self._retry, now + _RETRY)
+            event, link = monitor.recv_monitor_message(self.monitor)["event"], self._client.link
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
-                text = f"link {self.link}: the server does not allow our key; there: {own}"
-                self._tally.note("not-allowed", text, now)
+                self._tally.note("not-allowed", f"link {link}: the server does not allow our key; there: {own}", now)
             else:
-                pin = f"td3-robot keys allow NAME FILE --server {self.link} --keys {self._keys.folder.path}"
-                text = f"link {self.link}: the server does not hold the key {self._keys.server(self.link)}; {pin}"
+                pin = f"td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
+                text = f"link {link}: the server does not hold the key {self._keys.server(link)}; {pin}"
                 self._tally.note("not-the-server", text, now)
-        return failed
+
+    def turn(self, now: float) -> None:
+        """Connect again if it is time, or if the server must have another key."""
+        if now < self._retry and self._keys.server(self._client.link) == self._key:
+            return
+        self._retry = float("inf")
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
+            self._socket.disconnect(self._endpoint)
+        self._set_keys()
+        self._socket.connect(self._endpoint)
+        if self._client.state == "welcome":
+            self._client.state = "connecting"
+
+    def _set_keys(self) -> None:
+        self._key = self._keys.server(self._client.link)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.identity.public.encode())
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.identity.secret.encode())
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.encode())

@@ -15,7 +15,7 @@ from td3_robot.errors import EndpointError
 SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
-"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108 with its terminating zero."""
+"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108, of which one is the terminating zero."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 
@@ -27,21 +27,24 @@ def socket_home() -> Path:
 
 
 def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
-    """Accept ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
+    """Check an endpoint. Allowed are ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
+
+    Args:
+        endpoint: the endpoint.
+        bind: whether this process will serve the endpoint.
+        keys: whether this process has keys.
 
     Raises:
         EndpointError: the endpoint is malformed or too long, or leaves this machine without keys. With ``bind`` also:
-            a live process serves the ``ipc://`` path, or the path is not a socket.
+            another process serves the ``ipc://`` path, or the path is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
         if rest[0] in "@*" or not rest.isprintable():  # libzmq: any user may connect to @NAME; * is a random path
             raise EndpointError(f"endpoint {endpoint!r} is not the path of a socket file; allowed: ipc://PATH")
         if len(os.fsencode(rest)) > LONGEST_SOCKET_PATH:
-            raise EndpointError(
-                f"endpoint {endpoint!r}: the socket path has {len(os.fsencode(rest))} bytes; "
-                f"at most {LONGEST_SOCKET_PATH} are allowed"
-            )
+            size = len(os.fsencode(rest))
+            raise EndpointError(f"endpoint {endpoint!r} has a path of {size} bytes; allowed: {LONGEST_SOCKET_PATH}")
         if bind:
             _check_free(endpoint, Path(rest))
         return
@@ -50,9 +53,7 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
         raise EndpointError(f"endpoint {endpoint!r} is not understood; allowed: ipc://PATH, tcp://HOST:PORT")
     port = match[3]
     if not (bind if port == "*" else 1 <= int(port) <= 65535):
-        raise EndpointError(
-            f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, and * for a free one where it is served"
-        )
+        raise EndpointError(f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, at the server also *")
     if not keys and not local(endpoint):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
@@ -61,14 +62,14 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether an endpoint is TCP, so that keys protect it. A socket file is protected by its file mode."""
+    """Whether an endpoint is TCP and needs keys. The file mode protects a socket file."""
     return endpoint.startswith("tcp://")
 
 
 def ipv6(endpoint: str) -> bool:
-    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with no other address.
+    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name that has only such addresses.
 
-    The call waits for one look-up of the name. Robots should use addresses, or names in their hosts file.
+    The call waits for a look-up of the name. Robots should use addresses, or names in their hosts file.
     """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
     if match is None or match[1] or match[2] == "*":
@@ -83,21 +84,16 @@ def local(endpoint: str) -> bool:
     if not is_tcp(endpoint):
         return True
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://"))
-    return match is not None and _loopback(match[1] or match[2])
+    host = (match[1] or match[2]) if match else ""
+    with contextlib.suppress(ValueError):  # a name
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def absolute(endpoint: str) -> str:
-    """The endpoint with an absolute path, so that it is valid in every working folder of this machine."""
+    """The endpoint with an absolute path, which is valid in every working folder."""
     scheme, _, rest = endpoint.partition("://")
     return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def _check_free(endpoint: str, path: Path) -> None:
@@ -105,7 +101,7 @@ def _check_free(endpoint: str, path: Path) -> None:
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_socket():
-        raise EndpointError(f"endpoint {endpoint!r}: the path is taken by something that is not a socket")
+        raise EndpointError(f"endpoint {endpoint!r}: the path exists and is not a socket")
     if answers(path):
         raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
 

@@ -1,4 +1,4 @@
-"""Frames from a socket: limited in number and length; long ones are not copied."""
+"""Reads the frames of messages from sockets, and limits their number."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import zmq
 
-from td3_robot.messages import Hello, Message, Refused, Welcome
 from td3_robot.transport.codec import Buffer
-from td3_robot.transport.link import MOST_FRAMES, ClientLink, ServerLink
+from td3_robot.transport.link import MOST_FRAMES
 
 _NOW = int(zmq.DONTWAIT)  # a plain integer is faster than an enum flag
 _SHORT = 65536  # bytes up to which a copy is cheaper than a view
@@ -16,10 +15,10 @@ _BATCH = 256  # frames between two readings of the clock
 
 
 class Receiver:
-    """Takes messages from the sockets of one bus.
+    """Reads messages from the sockets of one bus. A message may have any number of frames.
 
     Args:
-        turn: seconds after which dropping the extra frames of one message pauses.
+        turn: the longest time in seconds to drop frames of one message before other sockets get their turn.
         clock: a clock in seconds.
     """
 
@@ -29,7 +28,7 @@ class Receiver:
         self._unfinished: set[zmq.Socket[bytes]] = set()
 
     def frames(self, socket: zmq.Socket[bytes]) -> list[Buffer]:
-        """The remaining frames of one message, MOST_FRAMES at most; :meth:`finish` drops the others.
+        """The next frames of one message, at most MOST_FRAMES. A long frame is a view, not a copy.
 
         Raises:
             zmq.Again: there is no message.
@@ -46,10 +45,10 @@ class Receiver:
         return frames
 
     def finish(self, socket: zmq.Socket[bytes]) -> None:
-        """Drop the rest of a message with too many frames, before the next message.
+        """Drop the other frames of a message that had too many. Call this before the next message.
 
         Raises:
-            zmq.Again: the turn is over before the rest is dropped; the socket is still readable.
+            zmq.Again: the time is over before all frames are dropped; the socket is still readable.
         """
         if socket not in self._unfinished:
             return
@@ -61,12 +60,3 @@ class Receiver:
                     return
             if self._clock() > end:
                 raise zmq.Again
-
-
-def longest_frame(end: ServerLink | ClientLink) -> int:
-    """Bytes of the longest frame that this end accepts; libzmq closes a connection that sends a longer one."""
-    if isinstance(end, ClientLink):
-        kinds: set[type[Message]] = {Welcome, Refused, *end.accepts}
-    else:
-        kinds = {Hello, *(kind for accepted in end.accepts.values() for kind in accepted)}
-    return max(kind.MAX_BYTES for kind in kinds) + 1024

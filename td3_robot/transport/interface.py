@@ -1,7 +1,7 @@
 """The interface of a transport: the links of one process.
 
-Handshake, heartbeat, decoding and counting are in :mod:`td3_robot.transport.link`. A transport only moves frames. Every
-implementation passes the suite in ``tests/contract/transport.py``.
+A transport only moves frames; :mod:`td3_robot.transport.link` does the handshake and decodes messages. Every
+implementation passes the tests in ``tests/contract/transport.py``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Transport(ABC):
         """Return the inputs that have arrived. Inputs of one link keep their order.
 
         Args:
-            timeout: the longest wait for a first input, in seconds. A transport in memory returns at once.
+            timeout: the longest wait for a first input, in seconds.
 
         Raises:
             HandshakeError: a server refused this process.
@@ -74,20 +74,23 @@ class Transport(ABC):
 
         Args:
             reason: ``reason`` of the Byes.
-            in_order: send a Bye to all servers that know this process. After a crash this is False. Only recorders and
-                monitors then get a Bye: a core must not take a crash for a normal exit.
+            in_order: whether to send a Bye to all servers. After a crash this is False, and only recorders and monitors
+                get a Bye: a core must not take a crash for a normal exit.
         """
 
     @abstractmethod
     def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
-        """Queue a message for the server of a link, or for the client ``key`` of a served link; False if it is full.
+        """Queue a message for the server of a link, or for the client ``key`` of a served link.
+
+        Returns:
+            False if the queue is full.
 
         Raises:
             ClientGoneError: the client has closed its connection.
         """
 
     def send(self, to: Origin, message: Message) -> bool:
-        """Hand a message to a link.
+        """Queue a message for a peer.
 
         Returns:
             False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE: the server may
@@ -99,7 +102,7 @@ class Transport(ABC):
             self._offer(message)
             return True
         client, now = self.clients[to], self._clock()
-        if client.wake(now):
+        if client.needs_hello(now):
             self._introduce(client, now)
             if isinstance(message, Step):
                 return False
@@ -119,14 +122,6 @@ class Transport(ABC):
         """Whether the server of a link has welcomed this process."""
         return self.clients[link].state == "welcome"
 
-    def heard(self, link: str) -> float:
-        """Time of the last message from the server of a link, in seconds; minus infinity if there is none."""
-        return self.clients[link].heard
-
-    def links(self) -> list[str]:
-        """The links on which this process is a client."""
-        return list(self.clients)
-
     def peers(self, link: str) -> list[Peer]:
         """The clients of a link that this process serves."""
         return list(self.servers[link].peers.values())
@@ -140,18 +135,14 @@ class Transport(ABC):
             total += client.tally.counts
         return total
 
-    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
-        """Offer every message that this process sends to a recorder or monitor; a transport may lack this."""
-        raise NotImplementedError(f"{type(self).__name__} records nothing")
-
-    def took(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Offer the inputs of a core's turn at ``now`` (s) to the recorder."""
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
+        """Copy the inputs of a core's turn at ``now`` (s) to the recorder."""
 
     def flush(self) -> None:  # noqa: B027
-        """Send the messages that wait for recorders now."""
+        """Send the messages that wait for the recorder. Call this before a long time without :meth:`receive`."""
 
     def _offer(self, message: Message) -> None:  # noqa: B027
-        """Hand a message to the recorder alone."""
+        """Send a message to the recorder only."""
 
     def _introduce(self, client: ClientLink, now: float) -> None:
         """Send the messages of the handshake that are due at ``now`` (s)."""

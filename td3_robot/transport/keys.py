@@ -17,13 +17,13 @@ Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZ
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from td3_robot.errors import KeysError
@@ -43,11 +43,7 @@ _OLDEST = (4, 3, 3)  # older libzmq with CURVE has CVE-2020-15166, and leaks mem
 
 
 def default_folder() -> Path:
-    """``td3-robot/keys`` in the user's configuration folder.
-
-    Raises:
-        KeysError: this user has no home folder.
-    """
+    """``td3-robot/keys`` in the user's configuration folder. Raises KeysError if this user has no home folder."""
     try:
         return files.user_folder("XDG_CONFIG_HOME", "~/.config") / "keys"
     except RuntimeError:
@@ -55,19 +51,14 @@ def default_folder() -> Path:
 
 
 def named(folder: str | Path) -> KeyFolder:
-    """The folder of this name; ``~`` is expanded.
-
-    Raises:
-        KeysError: there is no such user, or no home folder.
-    """
+    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user, or no home folder."""
     try:
         return KeyFolder(Path(folder).expanduser())
     except RuntimeError:
         raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or they have no home folder") from None
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """A machine's own key pair, both halves in Z85."""
 
     name: str
@@ -92,18 +83,9 @@ class KeyFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def secret_file(self) -> Path:
-        return self.path / "identity.secret"
-
-    @property
-    def public_file(self) -> Path:
-        return self.path / "identity.public"
-
-    @property
-    def allowed_file(self) -> Path:
-        return self.path / "allowed"
+        self.secret_file = path / "identity.secret"
+        self.public_file = path / "identity.public"
+        self.allowed_file = path / "allowed"
 
     def create(self, name: str) -> Identity:
         """Create a key pair.
@@ -120,10 +102,10 @@ class KeyFolder:
             public = "-"
             while public.startswith("-"):  # on a command line such a key would look like an option
                 public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
-            content = json.dumps({"name": name, "public": public, "secret": secret}) + "\n"
-            files.write_atomically(self.secret_file, content.encode(), 0o600)
+            identity = Identity(name, public, secret)
+            files.write_atomically(self.secret_file, msgspec.json.encode(identity) + b"\n", 0o600)
             files.write_atomically(self.public_file, f"{name} {public}\n".encode())
-        return Identity(name, public, secret)
+        return identity
 
     def identity(self) -> Identity:
         """The machine's own key pair.
@@ -135,21 +117,19 @@ class KeyFolder:
         path = self.secret_file
         try:
             mode = path.stat().st_mode & 0o777
-            if mode & 0o077:
-                raise KeysError(f"secret key {str(path)!r} has mode {mode:04o}; allowed is 0600: chmod 600 {path}")
-            content = json.loads(path.read_bytes())
-            identity = Identity(*(str(content[key]) for key in ("name", "public", "secret")))
-            if zmq.curve_public(identity.secret.encode()).decode() != identity.public:
-                raise KeysError(f"secret key {str(path)!r} is damaged: its halves do not belong together")
+            identity = msgspec.json.decode(path.read_bytes(), type=Identity)
+            public = zmq.curve_public(identity.secret.encode()).decode()
         except FileNotFoundError:
-            raise KeysError(
-                f"key folder {str(self.path)!r} has no key pair; make one: "
-                f"td3-robot keys create NAME --keys {self.path}"
-            ) from None
+            command = f"td3-robot keys create NAME --keys {self.path}"
+            raise KeysError(f"key folder {str(self.path)!r} has no key pair; make one: {command}") from None
         except OSError as error:
             raise KeysError(f"secret key {str(path)!r} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, msgspec.MsgspecError):
             raise KeysError(f"secret key {str(path)!r} is damaged: it is not a key pair in JSON") from None
+        if mode & 0o077:
+            raise KeysError(f"secret key {str(path)!r} has mode {mode:04o}; allowed is 0600: chmod 600 {path}")
+        if public != identity.public:
+            raise KeysError(f"secret key {str(path)!r} is damaged: its halves do not belong together")
         return identity
 
     def entries(self) -> dict[str, Entry]:
@@ -166,21 +146,18 @@ class KeyFolder:
             return {}
         except (OSError, UnicodeDecodeError) as error:
             raise KeysError(f"allow-list {str(self.allowed_file)!r} cannot be read: {error}") from None
+        what = f"allow-list {str(self.allowed_file)!r}"
         if mode & 0o022:
-            raise KeysError(
-                f"allow-list {str(self.allowed_file)!r} has mode {mode:04o}; others may write it: chmod 600"
-            )
+            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 600")
         known: dict[str, Entry] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
-                raise KeysError(
-                    f"allow-list {str(self.allowed_file)!r}, line {number}: needs a new NAME, a KEY and ROLES"
-                )
+                raise KeysError(f"{what}, line {number}: needs a new NAME, a KEY and ROLES")
             known[words[0]] = Entry(words[0], words[1], tuple(words[2].split(",")))
         return known
 
-    def allow(self, name: str, key: str, role: str = CLIENT) -> Entry:
+    def allow(self, name: str, key: str, role: str = CLIENT) -> None:
         """Add a key, or one role to a known key.
 
         Raises:
@@ -189,10 +166,9 @@ class KeyFolder:
         check_name(name)
         if not _KEY.fullmatch(key):
             raise KeysError(f"key {key[:60]!r} is not a public key: 40 characters of Z85, as 'keys create' prints it")
-        if role not in (CLIENT, *ROLES) and not role.startswith(SERVER):
-            raise KeysError(f"role {role!r} is not one; allowed: {', '.join((CLIENT, *ROLES))}")
-        if role.startswith(SERVER) and role.removeprefix(SERVER) not in LINKS:
-            raise KeysError(f"link {role.removeprefix(SERVER)!r} is not one; allowed: {', '.join(LINKS)}")
+        allowed = (CLIENT, *ROLES, *(SERVER + link for link in LINKS))
+        if role not in allowed:
+            raise KeysError(f"role is {role!r}; allowed: {', '.join(allowed)}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             known = self.entries()
@@ -203,15 +179,13 @@ class KeyFolder:
                 if other.name != name and other.key == key:
                     raise KeysError(f"this key is known as {other.name!r} already")
                 if other.name != name and role.startswith(SERVER) and role in other.roles:
-                    raise KeysError(
-                        f"link {role.removeprefix(SERVER)!r} has {other.name!r} as its server; revoke it first"
-                    )
+                    link = role.removeprefix(SERVER)
+                    raise KeysError(f"link {link!r} has {other.name!r} as its server; revoke it first")
             roles = tuple(dict.fromkeys([*(old.roles if old else ()), role]))
             known[name] = Entry(name, key, roles)
             self._write(known)
-        return known[name]
 
-    def revoke(self, name: str) -> Entry:
+    def revoke(self, name: str) -> None:
         """Remove a key; running nodes drop its connections within :data:`REVOCATION_TIME`.
 
         Raises:
@@ -222,28 +196,23 @@ class KeyFolder:
             if name not in known:
                 names = ", ".join(known) or "none"
                 raise KeysError(f"no key is known as {name!r}; known in {str(self.path)!r}: {names}")
-            entry = known.pop(name)
+            del known[name]
             self._write(known)
-        return entry
 
     def _check_folder(self) -> None:
         """Raise KeysError if the owner or mode of a folder lets other users replace the files."""
+        what = f"key folder {str(self.path)!r}"
         try:
             found = self.path.stat()
         except FileNotFoundError:
             return
         except OSError as error:
-            raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
+            raise KeysError(f"{what} cannot be used: {error.strerror}") from None
         if found.st_uid not in (0, os.geteuid()):
-            raise KeysError(
-                f"key folder {str(self.path)!r} belongs to user {found.st_uid}; "
-                f"allowed: {os.geteuid()} (us) and 0 (root)"
-            )
+            raise KeysError(f"{what} belongs to user {found.st_uid}; allowed: {os.geteuid()} (this user) and 0 (root)")
         if found.st_mode & 0o022:
-            raise KeysError(
-                f"key folder {str(self.path)!r} has mode {found.st_mode & 0o7777:04o}; others may write it: "
-                f"chmod 700 {self.path}"
-            )
+            mode = found.st_mode & 0o7777
+            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 700 {self.path}")
 
     def _write(self, known: dict[str, Entry]) -> None:
         lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]
@@ -268,7 +237,7 @@ class AllowList:
     """The keys of a folder for a running node: its own pair and the current list.
 
     Raises:
-        KeysError: libzmq has no CURVE, or see :meth:`KeyFolder.identity` and :meth:`KeyFolder.entries`.
+        KeysError: libzmq has no CURVE, or the key pair or the list cannot be used.
     """
 
     def __init__(self, folder: KeyFolder) -> None:
@@ -296,7 +265,7 @@ class AllowList:
             self._read(self.folder.entries())
         except KeysError as error:
             self._read({})
-            return f"no other machine is let in any more: {error}"
+            return f"no other machine may connect: {error}"
         return f"allow-list read again: {', '.join(self._clients.values())} may connect"
 
     def client(self, key: str) -> str | None:
@@ -309,7 +278,7 @@ class AllowList:
 
     def server(self, link: str) -> str:
         """The key that the server of a link must hold."""
-        return self._servers.get(link, self.identity.public)
+        return self._servers.get(SERVER + link, self.identity.public)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -319,21 +288,16 @@ class AllowList:
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
     def _read(self, entries: dict[str, Entry]) -> None:
-        everybody = frozenset(ROLES) - {OPERATOR}
+        known = entries.values()
+        ordinary = {*ROLES} - {OPERATOR}
         self._roles = {
-            entry.key: frozenset(ROLES).intersection(entry.roles)
-            | (everybody if CLIENT in entry.roles else frozenset())
-            for entry in entries.values()
+            entry.key: {*ROLES}.intersection(entry.roles) | (ordinary if CLIENT in entry.roles else set())
+            for entry in known
         }
-        self._clients = {entry.key: entry.name for entry in entries.values() if self._roles[entry.key]}
+        self._clients = {entry.key: entry.name for entry in known if self._roles[entry.key]}
+        self._roles[self.identity.public] = {*ROLES}
         self._clients[self.identity.public] = self.identity.name
-        self._roles[self.identity.public] = frozenset(ROLES)
-        self._servers = {
-            role.removeprefix(SERVER): entry.key
-            for entry in entries.values()
-            for role in entry.roles
-            if role.startswith(SERVER)
-        }
+        self._servers = {role: entry.key for entry in known for role in entry.roles if role.startswith(SERVER)}
 
 
 def open_keys(folder: str | None) -> AllowList | None:

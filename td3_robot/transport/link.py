@@ -1,7 +1,7 @@
 """The two ends of a link, without sockets: handshake, heartbeat, decoding, counting of malformed messages.
 
 A ServerLink turns frames from many clients into inputs for a core. A ClientLink does so for one server. Both take the
-time as an argument, so that tests, replay and training in one process run the same code.
+time in seconds as an argument, so that tests, replay and training in one process run the same code.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
-UNKNOWN_FIELDS = "unknown-fields"
-"""The kind in the counts for messages with unknown fields."""
 _LONGEST_LINE = 1000  # characters of a log line
 
 MOST_FRAMES = 3
 """The most frames of one message to keep. A valid message has two; a third shows that it is malformed."""
 
 Frames = Sequence[codec.Buffer]
+Replies = list[tuple[bytes, Message]]
+"""Messages of the handshake to clients, by their routing identities."""
 
 
 @dataclass
@@ -54,15 +54,16 @@ class Tally:
         self.counts[kind] += 1
         if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
             self._logged[kind] = now
-            line = (
-                text[:_LONGEST_LINE] if text.isprintable() else repr(text[:_LONGEST_LINE])
-            )  # repr, because a peer may have written part of the text
+            line = text[:_LONGEST_LINE]
+            if not line.isprintable():  # a peer may have written part of the text
+                line = repr(line)
             log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
 
-    def extra(self, kind: type[Message], extra: int, whence: str, now: float) -> None:
-        """Count a message with ``extra`` fields that this version does not know; the decoder ignores them."""
-        text = f"{whence}: {kind.NAME} has {extra} fields more than this version knows"
-        self.note(UNKNOWN_FIELDS, text, now, "ignored")
+    def note_extra_fields(self, kind: type[Message], payload: codec.Buffer, sender: str, now: float) -> None:
+        """Count a decoded message that has fields which this version does not know."""
+        if extra := codec.extra_fields(kind, payload):
+            text = f"{sender}: {kind.NAME} has {extra} fields more than this version knows"
+            self.note("unknown-fields", text, now, "ignored")
 
 
 def _kind(frames: Frames) -> type[Message]:
@@ -106,14 +107,12 @@ class ServerLink:
     may: Callable[[str, str], bool] | None = None
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
-    _heard: dict[bytes, float] = field(default_factory=dict)
-    _asked: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
-    _spoke: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
+    _received_at: dict[bytes, float] = field(default_factory=dict)
+    _waiting_since: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
+    _active: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
 
-    def receive(
-        self, key: bytes, frames: Frames, now: float, owner: str = ""
-    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        """Take one multipart message from a client. Never raises on any bytes.
+    def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
+        """Take one multipart message from a client. Raises no error for any bytes.
 
         Args:
             key: the client's routing identity.
@@ -122,45 +121,40 @@ class ServerLink:
             owner: public key of the client's connection; empty on a link without keys.
 
         Returns:
-            Inputs for the core, and direct replies with the keys of their clients. When a client joins, the core gets
-            its Hello; when it leaves, its Bye.
+            Inputs for the core, and direct replies. The core gets the Hello of a client that joins, and a Bye when a
+            client leaves.
         """
         peer = self.peers.get(key)
         if peer and peer.owner != owner:  # the sender uses the routing identity of another client
             return [], []
+        sender = f"on link {self.link} from {peer.name if peer else 'a stranger'}"
         try:
             kind = _kind(frames)
             if peer is None and kind is not Hello:  # do not unpack: a stranger must not take our time
-                return self._refuse_stranger(key, kind.NAME, len(frames[1]), now)
+                text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
+                self.tally.note("stranger", text, now)
+                return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
                 self.tally.note("unexpected", f"{kind.NAME} from {peer.role} {peer.name} on link {self.link}", now)
-                self._heard[key] = now
+                self._received_at[key] = now
                 return [], []
             if kind is Record:
                 messages = codec.decode_records(frames[1])
             else:
                 messages = [codec.decode_as(kind, frames[1], peer.dims if peer else None)]
-                if extra := codec.extra_fields(kind, frames[1]):
-                    self.tally.extra(kind, extra, self._whence(peer), now)
+                self.tally.note_extra_fields(kind, frames[1], sender, now)
         except ProtocolError as error:
-            self.tally.note(error.kind, f"{self._whence(peer)}: {error}", now)
+            self.tally.note(error.kind, f"{sender}: {error}", now)
             return [], []
         if peer and kind is not Hello:
             return self._from_peer(peer, messages, now)
         (hello,) = messages
         assert isinstance(hello, Hello)
-        return self._meet(key, hello, now, owner)
+        return self._answer_hello(key, hello, now, owner)
 
-    def _whence(self, peer: Peer | None) -> str:
-        """The sender of a message, for the log."""
-        return f"on link {self.link} from {peer.name if peer else 'a stranger'}"
-
-    def _from_peer(
-        self, peer: Peer, messages: Sequence[Message], now: float
-    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        """Take messages of a welcomed client."""
-        self._heard[peer.key] = now
-        self._spoke.add(peer.key)
+    def _from_peer(self, peer: Peer, messages: Sequence[Message], now: float) -> tuple[list[Input], Replies]:
+        self._received_at[peer.key] = now
+        self._active.add(peer.key)
         match messages:
             case [Heartbeat() as beat]:
                 return [], [(peer.key, Heartbeat(beat.stamp, self.session))]
@@ -170,51 +164,48 @@ class ServerLink:
 
     def expire(self, now: float) -> list[Input]:
         """Forget clients that were silent for PEER_TIMEOUT; returns a Bye for each."""
-        self._asked = {key: asked for key, asked in self._asked.items() if now - asked <= PEER_TIMEOUT}
-        gone = [key for key, heard in self._heard.items() if now - heard > PEER_TIMEOUT]
+        self._waiting_since = {key: asked for key, asked in self._waiting_since.items() if now - asked <= PEER_TIMEOUT}
+        gone = [key for key, received in self._received_at.items() if now - received > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
     def forget(self, key: bytes, reason: str) -> list[Input]:
         """Forget a client; returns a Bye for the core, or nothing if the client is unknown."""
         peer = self.peers.pop(key, None)
-        self._heard.pop(key, None)
-        self._spoke.discard(key)
+        self._received_at.pop(key, None)
+        self._active.discard(key)
         return [(peer, Bye(reason))] if peer else []
 
-    def adopt(self, spec: RobotSpec) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+    def forget_revoked(self) -> list[Input]:
+        """Forget clients whose key may no longer have their role; returns a Bye for each."""
+        may = self.may
+        gone = [key for key, peer in self.peers.items() if may and not may(peer.owner, peer.role)]
+        return [item for key in gone for item in self.forget(key, "its key was revoked")]
+
+    def adopt(self, spec: RobotSpec) -> tuple[list[Input], Replies]:
         """Serve this robot from now on; refuse and forget clients with another robot."""
         self.spec = spec
         inputs: list[Input] = []
-        replies: list[tuple[bytes, Message]] = []
+        replies: Replies = []
         for key, peer in list(self.peers.items()):
-            refused = self._other_robot(peer.hello)
-            if refused:
+            if refused := self._other_robot(peer.hello):
                 replies.append((key, refused))
                 inputs += self.forget(key, refused.reason)
         return inputs, replies
 
-    def _refuse_stranger(
-        self, key: bytes, topic: str, size: int, now: float
-    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
-        self.tally.note("stranger", f"on link {self.link}: {topic} of {size} bytes before any hello", now)
-        return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
-
-    def _meet(
-        self, key: bytes, hello: Hello, now: float, owner: str
-    ) -> tuple[list[Input], list[tuple[bytes, Message]]]:
+    def _answer_hello(self, key: bytes, hello: Hello, now: float, owner: str) -> tuple[list[Input], Replies]:
         """Answer a Hello: Welcome, Refused, or Heartbeat while another driver may still use the name."""
-        refused = self._judge(hello, owner)
-        rival = self._driver(hello) if hello.role == "driver" else None
-        if rival:
-            asked, heard = self._asked.setdefault(key, now), self._heard[rival]
-            if heard <= asked and now - asked <= DRIVER_SILENCE:
+        refused = self._refusal(hello, owner)
+        rival = self._holder(hello.name)
+        if rival and rival.role == hello.role == "driver" and rival.hello.client != hello.client:
+            asked, received = self._waiting_since.setdefault(key, now), self._received_at[rival.key]
+            if received <= asked and now - asked <= DRIVER_SILENCE:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
-                return [], [(key, wait), (rival, wait)]
-            if heard > asked:  # before other reasons: another process moves that robot
+                return [], [(key, wait), (rival.key, wait)]
+            if received > asked:  # before other reasons: another process moves that robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
-        self._asked.pop(key, None)
+        self._waiting_since.pop(key, None)
         if refused:
             self.tally.note("refused", f"{hello.role} {hello.name} on link {self.link}: {refused.reason}", now)
             return self.forget(key, refused.reason), [(key, refused)]
@@ -226,7 +217,7 @@ class ServerLink:
             peer = Peer(self.link, key, hello, _dims(spec, hello.robots), owner)
             self.peers[key] = peer
             inputs.append((peer, hello))
-        self._heard[key] = now
+        self._received_at[key] = now
         return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
 
     def _replace(self, key: bytes, hello: Hello) -> list[Input]:
@@ -236,13 +227,13 @@ class ServerLink:
             same_process = peer.hello.client == hello.client
             # A new process may use the routing identity of an old one. A client that sent messages since its last
             # Hello starts again, so the core must start again too. A Hello right after a Hello changes nothing.
-            starts_again = not same_process or key in self._spoke
+            starts_again = not same_process or key in self._active
             if starts_again if other == key else peer.name == hello.name:
                 reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
                 inputs += self.forget(other, reason)
         return inputs
 
-    def _judge(self, hello: Hello, owner: str) -> Refused | None:
+    def _refusal(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of this client; None if the server accepts it."""
         if hello.protocol != PROTOCOL_VERSION:
             return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
@@ -263,32 +254,22 @@ class ServerLink:
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of a client if another client keeps the same name; None if the name is free."""
-        for peer in self.peers.values():
-            if peer.name != hello.name:
-                continue
-            if peer.owner != owner:
-                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-            if peer.role != hello.role or self._keeps_name(peer, hello):
-                return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
+        peer = self._holder(hello.name)
+        if peer is None:
+            return None
+        if peer.owner != owner:
+            return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
+        # For two drivers, silence decides. A lower incarnation is no reason to refuse: after a clock was set back, the
+        # successor of a killed driver must still get control of the moving robot.
+        old = hello.incarnation <= peer.hello.incarnation
+        keeps = hello.incarnation == peer.hello.incarnation if peer.role == "driver" else old
+        if peer.role != hello.role or (keeps and peer.hello.client != hello.client):
+            return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return None
 
-    @staticmethod
-    def _keeps_name(peer: Peer, hello: Hello) -> bool:
-        """Whether a client keeps its name against another client of the same role."""
-        if peer.hello.client == hello.client:
-            return False
-        if peer.role == "driver":
-            # For two drivers, _meet decides by silence. A lower incarnation is no reason to refuse: after a clock was
-            # set back, the successor of a killed driver must still get control of the moving robot.
-            return hello.incarnation == peer.hello.incarnation
-        return hello.incarnation <= peer.hello.incarnation
-
-    def _driver(self, hello: Hello) -> bytes | None:
-        """The connection of a driver that another driver with its name wants to replace."""
-        for key, peer in self.peers.items():
-            if peer.name == hello.name and peer.role == "driver" and peer.hello.client != hello.client:
-                return key
-        return None
+    def _holder(self, name: str) -> Peer | None:
+        """The client that has this name; no two clients have one name."""
+        return next((peer for peer in self.peers.values() if peer.name == name), None)
 
     def _other_robot(self, hello: Hello) -> Refused | None:
         if not hello.spec:
@@ -311,7 +292,7 @@ class ClientLink:
         accepts: message types that the server may send.
         dims: sizes of the arrays in these messages, by their letters: N, O, A.
         essential: whether a refusal ends this process. If not, the client logs it and asks again after LOG_PERIOD.
-        heard: time of the server's last message (s); minus infinity before the first.
+        received_at: time of the server's last message (s); minus infinity before the first.
     """
 
     link: str
@@ -323,18 +304,18 @@ class ClientLink:
     state: Literal["connecting", "welcome", "refused"] = "connecting"
     refusal: Refused | None = None
     session: int | None = None
-    heard: float = float("-inf")
-    _sent: float = float("-inf")
-    _asked: float = float("-inf")  # when the last Hello or Heartbeat went out
+    received_at: float = float("-inf")
+    _sent_at: float = float("-inf")
+    _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
 
     def due(self, now: float) -> list[Message]:
         """The messages of the handshake to send now: Hello until an answer comes, or Heartbeat after silence."""
-        if now - self._asked < HELLO_PERIOD:
+        if now - self._asked_at < HELLO_PERIOD:
             return []
-        self.wake(now)
-        silent = max(now - self._sent, now - self.heard) >= HEARTBEAT_PERIOD
-        if not self.essential and self.state == "refused" and now - self._asked >= LOG_PERIOD:
+        self.needs_hello(now)
+        silent = max(now - self._sent_at, now - self.received_at) >= HEARTBEAT_PERIOD
+        if not self.essential and self.state == "refused" and now - self._asked_at >= LOG_PERIOD:
             self.state = "connecting"
         if self.state == "connecting":
             message: Message = self.hello
@@ -343,19 +324,19 @@ class ClientLink:
             self._stamps.append(message.stamp)
         else:
             return []
-        self._sent = self._asked = now
+        self._sent_at = self._asked_at = now
         return [message]
 
-    def wake(self, now: float) -> bool:
+    def needs_hello(self, now: float) -> bool:
         """Whether this client was silent for LONG_SILENCE and must send Hello first; True only once."""
-        if self.state != "welcome" or now - self._sent < LONG_SILENCE:
+        if self.state != "welcome" or now - self._sent_at < LONG_SILENCE:
             return False
-        self.state, self._asked = "connecting", float("-inf")
+        self.state, self._asked_at = "connecting", float("-inf")
         return True
 
     def sent(self, now: float) -> None:
         """Note that the transport has sent an application message."""
-        self._sent = now
+        self._sent_at = now
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """Take one multipart message from the server; returns the inputs for the core. Never raises on any bytes.
@@ -363,15 +344,15 @@ class ClientLink:
         At the start of a link and after its loss the core gets the Welcome, because it must repeat what the server has
         to know. A driver's core also gets a Heartbeat before the Welcome: another driver may still move the robot.
         """
+        sender = f"on link {self.link} from its server"
         try:
             kind = _kind(frames)
             message = codec.decode_as(kind, frames[1], self.dims)
-            if extra := codec.extra_fields(kind, frames[1]):
-                self.tally.extra(kind, extra, f"on link {self.link} from its server", now)
+            self.tally.note_extra_fields(kind, frames[1], sender, now)
         except ProtocolError as error:
-            self.tally.note(error.kind, f"on link {self.link} from its server: {error}", now)
+            self.tally.note(error.kind, f"{sender}: {error}", now)
             return []
-        self.heard = now
+        self.received_at = now
         if isinstance(message, self.accepts):
             return [(self.link, message)]
         if isinstance(message, Welcome):
@@ -379,7 +360,7 @@ class ClientLink:
         if isinstance(message, Refused):
             if message.code == "hello":
                 if self.state == "welcome":  # only once: the server may refuse each of many queued messages
-                    self.state, self._asked = "connecting", float("-inf")
+                    self.state, self._asked_at = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message
                 if not self.essential:

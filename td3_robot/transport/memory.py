@@ -21,7 +21,7 @@ class Connection:
     """One client's connection to an endpoint.
 
     Attributes:
-        key: routing identity; differs between the clients of a server.
+        key: routing identity, unique among all connections.
         client: the client's bus.
         link: the link's name at the client.
         waiting: frames for an endpoint that has no server yet.
@@ -82,11 +82,7 @@ class MemoryBus(Transport):
         self._queued: Counter[Connection] = Counter()  # frames in the inbox
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Serve an endpoint. A second call on the same bus simulates a restart of the server.
-
-        Raises:
-            EndpointError: another bus serves it.
-        """
+        """Serve an endpoint. A second call on the same bus simulates a restart of the server."""
         if self._network.servers.setdefault(endpoint, self) is not self:
             raise EndpointError(f"endpoint {endpoint!r} is busy: another bus serves it")
         self.servers[server.link] = server
@@ -109,11 +105,7 @@ class MemoryBus(Transport):
         return super().send(to, message)
 
     def receive(self, timeout: float) -> list[Input]:
-        """Return all inputs that have arrived. It never waits: no message can arrive during a wait.
-
-        Raises:
-            HandshakeError: a server refused this process.
-        """
+        """Return all inputs that have arrived. It never waits: no message can arrive during a wait."""
         del timeout
         now = self._clock()
         inputs, self._waiting = self._waiting, []

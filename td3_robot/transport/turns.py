@@ -1,4 +1,4 @@
-"""The inputs of one turn of a core in a short form: names stand for messages that are recorded elsewhere."""
+"""Turns: the inputs of a core in a short form. A name stands for a message that the recording holds elsewhere."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from td3_robot.messages import (
 )
 from td3_robot.transport import codec
 
-_OF_A_PEER = "#"
+_CLIENT = "#"
 
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
-    # With the stamp, because a lock-step run that returned to a checkpoint repeats its sequence numbers.
+    # The stamp is necessary: a lock-step run that returned to a checkpoint repeats its sequence numbers.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
     Action: lambda it: [it.source, it.incarnation, it.answers, it.stamp, it.weights_version],
     Weights: lambda it: [it.version, it.sha256],
@@ -34,7 +34,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
 }
 """For each type with arrays or policies: the values that identify one message."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
-"""The topics whose messages Turns name."""
+"""The topics of messages that a Turn names."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
 
 Name = tuple[Any, ...]
@@ -58,7 +58,7 @@ def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
 
 
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
-    """The message whose payload an input holds beside its name: the sender may die before it records the message.
+    """The message whose payload an input holds; None if it holds none.
 
     Raises:
         ProtocolError: the bytes are not a message of this topic.
@@ -72,18 +72,18 @@ def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
 
 def is_peer(origin: str) -> bool:
     """Whether the origin of an input is a client, not a server."""
-    return origin.startswith(_OF_A_PEER)
+    return origin.startswith(_CLIENT)
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The inputs that only their receiver records: Commands of operators, because operators have no tap."""
+    """The inputs that only their receiver records: Commands of operators, because operators have no recorder."""
     for origin, message in inputs:
         if isinstance(message, Command) and isinstance(origin, Peer) and origin.role == "operator":
             yield message
 
 
 def _origin(origin: Origin) -> str:
-    return f"{_OF_A_PEER}{origin.key.hex()}" if isinstance(origin, Peer) else origin
+    return f"{_CLIENT}{origin.key.hex()}" if isinstance(origin, Peer) else origin
 
 
 def _described(message: Message) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class TransportContract:
         serving, joining = harness.bus(), harness.bus()
         assert serving.serve(harness.endpoint, server(5)) == harness.endpoint
         joining.connect(harness.endpoint, client())
-        assert (joining.links(), joining.welcome("policy")) == (["policy"], False)
+        assert (list(joining.clients), joining.welcome("policy")) == (["policy"], False)
         before = harness.clock()
         at_server, at_client = pump(lambda got: bool(got[0] and got[1]), serving, joining)
         ((peer, greeting),) = at_server
@@ -170,7 +170,7 @@ class TransportContract:
         assert (greeting.robots, welcome.session) == (1, 5)
         assert serving.peers("policy") == [peer]
         assert joining.welcome("policy")
-        assert joining.heard("policy") >= before
+        assert joining.clients["policy"].received_at >= before
         assert not serving.dropped() + joining.dropped()
 
     def test_client_may_start_before_its_server(self, harness: Harness) -> None:
@@ -354,9 +354,9 @@ class TransportContract:
     ) -> None:
         serving, joining, peer = linked
         for _ in range(20):
-            heard = joining.heard("policy")
+            before = joining.clients["policy"].received_at
             harness.elapsed += PEER_TIMEOUT / 4
-            got = pump(lambda _, heard=heard: joining.heard("policy") > heard, joining, serving)  # type: ignore[misc]
+            got = pump(lambda _, before=before: joining.clients["policy"].received_at > before, joining, serving)  # type: ignore[misc]
             assert got == [[], []]  # the cores see no Heartbeats
         assert serving.peers("policy") == [peer]
         assert joining.send("policy", make_step(0))

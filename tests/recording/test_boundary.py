@@ -33,7 +33,7 @@ class Records:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
-    def took(self, now: float, inputs: Sequence[Input]) -> None:
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         self.messages.append(turns.turn(now, inputs))
 
     def send(self, to: Origin, message: Message) -> bool:

@@ -123,7 +123,7 @@ class TapSink:
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
-        self.took = tap.took
+        self.record_turn = tap.record_turn
 
     def send(self, to: Origin, message: Message) -> bool:
         assert to == RECORDER

@@ -75,7 +75,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
         with pytest.raises(KeysError, match=line):
             use()
     folder.allowed_file.touch()  # a process that runs reads the list again and allows nobody
-    assert "no other machine is let in any more: key folder" in str(keys.refresh())
+    assert "no other machine may connect: key folder" in str(keys.refresh())
     folder.path.chmod(0o755)  # others may read the folder: it shows no secret
     assert folder.identity().name == "robot-7"
 
@@ -87,7 +87,7 @@ def test_a_folder_of_another_user_is_refused(folder: KeyFolder, monkeypatch: pyt
         os.chown(folder.path, 4242, -1)
         owner = 4242
     monkeypatch.setattr(os, "geteuid", lambda: 77)
-    with pytest.raises(KeysError, match=rf"belongs to user {owner}; allowed: 77 \(us\) and 0 \(root\)"):
+    with pytest.raises(KeysError, match=rf"belongs to user {owner}; allowed: 77 \(this user\) and 0 \(root\)"):
         folder.identity()
 
 
@@ -124,7 +124,7 @@ def test_allow_and_revoke(folder: KeyFolder) -> None:
         "workstation": (learner, ("server:learner", "client")),
     }
     assert mode(folder.allowed_file) == 0o600
-    assert folder.revoke("robot-7").key == robot
+    folder.revoke("robot-7")
     assert list(folder.entries()) == ["workstation"]
     with pytest.raises(KeysError, match=r"no key is known as 'robot-7'; known in .*: workstation"):
         folder.revoke("robot-7")
@@ -139,7 +139,7 @@ def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
         folder.allow("b", key)
     with pytest.raises(KeysError, match="link 'policy' has 'a' as its server; revoke it first"):
         folder.allow("b", public(), "server:policy")
-    with pytest.raises(KeysError, match="link 'camera' is not one; allowed: policy, learner, supervisor"):
+    with pytest.raises(KeysError, match=r"role is 'server:camera'; allowed: client, .* server:policy, server:learner"):
         folder.allow("b", public(), "server:camera")
     with pytest.raises(KeysError, match="is not a public key: 40 characters of Z85"):
         folder.allow("b", "x" * 39)
@@ -164,7 +164,7 @@ def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
         stranger: set(),
     }
     assert keys.client(server) is None
-    with pytest.raises(KeysError, match="role 'king' is not one; allowed: client, simulator, driver"):
+    with pytest.raises(KeysError, match="role is 'king'; allowed: client, simulator, driver"):
         folder.allow("robot-7", robot, "king")
 
 
@@ -197,7 +197,7 @@ def test_the_list_is_reloaded_and_a_damaged_one_allows_nobody(folder: KeyFolder)
     assert live.refresh() is None
     assert (live.client(robot), live.client(server), live.server("learner")) == ("robot-7", None, server)
     folder.allowed_file.write_text("nonsense")
-    assert "no other machine is let in any more" in (live.refresh() or "")
+    assert "no other machine may connect" in (live.refresh() or "")
     assert (live.client(robot), live.client(own), live.server("learner")) == (None, "here", own)
     folder.allowed_file.unlink()
     assert live.refresh()

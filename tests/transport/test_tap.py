@@ -145,7 +145,7 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
     listener = Recorder(make_client(link=link))
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
-    listener.tap.took(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    listener.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
     listener.tap.flush(0.0)
     assert [record.topic for record in listener.got] == told
 
