@@ -22,7 +22,7 @@ from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
-ALONE = 0  # stands for the size of one robot without a fleet
+ALONE = 0  # the size that stands for one robot without a fleet
 FLEETS = (1, 4, 16)
 OURS = "td3_robot"
 SEED = 0
@@ -74,7 +74,7 @@ def measure(
     """
     # Measure memory first: the speed test frees memory, and a new robot would reuse it.
     used = {task: memory(task, options.resets) for task in TASKS}
-    rows = {task: speeds(task, options.steps, options.rounds, others(task), compare) for task in TASKS}
+    rows = {task: speeds(task, options, others(task), compare) for task in TASKS}
     return {
         "benchmark": "sim",
         "machine": harness.describe("td3-robot", "pybullet", "numpy"),
@@ -86,35 +86,31 @@ def measure(
     }
 
 
-def memory(task: str, resets: int, robots: int = 8) -> dict[str, Any]:
+def memory(task: str, resets: int) -> dict[str, Any]:
     """Measure the RAM of one more robot, and the growth of RAM over many short episodes, in bytes.
 
     Values are None on systems other than Linux.
     """
-    first = tasks.make(task, SEED)
-    others: list[Environment] = []
-    action = np.zeros(first.spec.action_size, np.float32)
-    _episodes(first, action, 20)
+    robots = [tasks.make(task, SEED)]
+    _play(robots[0], 20)
     before = machine.resident_bytes()
-    for number in range(robots):
-        others.append(tasks.make(task, number))
-        _episodes(others[-1], action, 1)
+    for number in range(8):
+        robots.append(tasks.make(task, number))
+        _play(robots[-1], 1)
     with_others = machine.resident_bytes()
-    _episodes(first, action, resets)
+    _play(robots[0], resets)
     after = machine.resident_bytes()
-    for environment in (first, *others):
-        environment.close()
+    for robot in robots:
+        robot.close()
     if before is None or with_others is None or after is None:
         return {"bytes_per_robot": None, "resets": resets, "growth_bytes": None}
-    return {
-        "bytes_per_robot": (with_others - before) // robots,
-        "resets": resets,
-        "growth_bytes": after - with_others,
-    }
+    return {"bytes_per_robot": (with_others - before) // 8, "resets": resets, "growth_bytes": after - with_others}
 
 
-def _episodes(environment: Environment, action: Float32, count: int) -> None:
-    for _ in range(count):
+def _play(environment: Environment, episodes: int) -> None:
+    """Play episodes of three steps."""
+    action = np.zeros(environment.spec.action_size, np.float32)
+    for _ in range(episodes):
         environment.reset()
         for _ in range(3):
             environment.step(action)
@@ -135,11 +131,7 @@ class _Alone:
 
 
 def speeds(
-    task: str,
-    steps: int,
-    rounds: int,
-    others: Contestants,
-    compare: Callable[[Times, int], dict[str, float]],
+    task: str, options: argparse.Namespace, others: Contestants, compare: Callable[[Times, int], dict[str, float]]
 ) -> dict[int, dict[str, Any]]:
     """Measure robot steps per second for each fleet size, and the ratio to a fleet of one robot.
 
@@ -150,12 +142,13 @@ def speeds(
     contestants |= {(OURS, size): fleet for size, fleet in fleets.items()}
     blocks, robot_steps = {}, {}
     for (name, size), robots in contestants.items():
-        calls, rows = -(-steps // max(1, size)), max(1, size)
+        rows = max(1, size)
+        calls = -(-options.steps // rows)
         shape = calls, rows, tasks.spec(task).action_size
         actions = np.random.default_rng(SEED).uniform(-1, 1, shape).astype(np.float32)
         blocks[name, size] = seconds_of(partial(_step_all, robots, actions))
         robot_steps[name, size] = calls * rows
-    seconds = take_turns(blocks, rounds, warm_up=True)
+    seconds = take_turns(blocks, options.rounds, warm_up=True)
     for robots in contestants.values():
         robots.close()
     each = {key: [time / robot_steps[key] for time in times] for key, times in seconds.items()}
@@ -185,10 +178,8 @@ def lines(report: Report) -> Iterator[str]:
             yield from (text + over for text in _rows(f"{task:9} {size:>2} robots, {row['threads']:>2} threads", row))
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
-            yield (
-                f"{task:9} {used['bytes_per_robot'] / 1e6:.1f} MB a robot; "
-                f"{used['growth_bytes'] / 1e6:+.2f} MB over {used['resets']} resets"
-            )
+            growth = f"{used['growth_bytes'] / 1e6:+.2f} MB over {used['resets']} resets"
+            yield f"{task:9} {used['bytes_per_robot'] / 1e6:.1f} MB a robot; {growth}"
 
 
 def _rows(label: str, row: Mapping[str, Any]) -> Iterator[str]:

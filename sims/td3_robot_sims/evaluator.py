@@ -34,8 +34,8 @@ class EvaluatorCore:
         seed: seed of the starting states, the same for all Weights.
 
     Attributes:
-        done: evaluations sent.
-        refused: Weights that were damaged or of another robot.
+        done: number of evaluations sent.
+        refused: number of Weights that were damaged or of another robot.
     """
 
     def __init__(self, environment: Environment, config: EvaluationConfig, seed: int) -> None:

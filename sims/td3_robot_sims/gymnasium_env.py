@@ -29,10 +29,9 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
     The ``info`` of ``step`` holds the reward terms. The ``info`` of ``reset`` holds the values drawn by randomization.
 
     Args:
-        task: one of :func:`td3_robot_sims.tasks.names`.
+        task: a name of ``MODELS``.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
-        width: of a picture, in pixels.
-        height: of a picture, in pixels.
+        width, height: of a picture, in pixels.
         randomization: keys and values of the ``randomization:`` section of a configuration.
 
     Raises:
@@ -98,7 +97,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             time.sleep(self._next_frame - now)
 
     def render(self) -> NDArray[np.uint8] | None:
-        """uint8[height, width, 3] in mode ``rgb_array``; None otherwise: mode ``human`` shows all steps in a window."""
+        """A picture, uint8[height, width, 3], in mode ``rgb_array``; None in other modes."""
         if self.render_mode != "rgb_array":
             return None
         if self._robot is None:

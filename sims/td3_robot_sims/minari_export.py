@@ -1,6 +1,6 @@
-"""Export a recording as a Minari dataset, the format of offline reinforcement learning: https://minari.farama.org.
+"""Export a recording as a Minari dataset in HDF5, a format of offline reinforcement learning.
 
-The ``minari`` package writes it in HDF5, its default format. Minari 0.4 and later versions can read it.
+See https://minari.farama.org. Minari 0.4 and later versions can read the dataset.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def check_name(name: str) -> None:
 def export(session: Session, root: Path, name: str) -> Counter[str]:
     """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
-    A missing Step splits an episode into two. Their metadata (``begun``, ``end``) says so. The first one ends with a
-    truncation and not with a termination, because the robot did not fail. Minari's own collector does the same.
+    A missing Step splits an episode into two; their metadata ``begun`` and ``end`` show this. The first one ends with a
+    truncation, because the robot did not fail. Minari's own collector does the same.
 
     Returns:
         The numbers of episodes, of whole episodes (with beginning and end) and of steps. Also the Steps that are in no
@@ -79,7 +79,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     episodes = cut()
     batch = list(islice(episodes, _BATCH))
     if not batch:
-        raise SessionError(f"{session.decode.label} holds no two Steps that follow each other: no episode to export")
+        raise SessionError(f"{session.decode.label} has no two consecutive Steps, so there is no episode to export")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when complete
         unfinished = Path(folder) / "dataset"
@@ -104,12 +104,14 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
 def summary(counts: Counter[str]) -> str:
     """The counts of :func:`export` as text."""
     cut = counts["episodes"] - counts["whole"]
-    said = [f"{counts['episodes']} episodes, {counts['steps']} steps"]
-    said += [f"{cut} episodes without their beginning or end"] if cut else []
-    said += [f"{counts['missed']} Steps missing in {counts['gaps']} places"] if counts["missed"] else []
-    said += [f"{counts['late']} Steps came too late"] if counts["late"] else []
-    said += [f"{counts['alone']} observations alone, in no episode"] if counts["alone"] else []
-    return "; ".join(said)
+    parts = {
+        f"{counts['episodes']} episodes, {counts['steps']} steps": True,
+        f"{cut} episodes without their beginning or end": cut,
+        f"{counts['missed']} Steps missing in {counts['gaps']} places": counts["missed"],
+        f"{counts['late']} Steps came too late": counts["late"],
+        f"{counts['alone']} observations alone, in no episode": counts["alone"],
+    }
+    return "; ".join(text for text, count in parts.items() if count)
 
 
 def _storage(session: Session, path: Path, spec: RobotSpec) -> MinariStorage:

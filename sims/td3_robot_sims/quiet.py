@@ -14,8 +14,8 @@ from contextlib import contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
     """Drop lines that start with one of ``beginnings`` from standard error inside the block.
 
-    C code writes to the file descriptor and not to ``sys.stderr``, so this replaces the descriptor. When the block
-    ends, also with an exception, this writes all other lines.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. It writes
+    all other lines when the block ends.
     """
     sys.stderr.flush()
     try:
@@ -39,11 +39,7 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
 
 @contextmanager
 def c_output_on_stderr() -> Iterator[None]:
-    """Redirect C code's standard output to standard error inside the block.
-
-    This flushes the C library's buffer at the start and at the end. Do not write to Python's ``sys.stdout``
-    inside the block.
-    """
+    """Redirect C code's standard output to standard error inside the block. Do not write to ``sys.stdout`` there."""
     library = ctypes.CDLL(None)
     sys.stdout.flush()
     library.fflush(None)

@@ -33,7 +33,7 @@ def episodes(
 
     Args:
         seed: seed of the starting states. To compare policies, use the same seed.
-        max_steps: longest episode, for tasks without a time limit.
+        max_steps: the length at which an episode ends, for tasks without a time limit.
         frame: called after every reset and every step.
 
     Yields:

@@ -54,18 +54,15 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
         BundleError: the payload is damaged, or of another task or number of robots.
     """
     where = f"saved simulator ({sha256(payload)[:8]})"
+    sizes = {"N": len(envs), "O": envs.spec.observation_size, "A": envs.spec.action_size}
     try:
         header = read_metadata(payload, where)
         arrays: dict[str, NDArray[Any]] = safetensors.numpy.load(payload)
         found = header["format"], header["task"], header["robots"]
         if found != (FORMAT, envs.spec.name, len(envs)):
             raise BundleError(f"{where} has format, task and robots {found}, not {FORMAT, envs.spec.name, len(envs)}")
-        step = None
-        if _STEP in arrays:
-            sizes = {"N": len(envs), "O": envs.spec.observation_size, "A": envs.spec.action_size}
-            message = codec.decode(Step.NAME, arrays.pop(_STEP).tobytes(), sizes)
-            assert isinstance(message, Step)
-            step = message
+        step = codec.decode(Step.NAME, arrays.pop(_STEP).tobytes(), sizes) if _STEP in arrays else None
+        assert step is None or isinstance(step, Step)
         transitions = int(header["transitions"])
         reasons = envs.restore_state({name.removeprefix(_ROBOTS): array for name, array in arrays.items()})
     except (SafetensorError, ProtocolError, KeyError, TypeError, ValueError) as error:

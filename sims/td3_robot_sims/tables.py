@@ -13,20 +13,10 @@ from td3_robot_sims import tasks
 
 def table(spec: RobotSpec) -> str:
     """A heading, a table of observations and a table of actions."""
-    rate = 1 / spec.control_period
-    return "\n".join(
-        [
-            f"## {spec.name}",
-            "",
-            f"{spec.observation_size} observations, {spec.action_size} actions, one step every "
-            f"{spec.control_period * 1000:g} ms ({rate:.1f} Hz).",
-            "",
-            *_rows("observation", spec.observations),
-            "",
-            *_rows("action", spec.actions),
-            "",
-        ]
-    )
+    period = f"{spec.control_period * 1000:g} ms ({1 / spec.control_period:.1f} Hz)"
+    sizes = f"{spec.observation_size} observations, {spec.action_size} actions, one step every {period}."
+    tables = [*_rows("observation", spec.observations), "", *_rows("action", spec.actions), ""]
+    return "\n".join([f"## {spec.name}", "", sizes, "", *tables])
 
 
 def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:

@@ -1,7 +1,6 @@
-"""Every simulated task by name.
+"""Every simulated task by name: ``BACKEND:NAME``, for example ``gymnasium:Pendulum-v1``.
 
-A task is named ``BACKEND:NAME``, for example ``gymnasium:Pendulum-v1``. A name without a backend is a robot of the
-backend ``bullet``, for example ``Walker2D``.
+A name without a backend is a robot of the backend ``bullet``, for example ``Walker2D``.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ BACKENDS = Registry(
     },
     "td3_robot.backends",
 )
-"""Subclasses of :class:`Backend` by name. Task names begin with this name. Installed packages can add rows."""
+"""Subclasses of :class:`Backend` by name. Installed packages can add rows."""
 DEFAULT = "bullet"
-"""The backend of task names that do not contain a backend."""
 
 
 def find(task: str) -> tuple[Backend, str]:
@@ -66,7 +64,7 @@ def spec(task: str) -> RobotSpec:
 
 
 def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
-    """Before a run, check that a task exists and supports ``randomization``; returns the robot's specification.
+    """Check that a task exists and supports ``randomization``; returns the robot's specification.
 
     Raises:
         ConfigError: see :func:`make`.
@@ -76,11 +74,7 @@ def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
 
 
 def make(task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> Environment:
-    """A new environment; call its ``reset`` before its ``step``.
-
-    Args:
-        seed: seed of its random stream, at least 0; None for a seed from the operating system.
-        randomization: the ranges of the values to draw at each reset; None for no randomization.
+    """A new environment, see :class:`Environment`.
 
     Raises:
         ConfigError: the task does not exist, needs a package that is not installed, has spaces that its backend does
@@ -88,8 +82,6 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     """
     backend, name = find(task)
     if randomization:
-        if problem := randomization.problem():
-            raise ConfigError(problem)
         backend.check_randomization(randomization)
     return backend.make(name, seed, randomization)
 
@@ -98,7 +90,6 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     """Refuse to import a module only because an untrusted file names it.
 
     Args:
-        task: the task that the file names.
         file: names the file in the error.
         remedy: tells the user how to allow the import; may contain ``{task}`` or ``{module}``.
 
@@ -109,4 +100,4 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     module = backend.module(name)
     if module and module not in sys.modules:
         allow = remedy.format(task=task, module=module)
-        raise ConfigError(f"{file}: its task {task!r} would have module {module!r} imported; if meant: {allow}")
+        raise ConfigError(f"{file}: its task {task!r} would import module {module!r}; to allow this: {allow}")

@@ -9,20 +9,20 @@ from queue import SimpleQueue
 
 
 class ThreadPool:
-    """A pool of ``threads`` threads, one of which is the caller's.
+    """A pool of ``threads`` threads; the caller's thread is one of them.
 
-    Calls run in any order, so they must not depend on each other. Python's ``ThreadPoolExecutor`` has two drawbacks:
-    each run needs 0.1 ms more on a busy machine, and an interrupt ends its wait while calls still run.
+    Calls run in any order. Python's ``ThreadPoolExecutor`` has two drawbacks: each run takes 0.1 ms longer on a busy
+    machine, and an interrupt ends its wait while calls still run.
     """
 
     def __init__(self, threads: int) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The threads refer to the queue, not to the pool. So Python can collect an unused pool; then its threads end.
+        # The threads refer to the queue, not to the pool. So Python can collect an unused pool, and its threads end.
         self._helpers = [
-            threading.Thread(target=_help, args=(self._work,), name=f"pool-{number}", daemon=True)
+            threading.Thread(target=_serve, args=(self._work,), name=f"pool-{number}", daemon=True)
             for number in range(1, threads)
         ]
-        self._end = weakref.finalize(self, _dismiss, self._work, len(self._helpers))
+        self._end = weakref.finalize(self, _end, self._work, len(self._helpers))
         for helper in self._helpers:
             helper.start()
 
@@ -32,7 +32,7 @@ class ThreadPool:
         Raises:
             BaseException: an interrupt, or else the exception of the call with the lowest number. All calls have ended.
         """
-        numbers = iter(range(count))  # taking the next number is atomic
+        numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}
         begun: list[None] = []  # one entry for each helper that has begun
         ended: list[None] = []
@@ -45,7 +45,7 @@ class ThreadPool:
                 except BaseException as failure:  # raised below, when all calls have ended
                     failures[number] = failure
 
-        def help_along() -> None:
+        def help_caller() -> None:
             begun.append(None)
             work()
             ended.append(None)
@@ -55,7 +55,7 @@ class ThreadPool:
         try:
             # A closed pool and a forked process have no living helpers.
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
-                self._work.put(help_along)
+                self._work.put(help_caller)
             work()
         except BaseException as raised:  # helpers still run: raise it after the wait
             interrupt = raised
@@ -75,18 +75,18 @@ class ThreadPool:
             raise failures[min(stops or failures)]
 
     def close(self) -> None:
-        """End the threads; a second call does nothing. Later runs use only the caller's thread."""
+        """End the threads. Later runs use only the caller's thread."""
         self._end()
         for helper in self._helpers:
             helper.join()
 
 
-def _help(work: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (share := work.get()) is not None:
-        share()
-        del share  # do not keep the finished work alive while waiting
+def _serve(work: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := work.get()) is not None:
+        task()
+        del task  # do not keep the finished work alive while waiting
 
 
-def _dismiss(work: SimpleQueue[Callable[[], None] | None], helpers: int) -> None:
+def _end(work: SimpleQueue[Callable[[], None] | None], helpers: int) -> None:
     for _ in range(helpers):
         work.put(None)

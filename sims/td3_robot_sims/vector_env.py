@@ -1,8 +1,4 @@
-"""A vector environment: it steps N robots together.
-
-Each Step message of a simulator process holds the state of all N robots. If the environments allow it, one thread per
-core steps them. The number of threads does not change the results.
-"""
+"""A vector environment: it steps the N robots of a simulator process together."""
 
 from __future__ import annotations
 
@@ -29,14 +25,13 @@ _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 class VectorEnvironment:
     """Independent robots of one task. The step after the end of a robot's episode resets the robot.
 
+    If the environments allow it, one thread per core steps them. The number of threads does not change the results.
+
     Args:
         make: makes one environment from a seed.
         robots: N.
-        seed: seed of the run. Together with ``source`` and ``incarnation``, it determines every robot's random stream.
-        source: name of the simulator process.
-        incarnation: how often the process was restarted.
-        threads: number of threads, at most N; None for one per core. If an environment is not ``concurrent``, there is
-            only one thread.
+        seed: with ``source`` and ``incarnation``, it determines every robot's random stream.
+        threads: number of threads, at most N; None for one per core.
 
     Attributes:
         phase: uint8[N].
@@ -108,8 +103,7 @@ class VectorEnvironment:
             if ended[robot]:
                 self._begin(robot, result)
             else:
-                self._continue(robot, self._sound(robot, result))
-                self.action[robot] = action[robot]
+                self._continue(robot, result, action[robot])
         self._begun = 1
         return ended.count(False)
 
@@ -121,25 +115,19 @@ class VectorEnvironment:
         if world := self._environments[robot].world:
             self.world[str(robot)] = dict(world)
 
-    def _continue(self, robot: int, outcome: Outcome) -> None:
-        self.observation[robot], self.reward[robot] = outcome.observation, outcome.reward
-        self.phase[robot] = (
-            Phase.TERMINATED if outcome.terminated else Phase.TRUNCATED if outcome.truncated else Phase.MID
-        )
+    def _continue(self, robot: int, outcome: Outcome, action: Float32) -> None:
+        observation, reward, terminated, truncated = outcome
+        if not math.isfinite(sum(observation.tolist(), reward)):
+            # The physics diverged: keep the last observation, and truncate the episode. Receivers refuse a Step with
+            # numbers that are not finite, and the robot would then wait forever for an Action.
+            self.not_finite += 1
+            observation, reward, terminated, truncated = self.observation[robot], 0.0, False, True
+        self.observation[robot], self.reward[robot], self.action[robot] = observation, reward, action
+        self.phase[robot] = Phase.TERMINATED if terminated else Phase.TRUNCATED if truncated else Phase.MID
         self.episode_step[robot] += 1
 
-    def _sound(self, robot: int, outcome: Outcome) -> Outcome:
-        """Return the outcome; if the physics diverged, a truncation with the last observation instead.
-
-        Receivers refuse a Step with numbers that are not finite, and the robot would then wait forever for an Action.
-        """
-        if math.isfinite(sum(outcome.observation.tolist(), outcome.reward)):
-            return outcome
-        self.not_finite += 1
-        return Outcome(self.observation[robot].copy(), 0.0, terminated=False, truncated=True)
-
     def save_state(self) -> dict[str, NDArray[Any]]:
-        """The complete state as named arrays; see :meth:`Environment.save_state`."""
+        """The complete state as named arrays, see :meth:`Environment.save_state`. Names of robot i begin with i."""
         arrays = {name: getattr(self, name).copy() for name in _SAVED}
         for robot, environment in enumerate(self._environments):
             for name, value in environment.save_state().items():
@@ -149,32 +137,26 @@ class VectorEnvironment:
     def restore_state(self, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
         """Return to a saved state.
 
-        A robot that cannot be restored exactly begins a new episode with the next step.
-
         Returns:
-            One reason for each such robot; empty if the whole state is the same bit for bit.
+            One reason for each robot that cannot be restored exactly. It begins a new episode with the next step.
 
         Raises:
             BundleError: the arrays are damaged, or of another robot or number of robots.
         """
         own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _SAVED}
-        saved = {
-            name: saved_episode.array(arrays, name, mine.dtype, mine.shape, "saved robots")
-            for name, mine in own.items()
-        }
         for name, mine in own.items():
-            mine[...] = saved[name]
+            saved_episode.array(arrays, name, mine.dtype, mine.shape, "saved robots")
+        for name, mine in own.items():
+            mine[...] = arrays[name]
         self.world = {}
         self._begun, self.not_finite = (int(arrays[name][0]) for name in ("begun", "not_finite"))
         reasons: dict[int, str] = {}
 
         def restore(robot: int) -> None:
             prefix = f"{robot}."
-            state: dict[str, Any] = {
-                name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
-            }
+            state = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             try:
-                self._environments[robot].restore_state({**state, "started": bool(state.get("started", False))})
+                self._environments[robot].restore_state(state)
             except BundleError as error:
                 reasons[robot] = f"robot {robot}: {error}"
                 self.phase[robot] = Phase.TRUNCATED

@@ -16,8 +16,9 @@ from td3_robot.config import loading as configuration
 from td3_robot.config import resume as changes
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
-from td3_robot.errors import UsageError
+from td3_robot.errors import ConfigError, UsageError
 from td3_robot.learner import resources, warm_start
+from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.runtime import launch
@@ -27,7 +28,7 @@ from td3_robot.topics import LINKS
 from td3_robot.transport import endpoints
 from td3_robot.transport.keys import open_keys
 from td3_robot.util import extras, files
-from td3_robot.util.machine import available_cores, compiler_lack
+from td3_robot.util.machine import available_cores, compiler_lack, version
 
 _LEARNER = "td3_robot.learner.node"
 _RECORDER = "td3_robot.recording.node"
@@ -135,15 +136,19 @@ def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -
 
 
 def _check_installed(config: Config) -> None:
-    """Check that the packages which the processes need are installed.
+    """Check that the algorithm exists, and that the packages of learner, recorder and simulator are installed.
 
     Raises:
-        ModuleNotFoundError: a package is missing.
+        ConfigError: the algorithm or the simulator backend does not exist, or a package is missing.
     """
+    ALGORITHMS.check(config.learner.algorithm, "learner.algorithm")
     recordings = extras.NEEDED["record"] if config.record.enabled or config.learner.recordings else ()
-    for module in (*extras.NEEDED["train"], *recordings):
-        if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    lacking = [name for name in (*extras.NEEDED["train"], *recordings) if importlib.util.find_spec(name) is None]
+    backend, _ = importlib.import_module("td3_robot_sims.tasks").find(config.task)
+    lacking += [name for name in backend.packages if not version(name)]
+    if lacking:
+        text = extras.missing(ModuleNotFoundError(name=lacking[0]))
+        raise ConfigError(text or f"task {config.task!r} needs the package {lacking[0]}, which is not installed")
 
 
 def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:

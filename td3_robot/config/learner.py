@@ -116,9 +116,6 @@ class LearnerConfig(Section, frozen=True):
     critics_first: Natural = 0
 
     def __post_init__(self) -> None:
-        if self.algorithm not in algorithms.ALGORITHMS:
-            allowed = ", ".join(algorithms.ALGORITHMS.names())
-            raise ValueError(f"learner.algorithm is {self.algorithm!r}; allowed: {allowed}")
         if self.start_from is not None and not self.critics_first:
             raise ValueError(
                 f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: untrained critics "

@@ -95,6 +95,21 @@ class RandomizationConfig(Section, frozen=True):
     push: PushConfig = PushConfig()
     tilt: tuple[_Angle, _Angle] | None = None
 
+    def __post_init__(self) -> None:
+        for key, values in _ranges(self):
+            low, high = values
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise ValueError(
+                    f"randomization.{key} is {list(values)}; it must be two finite numbers, the lower one first"
+                )
+            if key.startswith("sensor_noise.") and low < 0:
+                raise ValueError(f"randomization.{key} is {list(values)}; a standard deviation must be at least 0")
+        if self.push.duration[1] > self.push.interval[0]:
+            raise ValueError(
+                f"randomization.push.duration is {list(self.push.duration)}; no push may last longer than the shortest "
+                f"push.interval, {self.push.interval[0]} s"
+            )
+
     @property
     def on(self) -> bool:
         """Whether any key is on."""
@@ -106,21 +121,6 @@ class RandomizationConfig(Section, frozen=True):
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]
         return found
-
-    def problem(self) -> str | None:
-        """Return an error line with key, value and allowed values if a range is wrong, else None."""
-        for key, values in _ranges(self):
-            low, high = values
-            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                return f"randomization.{key} is {list(values)}; it must be two finite numbers, the lower one first"
-            if key.startswith("sensor_noise.") and low < 0:
-                return f"randomization.{key} is {list(values)}; a standard deviation must be at least 0"
-        if self.push.duration[1] > self.push.interval[0]:
-            return (
-                f"randomization.push.duration is {list(self.push.duration)}; no push may last longer than the shortest "
-                f"push.interval, {self.push.interval[0]} s"
-            )
-        return None
 
 
 def _ranges(section: Struct, prefix: str = "") -> Iterator[tuple[str, tuple[float, float]]]:

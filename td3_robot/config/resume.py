@@ -1,4 +1,4 @@
-"""Rules for configuration changes at a resume. Only keys that the user names may change; keys in FIXED never may."""
+"""What a resume may change: only keys that the user names with ``--set``, and no key in FIXED."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from td3_robot.config.loading import current_name
 from td3_robot.config.schema import Config
 from td3_robot.errors import UsageError
 
@@ -65,8 +64,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
             raise UsageError(
                 f"{key} is {_text(old)} in the run and cannot become {_text(new)}: {fixed[key]}; start a new run"
             )
-    names = [current_name(name) for name in declared]
-    undeclared = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in names)]
+    undeclared = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in declared)]
     if undeclared:
         values = [(key, *map(_text, changed[key])) for key in undeclared]
         raise UsageError(

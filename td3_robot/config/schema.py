@@ -230,8 +230,6 @@ class Config(Section, frozen=True):
         self._check_replay_ratio()
         if self.timing == "lockstep":
             self._check_lockstep()
-        if problem := self.randomization.problem():
-            raise ValueError(problem)
 
     def _check_learner(self) -> None:
         learner = self.learner

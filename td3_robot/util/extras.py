@@ -21,8 +21,9 @@ _EXTRAS = {
     "h5py": "minari",
 }
 NEEDED = {
-    "train": ("torch", "tensorboard", "matplotlib", "pybullet", "gymnasium"),
-    "eval": ("gymnasium", "pybullet"),
+    "train": ("torch", "tensorboard", "matplotlib"),
+    "tasks of PyBullet": ("pybullet",),
+    "tasks of Gymnasium": ("gymnasium",),
     "record": ("mcap",),
     "export --format parquet": ("mcap", "pyarrow"),
     "export --format ros2": ("mcap", "rosbags"),
@@ -30,7 +31,7 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Command, mapped to the modules that it needs in addition to the base install."""
+"""Command or kind of task, mapped to the modules that it needs in addition to the base install."""
 
 
 def missing(error: ModuleNotFoundError) -> str | None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from td3_robot_sims import tasks
 
 from td3_robot.bundle import Bundle
+from td3_robot.cli import train_setup
 from td3_robot.cli.main import main
 from td3_robot.cli.train_setup import compile_notices, thread_notices
 from td3_robot.config.learner import LearnerConfig
+from tests.contract.point_mass import PointMassBackend
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,37 @@ def test_a_missing_package_is_an_error_before_the_machine_is_examined(
     )
     assert main(["train", "walker2d", "--out", str(tmp_path / "run")]) == 2
     assert "td3-robot train: needs torch, which is not installed; pip install" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_algorithm_is_an_error_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "walker2d", "--out", str(tmp_path / "run"), "--set", "learner.algorithm=ddgp"]
+    assert main(words) == 2
+    assert "td3-robot train: learner.algorithm is 'ddgp'; did you mean 'ddpg'?" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ("toy:Point", "task 'toy:Point' needs the package no-such-engine, which is not installed"),
+        ("Walker2D", "needs pybullet, which"),
+    ],
+)
+def test_train_needs_the_packages_of_the_tasks_backend_only(
+    task: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither gymnasium nor pybullet is installed. The toy backend needs another package."""
+    found = train_setup.version
+    monkeypatch.setattr(
+        train_setup, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
+    )
+    monkeypatch.setattr(PointMassBackend, "packages", ("numpy", "no-such-engine"))
+    monkeypatch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
+    assert main(["train", "walker2d", "--out", str(tmp_path / "run"), "--set", f"task={task}"]) == 2
+    assert f"td3-robot train: {text}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,4 @@
-"""This version opens, resumes and replays the files that version 0.1.0 wrote.
+"""The current version opens, resumes and replays the files that version 0.1.0 wrote.
 
 ``v0_1_0/README.md`` describes how the files were made. Each test works on a copy in a temporary folder. The tests use
 the command line, so they do not depend on modules.
@@ -36,7 +36,7 @@ RECORDINGS = {
     "deployed": "deployed/deployed.mcap",
 }
 PATIENT = ("--set", "safety.observation_deadline_ms=60000")
-"""A long deadline, for tests of something else. On a busy machine a driver can miss the one second of robot.yaml."""
+"""A long deadline for tests of other features. On a busy machine a driver may miss the deadline of robot.yaml, 1 s."""
 Start = Callable[..., Command]
 
 
@@ -115,7 +115,7 @@ def test_run_is_resumed(
 
 
 def test_a_run_of_a2c_is_not_resumed(frozen: Path, command: Start) -> None:
-    """A2C was a program of its own in version 0.1.0. Its policies still act; its checkpoints cannot be continued."""
+    """In version 0.1.0 a separate program trained A2C. Its policies can be evaluated; its checkpoints cannot resume."""
     run = frozen / "runs" / "a2c"
     refused = command("train", "--resume", str(run), "--set", "a2c.episodes=40")
     assert refused.finish() == 2
@@ -182,7 +182,7 @@ def robot(frozen: Path, tmp_path: Path) -> Iterator[Robot]:
 
 
 def keep(robot: Robot, frozen: Path, name: str) -> Path:
-    """Give the robot's policy server a frozen state file."""
+    """Copy a frozen state file to the robot's policy server."""
     target = robot.folder / "policy.safetensors.state"
     shutil.copy(frozen / "deployed" / name, target)
     return target

@@ -44,7 +44,7 @@ def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
 
 
 class SimulatorBackendContract:
-    """Each test takes the full name of a task."""
+    """Rules for every simulator backend. ``task`` is the full name of a task."""
 
     @pytest.fixture
     def make(self, task: str) -> Iterator[Make]:
@@ -109,7 +109,7 @@ class SimulatorBackendContract:
         for number in (np.nan, np.inf, 3e38):  # the square of the last overflows
             with pytest.raises(ValueError, match="is not finite"):
                 environment.step(np.full(size, number, np.float32))
-        assert len(environment.save_state()["actions"]) == 0, "a refused action left a trace"
+        assert len(environment.save_state()["actions"]) == 0, "a refused action was stored"
         action = environment.spec.action_high.copy()
         environment.step(action)
         assert action.tolist() == environment.spec.action_high.tolist()

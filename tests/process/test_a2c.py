@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from td3_robot_sims.in_process import InProcess
-
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
 from td3_robot.messages import Step
 from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
+from tests.in_process import InProcess
 from tests.process.test_resume import differences
 from tests.process.test_training import parted
 

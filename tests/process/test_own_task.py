@@ -58,7 +58,7 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
 
     refused = command("eval", str(policy))
     assert refused.finish() == 2
-    assert f"its task '{TASK}' would have module 'own_tasks' imported; if meant: --env {TASK}" in refused.output()
+    assert f"its task '{TASK}' would import module 'own_tasks'; to allow this: --env {TASK}" in refused.output()
     meant = command("eval", str(policy), "--env", TASK, "--max-steps", "5", "--episodes", "2", "--json")
     assert meant.finish() == 0, meant.output()
     assert json.loads(meant.output().splitlines()[-1])["lengths"] == [5, 5]
@@ -66,7 +66,7 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
     recording = str(Path("run", "session.mcap"))
     refused = command("replay", recording, "--core", "simulator")
     assert refused.finish() == 2
-    assert "would have module 'own_tasks' imported; if meant: --import own_tasks" in refused.output()
+    assert "would import module 'own_tasks'; to allow this: --import own_tasks" in refused.output()
     meant = command("replay", recording, "--import", "own_tasks")
     assert meant.finish() == 0, meant.output()
     assert "simulator: 7" in meant.output()  # over 700 Steps, equal to the bit

@@ -18,7 +18,6 @@ import psutil
 import pytest
 import safetensors.numpy
 import yaml
-from td3_robot_sims.in_process import InProcess
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
@@ -28,6 +27,7 @@ from td3_robot.messages import Step
 from td3_robot.recording.reader import Session
 from td3_robot.transport.link import LONG_SILENCE
 from tests.conftest import SMALL
+from tests.in_process import InProcess
 from tests.process.conftest import ROOT
 
 

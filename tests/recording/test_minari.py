@@ -166,7 +166,7 @@ def test_wrong_options_are_refused(
         ([str(path), *into, "--dataset", "../leg-v0"], 2, "--dataset is '../leg-v0'"),
         ([str(path), *into, "--topics", "step"], 2, "--topics chooses tables"),
         ([str(path), "--out", str(tmp_path), "--dataset", "leg-v0"], 2, "--format csv makes none"),
-        ([str(empty), *into], 2, "holds no two Steps that follow each other"),
+        ([str(empty), *into], 2, "has no two consecutive Steps"),
     ):
         assert main(["export", *arguments]) == code
         error = capsys.readouterr().err

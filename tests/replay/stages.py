@@ -14,7 +14,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from td3_robot_sims.in_process import InProcess
 
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config.schema import Config
@@ -36,6 +35,7 @@ from td3_robot.transport import codec
 from td3_robot.transport.link import ClientLink, Frames, ServerLink, hello
 from td3_robot.transport.memory import Connection, MemoryBus, Network
 from td3_robot.transport.tap import RECORDED, Tap
+from tests.in_process import InProcess
 
 _TIMEOUT = 120.0
 

@@ -42,5 +42,5 @@ class Scripted:
 
 @pytest.fixture
 def scripted(spec: RobotSpec) -> Callable[..., Any]:
-    """Makes scripted environments of the toy robot from lists of (length, terminated, truncated)."""
+    """Make scripted environments of the toy robot from lists of (length, terminated, truncated)."""
     return lambda script: Scripted(spec, script)

@@ -40,8 +40,8 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
     return [message for to, message in outputs if to == link and isinstance(message, Step)]
 
 
-def test_an_episode(make_core: Callable[..., SourceCore]) -> None:
-    """Three steps and the end. Every Step goes to both servers, and names the Action that led to it."""
+def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., SourceCore]) -> None:
+    """The episode has three steps. Each Step names the Action that led to it."""
     core = make_core()
     assert core.step([], 0.0) == []  # no Throttle yet allows a step
     outputs = core.step([throttle(100)], 1.5)
@@ -73,7 +73,7 @@ def test_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
     assert len(steps(core.step([throttle(2)], 0.4))) == 1
 
 
-def test_ignores_what_is_not_for_it(make_core: Callable[..., SourceCore]) -> None:
+def test_ignores_messages_for_another_step_or_incarnation(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     assert core.step([throttle(100, incarnation=1)], 0.0) == []
     core.step([throttle(100)], 0.0)
@@ -84,7 +84,7 @@ def test_ignores_what_is_not_for_it(make_core: Callable[..., SourceCore]) -> Non
     assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_repeats_its_steps_for_a_new_server(make_core: Callable[..., SourceCore]) -> None:
+def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
     assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
@@ -95,9 +95,9 @@ def test_repeats_its_steps_for_a_new_server(make_core: Callable[..., SourceCore]
     core.step([throttle(1)], 0.0)
     assert [to for to, _ in core.step([welcome("policy")], 0.1)] == ["policy"]
     core.step([action(0)], 0.2)
-    core.step([action(1)], 0.2)  # answered, but waits for the learner
+    core.step([action(1)], 0.2)  # the Action is here, but the core waits for the learner
     assert core.step([welcome("policy")], 0.3) == []
-    again = core.step([welcome("learner")], 0.4)  # the new learner has handled none
+    again = core.step([welcome("learner")], 0.4)  # the new learner has handled no Step
     assert [step.sequence for step in steps(again)] == [0, 1]
     assert {to for to, _ in again} == {"learner"}
     # Transitions that the previous learner allowed do not count.
@@ -116,7 +116,7 @@ def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[...,
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
 
 
-def test_waits_when_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
+def test_waits_while_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
     """The core keeps at most QUEUE_LENGTH + 1 unanswered Steps, and then waits."""
     core = make_core()
     core.step([throttle(10**6)], 0.0)
@@ -128,7 +128,7 @@ def test_waits_when_too_many_steps_are_unanswered(make_core: Callable[..., Sourc
     assert core.next_sequence == QUEUE_LENGTH + 2
 
 
-def test_asks_again_when_no_action_comes(make_core: Callable[..., SourceCore]) -> None:
+def test_sends_the_step_again_if_no_action_arrives(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(9)], 10.0)
     assert core.step([], 10.9) == []
@@ -137,7 +137,7 @@ def test_asks_again_when_no_action_comes(make_core: Callable[..., SourceCore]) -
     assert core.counters["asked_again"] == 1
 
 
-def test_lockstep_names_the_weights_the_learner_gave(make_core: Callable[..., SourceCore]) -> None:
+def test_a_lockstep_step_names_the_weights_version_of_the_throttle(make_core: Callable[..., SourceCore]) -> None:
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4

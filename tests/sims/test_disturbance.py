@@ -49,7 +49,7 @@ def test_latencies_are_drawn_evenly(spec: RobotSpec, seed: int) -> None:
     assert all(abs(count - 200) < 70 for count in counts), counts
 
 
-def test_jitter_delays_each_action_anew_and_drops_what_was_overtaken(spec: RobotSpec, seed: int) -> None:
+def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: RobotSpec, seed: int) -> None:
     jittery = disturbance(spec, seed, action_latency=[1, 1], action_jitter=[0, 2])
     ages = []
     newest = 0.0
@@ -62,7 +62,7 @@ def test_jitter_delays_each_action_anew_and_drops_what_was_overtaken(spec: Robot
     assert set(ages[5:]) == {1, 2, 3}
 
 
-def test_the_task_meets_the_late_action() -> None:
+def test_a_task_gets_the_delayed_action() -> None:
     """A Pendulum with a latency of 2 equals one without latency that starts with two zero actions."""
     late, plain = make("gymnasium:Pendulum-v1", 3, action_latency=[2, 2]), tasks.make("gymnasium:Pendulum-v1", 3)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
         else:
             np.testing.assert_allclose(column, expected, atol=1e-6)
     biases = {value for name, value in robot.world.items() if name.startswith("sensor_bias.")}
-    assert len(biases) == 3, "each channel has its own"
+    assert len(biases) == 3, "each channel has its own bias"
     robot.close()
 
 

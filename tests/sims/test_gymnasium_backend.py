@@ -66,7 +66,7 @@ def test_numbers_equal_gymnasiums(task: str) -> None:
 def test_specifications() -> None:
     pendulum = tasks.spec("gymnasium:Pendulum-v1")
     assert (pendulum.action_low.tolist(), pendulum.action_high.tolist()) == ([-2.0], [2.0])
-    assert pendulum.control_period == 0.05, "its dt, which its film rate of 30 Hz is not"
+    assert pendulum.control_period == 0.05, "the task's dt counts, not its rendering rate of 30 Hz"
     assert tasks.spec("gymnasium:MountainCarContinuous-v0").control_period == 1 / 30
     assert pendulum.name == "gymnasium:Pendulum-v1"
     assert tasks.spec("gymnasium:Pendulum-v1") is pendulum
@@ -86,7 +86,7 @@ def test_bounds_of_each_dimension_and_the_default_rate() -> None:
     assert spec.control_period == 1 / 50
 
 
-def test_time_limit_and_failure_are_told_apart() -> None:
+def test_time_limit_and_failure_are_distinguished() -> None:
     task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
     assert task.time_limit == 4
     low, high = np.array([0, 2], np.float32), np.array([5, 2], np.float32)
@@ -142,7 +142,7 @@ def test_an_unsupported_task_names_what_is_supported(task: str, text: str) -> No
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed")
-def test_pictures_have_the_size_asked_for() -> None:
+def test_pictures_have_the_requested_size() -> None:
     task = tasks.make("gymnasium:Pendulum-v1", seed=1)
     task.reset()
     picture = task.render(80, 60)
@@ -152,7 +152,7 @@ def test_pictures_have_the_size_asked_for() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="pygame is installed")
-def test_pictures_without_pygame_name_it() -> None:
+def test_without_pygame_the_error_names_it() -> None:
     task = tasks.make("gymnasium:Pendulum-v1", seed=1)
     task.reset()
     with pytest.raises(ConfigError, match="cannot be drawn: pygame"):
@@ -160,7 +160,7 @@ def test_pictures_without_pygame_name_it() -> None:
     task.close()
 
 
-def test_a_discrete_task_does_the_action_with_the_highest_score() -> None:
+def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
     environment = tasks.make("discrete:CartPole-v1", 0)
     assert [channel.name for channel in environment.spec.actions] == ["score_0", "score_1"]
     assert (environment.spec.actions[0].low, environment.spec.actions[0].high) == (-10.0, 10.0)

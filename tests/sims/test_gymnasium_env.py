@@ -101,15 +101,15 @@ import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
 from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot.errors import ConfigError
 
-class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo, whose last three numbers are what it looks at
+class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; its last three numbers are the point it looks at
     _fields_ = (("size", ctypes.c_int * 2), ("others", ctypes.c_float * 47), ("target", ctypes.c_float * 3))
 
 ask = b3._function("b3InitRequestOpenGLVisualizerCameraCommand", ctypes.c_void_p, result=ctypes.c_void_p)
-tell = b3._function("b3GetStatusOpenGLVisualizerCamera", ctypes.c_void_p, ctypes.POINTER(Camera))
+read = b3._function("b3GetStatusOpenGLVisualizerCamera", ctypes.c_void_p, ctypes.POINTER(Camera))
 
 def camera_target(client):
     camera = Camera()
-    assert tell(b3.submit(client._handle.address, ask(client._handle.address)), camera)
+    assert read(b3.submit(client._handle.address, ask(client._handle.address)), camera)
     return list(camera.target)
 
 shown = gymnasium.make("td3_robot/Ant-v0", render_mode="human")
@@ -120,10 +120,9 @@ for number in range(30):
     action = numpy.full(8, 1.0 if number % 2 else -0.5, numpy.float32)
     mine, theirs = shown.step(action), plain.step(action)
     assert (mine[0] == theirs[0]).all() and mine[1:4] == theirs[1:4], number
-deadline = time.monotonic() + 60  # the window draws in a thread of its own, and tells of its last picture
+deadline = time.monotonic() + 60  # a thread draws the window, and reports the camera of its last picture
 while not numpy.allclose(camera_target(robot.client), robot._torso_position(), atol=1e-4):
     assert time.monotonic() < deadline, "the camera does not follow"
-    time.sleep(0.05)
 assert shown.render() is None
 try:
     gymnasium.make("td3_robot/Walker2D-v0", render_mode="human").reset()
@@ -132,7 +131,7 @@ except ConfigError as error:
 shown.close()
 shown.reset(seed=1)
 shown.close()
-print("the window went and came")
+print("the window closed and opened again")
 """
 
 
@@ -159,7 +158,7 @@ def test_window_shows_the_same_world_and_follows_the_robot() -> None:
             screen.terminate()
     assert child.returncode == 0, child.stderr[-2000:]
     assert "refused: render mode 'human': PyBullet shows one window in a process" in child.stdout
-    assert "the window went and came" in child.stdout
+    assert "the window closed and opened again" in child.stdout
 
 
 def test_unknown_render_mode_is_refused() -> None:

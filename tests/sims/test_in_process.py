@@ -1,4 +1,4 @@
-"""A run in one process starts like a run of several processes."""
+"""A run in one process begins with the policy of ``learner.start_from``, like a run of several processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 from td3_robot_sims import tasks
-from td3_robot_sims.in_process import InProcess
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.config import loading as configuration
+from tests.in_process import InProcess
 
 TASK = "gymnasium:Pendulum-v1"
 
 
-def test_begins_with_the_policy_that_is_named(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_run_begins_with_the_named_policy(tmp_path: Path, rng: np.random.Generator) -> None:
     spec = tasks.spec(TASK)
     tensors = {name: rng.normal(size=shape).astype("f4") for name, shape in layer_shapes(spec, (8, 4)).items()}
     file = tmp_path / "policy.safetensors"

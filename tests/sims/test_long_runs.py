@@ -50,7 +50,7 @@ def run(code: str, argument: str) -> str:
     return subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
     """A new process grows by less than 0.5 MB in 10,000 resets, which is 52 bytes per reset."""

@@ -44,7 +44,7 @@ def one(outputs: list[Output]) -> Step:
     return step
 
 
-def test_deadlines_by_hand(spec: RobotSpec) -> None:
+def test_deadlines_and_lags(spec: RobotSpec) -> None:
     """Period 0.02 s from 10.0. A step 5 ms late shifts nothing. A step at 10.105 misses deadlines 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
@@ -115,7 +115,7 @@ def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> N
     assert core.counters["actions_held"] == 1
 
 
-def test_zero_is_the_nearest_limit_where_zero_is_not_allowed() -> None:
+def test_the_zero_fallback_is_clipped_to_the_action_limits() -> None:
     channels = (Channel("a", "N", 0.5, 3.0), Channel("b", "N", -3.0, -1.0), Channel("c", "N", -1.0, 1.0))
     pacing = RealTime(RobotSpec("Odd", (Channel("o", "m", 0, 1),), channels, 0.1), "zero")
     applied, origin = pacing.substitute(np.ones((2, 3), np.float32))
@@ -170,7 +170,7 @@ def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec
     assert one(core.step([], 1.10)).origin == ActionOrigin.SAFE
 
 
-def test_at_full_speed_a_stop_is_a_stop(scripted: Callable[..., Any]) -> None:
+def test_an_emergency_stop_holds_at_full_speed(scripted: Callable[..., Any]) -> None:
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     core = SourceCore(envs, "sim-0", 2, lockstep=False)
     core.step([("learner", Throttle("sim-0", 2, 0, 100, 0, 0))], 1.0)

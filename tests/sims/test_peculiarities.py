@@ -36,11 +36,11 @@ def test_foot_contacts_are_one_step_old(robot: Locomotion) -> None:
         now = robot._world.feet_on_floor()
         changes += now != before
         before = now
-    assert changes > 3, "the feet never moved: the test saw nothing"
+    assert changes > 3, "the contacts hardly changed, so the test compared nothing"
 
 
 @robots
-def test_costs_are_those_of_the_action_as_given(robot: Locomotion) -> None:
+def test_cost_uses_the_action_before_clipping(robot: Locomotion) -> None:
     size = robot.spec.action_size
     seen = []
     for scale in (1.0, 3.0):
@@ -67,7 +67,7 @@ def test_terms_add_up_to_the_reward(robot: Locomotion) -> None:
 
 
 @pytest.mark.parametrize("robot", ["HalfCheetah"], indirect=True)
-def test_half_cheetah_pays_for_falling_and_goes_on(robot: Locomotion) -> None:
+def test_half_cheetah_loses_reward_in_a_fall_and_its_episode_continues(robot: Locomotion) -> None:
     driver, observation = Random(2, 1.0), robot.reset(2)
     alive = []
     for step in range(1000):
@@ -79,12 +79,12 @@ def test_half_cheetah_pays_for_falling_and_goes_on(robot: Locomotion) -> None:
 
 
 @pytest.mark.parametrize("robot", ["Humanoid"], indirect=True)
-def test_humanoid_height_is_above_80_centimetres(robot: Locomotion) -> None:
+def test_humanoid_height_is_relative_to_80_centimetres(robot: Locomotion) -> None:
     assert robot.reset()[0] == pytest.approx(1.4 - 0.8, abs=0.05)
 
 
 @pytest.mark.parametrize("robot", ["Walker2D", "Hopper", "HalfCheetah", "Ant"], indirect=True)
-def test_height_is_above_that_at_reset(robot: Locomotion) -> None:
+def test_height_is_relative_to_the_height_at_reset(robot: Locomotion) -> None:
     assert robot.reset()[0] == 0
 
 
@@ -101,7 +101,7 @@ def test_ant_earns_a_thousand_for_standing_still(robot: Locomotion) -> None:
 
 
 @pytest.mark.parametrize("robot", ["Walker2D"], indirect=True)
-def test_a_fall_at_the_time_limit_is_both_ends(robot: Locomotion) -> None:
+def test_a_fall_at_the_time_limit_terminates_and_truncates(robot: Locomotion) -> None:
     lengths = []
     for limit in (1000, None):
         driver, observation = Random(4, 1.0), robot.reset(4)

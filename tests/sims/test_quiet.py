@@ -1,4 +1,4 @@
-"""Only the named lines are removed from standard error."""
+"""Known output of C code is dropped or redirected, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from td3_robot_sims.quiet import c_output_on_stderr, without_lines
 
 
-def test_drops_what_was_named_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_named_lines_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
     with without_lines(b"chatter:"):
         os.write(2, b"chatter: one\nreal trouble\nchatter: two\nmore trouble\n")
     os.write(2, b"chatter: after\n")
@@ -22,13 +22,13 @@ def fail() -> None:
         raise OSError("broken")
 
 
-def test_an_exception_takes_nothing_with_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_lines_are_written_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError, match="broken"):
         fail()
     assert capfd.readouterr().err == "last words\n"
 
 
-def test_what_c_prints_goes_to_standard_error_also_from_its_buffer(capfd: pytest.CaptureFixture[str]) -> None:
+def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     library = ctypes.CDLL(None)
     library.puts(b"before")
     with c_output_on_stderr():

@@ -1,4 +1,4 @@
-"""Randomized worlds: what PyBullet reports, what the robot feels, and that nothing is drawn by default."""
+"""Randomized worlds: physics parameters, pushes, seeds and saved states. Without randomization nothing changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_whether_anything_is_on() -> None:
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
-    """The world is drawn before the reset noise. From the same random state on, the robots are equal."""
+    """The world takes four numbers from the random stream. After that, both robots draw the same reset noise."""
     drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
     plain = tasks.make(task, seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def parts(world: World) -> list[Part]:
 
 
 @pytest.mark.parametrize("task", tasks.names())
-def test_masses_and_friction_are_what_was_drawn(task: str, seed: int) -> None:
+def test_bullet_has_the_drawn_masses_and_friction(task: str, seed: int) -> None:
     robot, plain = make(task, seed, mass=[0.5, 2.0], friction=[0.2, 1.8]), Locomotion(MODELS[task], seed)
     seen = set()
     for _ in range(4):
@@ -121,7 +121,7 @@ def test_masses_and_friction_are_what_was_drawn(task: str, seed: int) -> None:
             assert mine.inertia == pytest.approx(tuple(value * factor for value in theirs.inertia))
         world = world_of(robot)
         assert world.client.part(world._floor, BASE).friction == pytest.approx(0.8 * friction)
-    assert len(seen) == 4, "each episode has a world of its own"
+    assert len(seen) == 4, "each episode has its own world"
     robot.close()
     plain.close()
 
@@ -163,7 +163,7 @@ def test_damping_brakes_a_joint() -> None:
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
 def test_tilt(task: str, side: float) -> None:
-    """A tilt ahead is a positive pitch, to the left a negative roll. The lowest point does not sink."""
+    """A tilt ahead is a positive pitch, and a tilt to the left a negative roll. The lowest point does not sink."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)
     before, lowest = world.body(), world._lowest()
@@ -276,11 +276,11 @@ def test_a_restored_robot_continues_in_the_same_world(task: str, steps: int, see
     other.close()
 
 
-def test_a_state_of_a_world_randomized_otherwise_is_refused() -> None:
+def test_a_state_with_another_randomization_is_refused() -> None:
     original, plain = make("Hopper", 1, **EVERYTHING), tasks.make("Hopper", 1)
     original.reset()
     original.step(np.ones(3, np.float32))
-    with pytest.raises(BundleError, match="or randomized otherwise"):
+    with pytest.raises(BundleError, match="processor or randomization"):
         plain.restore_state(original.save_state())
     original.close()
     plain.close()

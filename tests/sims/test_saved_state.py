@@ -63,7 +63,7 @@ def test_continues_in_another_process(task: str) -> None:
     environment.close()
 
 
-def test_after_the_end_of_an_episode_comes_the_same_next_one() -> None:
+def test_the_episode_after_a_saved_end_is_the_same() -> None:
     original, other = tasks.make("Hopper", seed=5), tasks.make("Hopper", seed=6)
     original.reset()
     driver = Random(1, 1.0)
@@ -81,7 +81,7 @@ def changed(state: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return {**state, **parts}
 
 
-def test_refuses_states_that_do_not_fit() -> None:
+def test_a_state_that_does_not_fit_is_refused() -> None:
     robot, ant = tasks.make("Hopper", seed=1), tasks.make("Ant", seed=1)
     robot.reset()
     trace(robot, 4, seed=1)

@@ -12,7 +12,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 
 
-def test_names() -> None:
+def test_bullet_robots_are_listed() -> None:
     assert tasks.names() == ("Walker2D", "Ant", "HalfCheetah", "Hopper", "Humanoid")
 
 
@@ -42,9 +42,9 @@ def test_listing_tasks_and_robots_imports_no_engine() -> None:
 
 @pytest.mark.parametrize(
     ("task", "near"),
-    [("Walker3D", "near ones: Walker2D"), ("ant", "near ones: Ant"), ("halfcheeta", "near ones: HalfCheetah")],
+    [("Walker3D", "similar ones: Walker2D"), ("ant", "similar ones: Ant"), ("halfcheeta", "similar ones: HalfCheetah")],
 )
-def test_unknown_tasks_name_the_near_ones(task: str, near: str) -> None:
+def test_the_error_for_an_unknown_task_names_similar_tasks(task: str, near: str) -> None:
     for call in (tasks.spec, tasks.make):
         with pytest.raises(ConfigError, match=f"task '{task}' does not exist; {near}"):
             call(task)
@@ -56,7 +56,7 @@ def test_a_backend_can_be_named() -> None:
         tasks.spec("gymnasum:X")
 
 
-def test_a_task_without_near_names_lists_all() -> None:
+def test_the_error_lists_all_tasks_if_none_is_similar() -> None:
     with pytest.raises(ConfigError, match="Walker2D, Ant, HalfCheetah, Hopper, Humanoid"):
         tasks.make("x")
 
@@ -73,6 +73,6 @@ def test_tables_have_a_row_for_each_channel(capsys: pytest.CaptureFixture[str]) 
     assert "| 0 | `torso.height` | m | -5 | 5 | height of the torso above its height at reset |" in text
 
 
-def test_tables_of_an_unknown_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_task_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.main(["Walker3D"]) == 2
-    assert "near ones: Walker2D" in capsys.readouterr().err
+    assert "similar ones: Walker2D" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def test_each_call_is_made_once_and_all_have_ended_when_run_returns(threads: int
 
 
 def test_calls_run_at_once(pool: ThreadPool) -> None:
-    """Four calls that wait for one another need four threads; the barrier times out after a minute."""
+    """Four calls that wait for each other need four threads. The barrier times out after a minute."""
     barrier = threading.Barrier(4)
     pool.run(lambda _: barrier.wait(60), 4)
     assert not barrier.broken
@@ -51,32 +51,32 @@ def test_one_thread_is_the_caller() -> None:
     pool.close()
 
 
-def test_the_first_failure_is_raised_when_all_calls_have_ended(pool: ThreadPool) -> None:
+def test_the_failure_with_the_lowest_number_is_raised_after_all_calls(pool: ThreadPool) -> None:
     taken: list[int] = []
 
-    def turn(number: int) -> None:
+    def call(number: int) -> None:
         taken.append(number)
         if number in (3, 5):
-            raise ValueError(f"turn {number}")
+            raise ValueError(f"call {number}")
 
     for _ in range(50):
         taken.clear()
-        with pytest.raises(ValueError, match="turn 3"):
-            pool.run(turn, 8)
+        with pytest.raises(ValueError, match="call 3"):
+            pool.run(call, 8)
         assert sorted(taken) == list(range(8))
 
 
 def test_an_interrupt_waits_for_the_others(pool: ThreadPool) -> None:
     barrier, done = threading.Barrier(2), []
 
-    def turn(number: int) -> None:
+    def call(number: int) -> None:
         barrier.wait(60)
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        pool.run(turn, 2)
+        pool.run(call, 2)
     assert len(done) == 1
 
 
@@ -91,7 +91,7 @@ def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raise
             interrupted.set()
             raise raised
 
-    def turn(_: int) -> None:
+    def call(_: int) -> None:
         if threading.current_thread() is main:
             assert helped.wait(60)
             return
@@ -106,19 +106,19 @@ def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raise
     before = signal.signal(signal.SIGINT, press)
     try:
         with pytest.raises(raised):
-            pool.run(turn, 2)
+            pool.run(call, 2)
         left.set()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert early == [False], "it was raised while a turn went on"
+    assert early == [False], "run() raised while a call was running"
 
 
 def test_an_interrupt_is_raised_before_other_failures(pool: ThreadPool) -> None:
-    def turn(number: int) -> None:
+    def call(number: int) -> None:
         raise KeyboardInterrupt if number == 5 else ValueError(number)
 
     with pytest.raises(KeyboardInterrupt):
-        pool.run(turn, 8)
+        pool.run(call, 8)
 
 
 def test_in_a_forked_process_the_caller_does_the_work() -> None:

@@ -26,7 +26,7 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
     return make
 
 
-def test_phases_by_hand(envs: Callable[..., VectorEnvironment]) -> None:
+def test_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
     """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both: a termination."""
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []

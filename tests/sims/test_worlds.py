@@ -1,4 +1,4 @@
-"""Robots in one process do not affect one another, and free their memory."""
+"""Robots in one process do not affect each other, and free their memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from td3_robot.errors import ConfigError
 from tests.sims.drivers import Random
 
 
-def test_robots_in_one_process_do_not_disturb_one_another() -> None:
+def test_robots_in_one_process_do_not_affect_each_other() -> None:
     alone = []
     for seed, task in enumerate(tasks.names()):
         robot = tasks.make(task, seed)
@@ -39,7 +39,7 @@ def test_robots_in_one_process_do_not_disturb_one_another() -> None:
         robot.close()
 
 
-def test_seeds_give_different_starts_and_the_stream_continues() -> None:
+def test_each_reset_and_each_seed_gives_another_start() -> None:
     robot, other = tasks.make("Ant", seed=1), tasks.make("Ant", seed=2)
     starts = [robot.reset(), robot.reset(), other.reset()]
     for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -95,8 +95,8 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
     assert kept.tb is not None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_closed_worlds_give_their_memory_back() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_closed_worlds_free_their_memory() -> None:
     """A Hopper takes more than 20 MB. After ten are closed, memory has grown by less than 10 MB."""
     code = """
 from td3_robot_sims.backends.bullet.world import World

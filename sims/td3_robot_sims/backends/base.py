@@ -47,16 +47,10 @@ class Outcome(NamedTuple):
 class Environment(ABC):
     """One robot in one world.
 
-    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions and applies the time
-    limit. It applies the randomization that needs no physics. It saves and restores the episode.
-
-    A saved state holds the random state at the start of the episode, and all actions since then. To restore it, the
-    environment repeats the episode. It does not save the engine's state, because engines rarely save all of it:
-    PyBullet omits contact caches and solver impulses, and most Gymnasium tasks save nothing. :meth:`restore_state`
-    raises an error if the repeated episode differs.
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, applies the time limit and the
+    randomization that needs no physics, and saves and restores the episode.
 
     Args:
-        spec: names, units and ranges of observations and actions, and the control period.
         time_limit: steps after which an episode is truncated; 0 for no limit.
         seed: seed of the random stream, at least 0; None for a seed from the operating system.
         randomization: the ranges of the values to draw at each reset; None for no randomization.
@@ -92,7 +86,6 @@ class Environment(ABC):
         self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
         self._running = False
         self._actions = np.zeros((time_limit or _FIRST_CAPACITY, spec.action_size), np.float32)
-        self._shape = (spec.action_size,)
         self._observation = np.zeros(spec.observation_size, np.float32)
 
     @property
@@ -101,13 +94,10 @@ class Environment(ABC):
         return self.disturbance.world if self.disturbance else {}
 
     def reset(self, seed: int | None = None) -> Float32:
-        """Start an episode.
+        """Start an episode; returns the first observation, float32[O].
 
         Args:
             seed: restarts the random stream, at least 0; None continues it.
-
-        Returns:
-            The first observation, float32[O].
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
@@ -132,12 +122,16 @@ class Environment(ABC):
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
         action = np.asarray(action, np.float32)
-        if action.shape != self._shape:
-            raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._shape}")
+        if action.shape != self._actions.shape[1:]:
+            size = self.spec.action_size
+            raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be ({size},)")
         # Not dot(), which releases the interpreter lock, and not @, which warns about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
-        self._remember(action)
+        if self.length == len(self._actions):
+            self._actions = np.concatenate([self._actions, np.zeros_like(self._actions)])
+        self._actions[self.length] = action
+        self.length += 1
         if self.disturbance:
             # _actions holds the action before its delay: restore_state() sends it again.
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
@@ -158,14 +152,8 @@ class Environment(ABC):
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         """Apply a checked action, float32[A], without writing into it; returns the fields of an :class:`Outcome`.
 
-        The base class applies the time limit. If the reward is a sum, store its terms in ``self._terms``.
+        If the reward is a sum, store its terms in ``self._terms``.
         """
-
-    def _remember(self, action: Float32) -> None:
-        if self.length == len(self._actions):
-            self._actions = np.concatenate([self._actions, np.zeros_like(self._actions)])
-        self._actions[self.length] = action
-        self.length += 1
 
     def reward_terms(self) -> dict[str, float]:
         """The terms that add up to the reward of the last step; empty before the first step of an episode."""
@@ -174,45 +162,50 @@ class Environment(ABC):
         return dict(self._terms) or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
-        """Save the random state and the episode so far, see :class:`Environment`.
+        """Save the random state at the start of the episode, and all actions of the episode.
 
         Returns:
             ``{"random": uint64[6], "started": bool, "actions": float32[k, A], "observation": float32[O]}``
         """
-        started = self._start is not None
         return {
             "random": saved_episode.pack_random(self.random) if self._start is None else self._start.copy(),
-            "started": started,
+            "started": self._start is not None,
             "actions": self._actions[: self.length].copy(),
             "observation": self._observation.copy(),
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state of this task. Later steps are the same bit for bit.
+        """Repeat a saved episode. Later steps are the same bit for bit.
 
-        Another process may have saved it. Restoring takes as long as the episode's steps took.
+        Few engines save their whole state: PyBullet omits contact caches and solver impulses, and most Gymnasium tasks
+        save nothing.
 
         Raises:
             BundleError: the state is damaged or of another task, or the repeated episode gives another observation.
                 After this error, call reset before the next step.
         """
-        saved = saved_episode.check(state, self.spec)
-        saved_episode.unpack_random(saved.random, self.random)
+        where = f"saved state of {self.spec.name}"
+        if not isinstance(state, Mapping) or set(state) != {"random", "started", "actions", "observation"}:
+            raise BundleError(f"{where}: it must hold random, started, actions, observation")
+        words = saved_episode.array(state, "random", np.uint64, (6,), where)
+        actions = saved_episode.array(state, "actions", np.float32, (0, self.spec.action_size), where)
+        observation = saved_episode.array(state, "observation", np.float32, self._observation.shape, where)
+        if not np.isfinite(actions).all():
+            raise BundleError(f"{where}: an action is not finite")
+        saved_episode.unpack_random(words, self.random)
         self._start, self._running, self.length = None, False, 0
-        if not saved.started:
+        if not state["started"]:
             return
         self.reset()
-        for action in saved.actions:
+        for action in actions:
             if not self._running:
                 break
             self.step(action)
-        same = np.array_equal(self._observation, saved.observation, equal_nan=True)
-        if self.length != len(saved.actions) or not same:
+        if self.length != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
             self._running = False
             raise BundleError(
-                f"saved state of {self.spec.name}: repeating its {len(saved.actions)} actions gives another "
-                "observation here; it was saved with another simulator version, numpy or processor, or randomized "
-                "otherwise"
+                f"{where}: repeating its {len(actions)} actions gives another observation here; it was saved with "
+                "another simulator version, numpy, processor or randomization"
             )
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -232,12 +225,12 @@ class Environment(ABC):
 class Backend(ABC):
     """The tasks of one simulation engine.
 
-    A task is named ``KIND:NAME``. The methods take NAME; ``kind`` is for error messages. Importing the module of a
-    backend must not import the engine, so that listing and checking tasks stays fast.
+    A task is named ``KIND:NAME``; the methods take NAME. Importing the module of a backend must not import the engine,
+    so that listing and checking tasks stays fast.
 
     Attributes:
-        kind: the name of the backend, with which its tasks begin.
-        packages: Python packages whose versions affect the simulation results.
+        kind: the name of the backend.
+        packages: installed Python packages that the tasks need, and whose versions affect the results.
         randomization: keys of the configuration's ``randomization`` section that its tasks support; None for all.
     """
 
@@ -261,11 +254,7 @@ class Backend(ABC):
 
     @abstractmethod
     def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
-        """A new environment, see :class:`Environment`.
-
-        Raises:
-            ConfigError: see :meth:`spec`.
-        """
+        """A new environment, see :class:`Environment`; raises ConfigError like :meth:`spec`."""
 
     def module(self, name: str) -> str:
         """The Python module that ``name`` contains and that :meth:`make` imports; empty if there is none."""
@@ -278,15 +267,9 @@ class Backend(ABC):
         return None
 
     def check_randomization(self, config: RandomizationConfig) -> None:
-        """Check that the backend supports all randomization of a configuration.
-
-        Raises:
-            ConfigError: it does not. The message names the key, its value and the allowed keys.
-        """
-        if self.randomization is None:
-            return
+        """Raise ConfigError if a key is on that the backend does not support."""
         for key, values in config.ranges().items():
-            if key not in self.randomization:
+            if self.randomization is not None and key not in self.randomization:
                 raise ConfigError(
                     f"randomization.{key} is {list(values)}, and the task is of the backend {self.kind!r}; "
                     f"allowed there: {', '.join(self.randomization)}"

@@ -1,8 +1,7 @@
 """Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
 
-Each episode draws four seeds from the environment's random stream. All other values are drawn with these seeds. A
-restored environment repeats the episode from the same random state, so it draws the same values. Without randomization
-nothing is drawn.
+Each episode takes four seeds from the environment's random stream, and draws all other values with these seeds. A
+restored environment repeats the episode from the same random state, so it draws the same values.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ class Disturbance:
 
     Attributes:
         world: the values drawn for the episode, by name, in the configuration's units. Keys that are off are missing.
-        mass: factor, None if off.
-        friction: factor, None if off.
+        mass, friction: factors, None if off.
+        motor_strength: factor, 1 if off.
         joint_damping: N·m·s/rad, None if off.
         tilt: rad, None if off.
         tilt_direction: rad, the side to which the robot leans: 0 is ahead, π/2 is left.
-        motor_strength: factor, 1 if off.
     """
 
     def __init__(self, config: RandomizationConfig, spec: RobotSpec, groups: Sequence[str]) -> None:

@@ -49,6 +49,6 @@ class BulletBackend(Backend):
         by_lower_case = {known.lower(): known for known in self.models}
         alike = similar(name.lower(), by_lower_case, 3) or list(by_lower_case)
         raise ConfigError(
-            f"task {name!r} does not exist; near ones: {', '.join(by_lower_case[known] for known in alike)} "
-            "(tasks of other backends are named BACKEND:NAME, as gymnasium:Pendulum-v1)"
+            f"task {name!r} does not exist; similar ones: {', '.join(by_lower_case[known] for known in alike)} "
+            "(a task of another backend is named BACKEND:NAME, for example gymnasium:Pendulum-v1)"
         )

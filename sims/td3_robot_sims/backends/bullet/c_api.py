@@ -1,7 +1,7 @@
 """Declarations of Bullet's C interface, which PyBullet's library exports.
 
-They match ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of Bullet 3, as in PyBullet 3.2.7. A wrong declaration
-would read wrong memory, so this module checks PyBullet's version and functions at import.
+They match ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of PyBullet 3.2.7. A wrong declaration would read wrong
+memory, so this module checks PyBullet's version and functions at import.
 """
 
 from __future__ import annotations
@@ -19,17 +19,10 @@ with without_lines(b"pybullet build time:"):
 _M_PERTURB, _ZEROS = -6, 0xFF  # from malloc.h; glibc fills memory with the complement of the value
 
 
-def _hand_out_zeros() -> None:
-    """Make glibc fill new memory with zeros; other C libraries have no such option.
-
-    With changed masses, Bullet sometimes reads memory before it writes it. The result then depends on the old content:
-    about 1 in 100 runs of the same Humanoid simulation gave another result.
-    """
-    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
-        set_option(_M_PERTURB, _ZEROS)
-
-
-_hand_out_zeros()
+# Make glibc fill new memory with zeros. With changed masses, Bullet sometimes reads memory before it writes it. About 1
+# in 100 runs of the same Humanoid simulation then gave another result. Other C libraries have no such option.
+if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
+    set_option(_M_PERTURB, _ZEROS)
 
 _API = 202010061
 """PyBullet's API version. It changes with the structures below."""

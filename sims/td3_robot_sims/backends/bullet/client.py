@@ -1,11 +1,8 @@
 """PyBullet's physics worlds, used through Bullet's C interface for speed.
 
-PyBullet's Python functions hold the interpreter lock while they simulate. Each function queries one value and builds
-tuples. Through the C interface a step releases the lock, and one request returns all links and joints. Each method
-here sends the same commands as PyBullet's function, so the results are the same bit for bit.
-
-PyBullet's pure functions (quaternions, camera matrices) and constants are used directly. PyBullet's other functions
-cannot use a world made here, because it has no client number.
+PyBullet's Python functions hold the interpreter lock while they simulate, and each returns one value. Through the C
+interface a step releases the lock, and one request returns all links and joints. Each method here sends the same
+commands as PyBullet's function, so the results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -35,9 +32,8 @@ _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can sh
 class _Handle:
     """Bullet's address of a world. When the last reference to this object ends, the world is freed.
 
-    Each method of :class:`Client` holds a reference until it returns. If another thread or a signal handler closes the
-    world during a method, the world is freed when the method returns. If a thread still steps the world when the
-    interpreter ends, the world is never freed.
+    Each method of :class:`Client` holds a reference until it returns, because another thread or a signal handler may
+    close the world during the method. A world that a thread still steps when the interpreter ends is never freed.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -79,24 +75,18 @@ class Part(NamedTuple):
 
 
 class Client:
-    """One physics world, independent of all others.
+    """One physics world. Steps of different worlds may run in several threads at once.
 
-    Steps of different worlds may run in several threads at once. All other calls hold the interpreter lock.
-
-    Args:
-        show: open a window.
+    :meth:`look` fills the arrays below. Read them before you call another method.
 
     Attributes:
         positions: the base's x, y, z (m) and quaternion x, y, z, w, then the joints' positions (rad or m).
         velocities: the base's linear (m/s) and angular (rad/s) velocity, then the joints' velocities.
         links: 7 numbers per link: x, y, z of its centre of mass (m), and its quaternion.
-        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests
-            them.
-
-    :meth:`look` fills the arrays. Read them before you call another method.
+        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests them.
 
     Raises:
-        ConfigError: ``show`` is set, and there is no display or a window is open already.
+        ConfigError: ``show`` requests a window, and there is no display or a window is open already.
     """
 
     def __init__(self, show: bool = False) -> None:
@@ -191,7 +181,7 @@ class Client:
         """The joints of a body, in the order of their links.
 
         Raises:
-            ConfigError: the numbers make no sense: the installed PyBullet has another memory layout.
+            ConfigError: the installed PyBullet has another memory layout.
         """
         handle, info, joints = self._open(), b3.JointInfo(), []
         for index in range(b3.joint_count(handle.address, body)):

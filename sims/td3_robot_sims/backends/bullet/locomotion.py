@@ -43,13 +43,7 @@ NEAR_LIMIT_COST = -0.1
 
 
 class Locomotion(Environment):
-    """A walking robot.
-
-    Args:
-        seed: seed of the reset noise, at least 0; None for a seed from the operating system.
-        show: open PyBullet's window and simulate in it.
-        randomization: the ranges of the values to draw at each reset. The published robot needs None, or every key off.
-    """
+    """A walking robot; with ``show`` in PyBullet's window."""
 
     concurrent = True
 

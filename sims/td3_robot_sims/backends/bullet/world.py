@@ -6,6 +6,7 @@ parameters. If one of these differs, Bullet's results differ.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,14 +42,10 @@ _LOAD_FLAGS = (
 
 
 class Body(NamedTuple):
-    """The pose and velocity of the robot.
+    """The robot's pose and velocity.
 
-    Attributes:
-        x: mean x of the robot's parts, m.
-        y: mean y of the robot's parts, m.
-        z: height of the torso, m.
-        roll: of the torso, rad; likewise ``pitch`` and ``yaw``.
-        velocity: of the torso, x, y, z in m/s.
+    ``x`` and ``y`` (m) are means over its parts. The height ``z`` (m), ``roll``, ``pitch``, ``yaw`` (rad) and
+    ``velocity`` (x, y, z in m/s) are those of the torso.
     """
 
     x: float
@@ -82,16 +79,10 @@ def _mean(values: list[float]) -> float:
 
 
 class World:
-    """One robot, one floor, one physics client.
-
-    Args:
-        show: open a window.
+    """One robot and one floor in one physics client, with a window if ``show`` is set.
 
     Attributes:
         joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
-
-    Raises:
-        ConfigError: ``show`` is set, and there is no display or a window is open already.
     """
 
     def __init__(self, model: RobotModel, show: bool = False) -> None:
@@ -140,7 +131,6 @@ class World:
         # Three joints connect a planar robot to the world: along x, along z, about y.
         self._planar = self._torso != BASE
         self._height_at = joints[_HEIGHT].position_at
-        self._loaded: list[tuple[int, Part]] = []  # links with a mass, before any change; filled at the first use
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
         """Change the robot and the floor. Call it before a reset: existing contacts keep their friction.
@@ -151,22 +141,21 @@ class World:
             damping: damping of every driven joint in N·m·s/rad; None for no change.
         """
         if mass is not None:
-            self._scale_masses(mass)
+            for index, part in self._parts.items():
+                # With a mass alone, Bullet would recompute the inertia from the shape.
+                inertia = [value * mass for value in part.inertia]
+                self.client.change(self._robot, index, mass=part.mass * mass, inertia=inertia)
         if friction is not None:
             self.client.change(self._floor, BASE, friction=FLOOR_FRICTION * friction)
         if damping is not None:
             for joint in self._joints:
                 self.client.change(self._robot, joint, damping=damping)
 
-    def _scale_masses(self, factor: float) -> None:
-        client, robot = self.client, self._robot
-        if not self._loaded:
-            parts = [(index, client.part(robot, index)) for index in range(BASE, self._link_count)]
-            self._loaded = [(index, part) for index, part in parts if part.mass > 0]
-        for index, part in self._loaded:
-            # With a mass alone, Bullet would recompute the inertia from the shape.
-            inertia = [value * factor for value in part.inertia]
-            client.change(robot, index, mass=part.mass * factor, inertia=inertia)
+    @functools.cached_property
+    def _parts(self) -> dict[int, Part]:
+        """The links that have a mass, by index, as they were loaded: read before the first change."""
+        parts = {index: self.client.part(self._robot, index) for index in range(BASE, self._link_count)}
+        return {index: part for index, part in parts.items() if part.mass > 0}
 
     def tilt(self, angle: float, side: float) -> None:
         """Tilt the robot after a reset, and lift it so that it stays above the floor.
@@ -190,8 +179,7 @@ class World:
             return
         if self._planar:
             client.look(robot)
-            height = client.positions[self._height_at]
-            client.set_joints(robot, [_HEIGHT], [height + lift])
+            client.set_joints(robot, [_HEIGHT], [client.positions[self._height_at] + lift])
         else:
             (x, y, z), turned = self._base()
             client.place(robot, (x, y, z + lift), turned)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from td3_robot_sims import core as sims_core
+from td3_robot_sims import simulator
+from td3_robot_sims.core import SimulatorCore
+
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.learner import warm_start
@@ -15,9 +19,6 @@ from td3_robot.policy import core as policy_core
 from td3_robot.policy.core import PolicyCore
 from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus, Network
-from td3_robot_sims import core as sims_core
-from td3_robot_sims import simulator
-from td3_robot_sims.core import SimulatorCore
 
 
 class InProcess:
