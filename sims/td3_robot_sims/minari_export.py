@@ -24,7 +24,7 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 
 from td3_robot.errors import ConfigError, SessionError, UsageError
-from td3_robot.messages import Hello, Phase
+from td3_robot.messages import Hello, Phase, Step
 from td3_robot.recording import experience
 from td3_robot.recording.episodes import Episode, Episodes
 from td3_robot.recording.reader import Session
@@ -68,11 +68,11 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     target = root / name
     if target.exists():
         raise FileExistsError(17, "File exists", str(target))
-    spec, steps = experience.of(session)
+    spec = experience.spec_of(session)
     cutter, counts = Episodes(), Counter[str]()
 
     def cut() -> Iterator[Episode]:
-        for step in steps:
+        for _, step in session.messages_of(Step):
             yield from cutter.add(step)
         yield from cutter.finish()
 
@@ -172,7 +172,7 @@ def _box(channels: Sequence[Channel]) -> spaces.Box:
 
 def _environment(session: Session) -> EnvSpec | None:
     """The simulated environment, if Gymnasium knows it; None for a real robot."""
-    roles = {message.role for _, message in session.messages((Hello.NAME,)) if isinstance(message, Hello)}
+    roles = {hello.role for _, hello in session.messages_of(Hello)}
     task = session.metadata.get("task", "")
     if "driver" in roles or "simulator" not in roles:
         return None

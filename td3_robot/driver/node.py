@@ -83,7 +83,7 @@ def _drive_alone(node: Node, robot: Robot) -> None:
     core = make(observed, config, node.name, node.incarnation, learner=learner)
     guard = core.guard
     node.outbox.patient = False
-    recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed)
+    recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed.observe)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)

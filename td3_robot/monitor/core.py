@@ -18,31 +18,26 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # the most Steps whose times are kept, to compute loop times
+_STEPS = 2000  # Steps whose times are kept, to compute loop times
 
 Listener = Callable[[Entry, Message, Names], None]
 
 
 @dataclass
 class Row:
-    """One topic of one publisher.
-
-    Attributes:
-        last: facts of the newest decoded message.
-        counted: number of messages at the last report.
-    """
+    """One topic of one publisher."""
 
     incarnation: int
     stream: Stream
-    last: dict[str, Any]
-    counted: int = 0
+    last: dict[str, Any]  # facts of the newest decoded message
+    reported: int = 0  # number of messages at the last report
 
 
 class Monitor:
     """A core that takes Records and makes reports.
 
     Args:
-        epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
+        epoch: zero of the clock of :meth:`step`, in ns since 1970.
         listener: called with every decoded message and the names of its channels.
     """
 
@@ -58,12 +53,12 @@ class Monitor:
         self._faults = Faults()
         self._unreadable = ""
         self._stamps: OrderedDict[tuple[str, int, int], int] = OrderedDict()
-        self._loops: dict[str, list[float]] = {}
+        self._loop_ms: dict[str, list[float]] = {}
         self._begun: float | None = None
         self._reported = 0.0
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take the received messages; ``now`` is the time of a monotonic clock, in seconds."""
+        """Count the received messages; ``now`` is the time on a monotonic clock, in seconds."""
         if self._begun is None:
             self._begun = self._reported = now
         for origin, message in inputs:
@@ -74,11 +69,11 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` is the time from an observation to the first observation after its action, by the source's clock.
+        ``loop_ms`` is the time from an observation to the observation after its action, on the clock of the source.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
-        loops, self._loops = self._loops, {}
+        loop_ms, self._loop_ms = self._loop_ms, {}
         return {
             "time": round((self._epoch + int(now * 1e9)) * 1e-9, 3),
             "elapsed_s": round(now - begun, 3),
@@ -91,7 +86,7 @@ class Monitor:
             },
             "loop_ms": {
                 source: {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)}
-                for source, times in sorted(loops.items())
+                for source, times in sorted(loop_ms.items())
             },
             "processes": dict(sorted(self._processes.items())),
             "states": dict(sorted(self._states.items())),
@@ -99,8 +94,8 @@ class Monitor:
         }
 
     def _topic(self, row: Row, elapsed: float, now: float) -> dict[str, Any]:
-        stream, new = row.stream, row.stream.count - row.counted
-        row.counted = stream.count
+        stream, new = row.stream, row.stream.count - row.reported
+        row.reported = stream.count
         return {
             "count": stream.count,
             "rate_hz": round(new / elapsed, 3) if elapsed > 0 else None,
@@ -115,7 +110,7 @@ class Monitor:
         self.counters["messages"] += 1
         row = self._rows.get((entry.publisher, entry.topic))
         if row is None or row.incarnation != entry.incarnation:
-            row = Row(entry.incarnation, Stream.beginning(entry), {})
+            row = Row(entry.incarnation, Stream(entry), {})
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
         if not self._decode.knows(entry):  # no Hello or Step of its source has arrived yet
@@ -124,30 +119,28 @@ class Monitor:
             message = self._decode(entry)
             if (names := names_of(message)) is not None:
                 self._names[entry.publisher] = names
-                self._decode.forget(entry.publisher)
+                self._decode.sizes.pop(entry.publisher, None)  # a new process may have other robots
             self._decode.learn(entry)
         except SessionError as error:
             self.counters["unreadable"] += 1
             self._unreadable = str(error)
             return
         row.last = facts(message)
-        self._look(entry, message)
-        if self._listener:
-            self._listener(entry, message, self._names.get(getattr(message, "source", ""), {}))
-
-    def _look(self, entry: Entry, message: Message) -> None:
-        self._faults.look(entry, message)
+        self._faults.add(entry, message)
         if isinstance(message, Step):
-            self._time(message)
+            self._measure(message)
         elif isinstance(message, Status):
             self._processes[message.node] = message.state
         elif isinstance(message, LifecycleChange):
             self._states[message.node] = message.state
+        if self._listener:
+            self._listener(entry, message, self._names.get(getattr(message, "source", ""), {}))
 
-    def _time(self, step: Step) -> None:
+    def _measure(self, step: Step) -> None:
+        """Compute the loop time that ends with this Step."""
         answered = self._stamps.get((step.source, step.incarnation, step.answered))
         if answered is not None and step.answered != step.sequence:
-            self._loops.setdefault(step.source, []).append((step.stamp - answered) * 1e-6)
+            self._loop_ms.setdefault(step.source, []).append((step.stamp - answered) * 1e-6)
         self._stamps[step.source, step.incarnation, step.sequence] = step.stamp
         while len(self._stamps) > _STEPS:
             self._stamps.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import shutil
@@ -26,40 +27,40 @@ from td3_robot.util.text import one_line
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
 """The messages that a monitor accepts, by role of the client."""
-_CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: cursor to the upper left corner, erase all
-_WIDTH = 200  # most characters of a line
+_CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: move the cursor to the upper left corner, erase everything
+_WIDTH = 200  # longest line, in characters
 _EXAMPLES = """examples:
   td3-robot monitor --run runs/walker2d
   td3-robot monitor --run runs/walker2d --json --seconds 10
-  td3-robot monitor --run runs/walker2d --plotjuggler tcp://127.0.0.1:9872    (there: ZMQ Subscriber, MessagePack)
-  td3-robot monitor --config robot.yaml                      a deployed policy server and robot: endpoints.monitor
+  td3-robot monitor --run runs/walker2d --plotjuggler tcp://127.0.0.1:9872    (PlotJuggler: ZMQ Subscriber, MessagePack)
+  td3-robot monitor --config robot.yaml            watches a deployed policy server and robot; needs endpoints.monitor
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
-No node waits for a monitor. Messages that it misses show as gaps. It ends with the run, or at Ctrl-C.
+No node waits for a monitor. Messages that it misses appear as gaps. It ends with the run, or at Ctrl-C.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = watcher_parser("Watch what nodes say; none of them waits for this.", _EXAMPLES)
-    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="between reports (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="end after so long")
-    parser.add_argument("--json", action="store_true", help="print each report as one JSON object a line")
-    parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish every number here, for PlotJuggler")
-    parser.add_argument("--anywhere", action="store_true", help="--plotjuggler may be read from other machines")
+    parser = watcher_parser("Watch the messages of nodes. No node waits for the monitor.", _EXAMPLES)
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="seconds between reports (default: %(default)s)"
+    )
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after S seconds")
+    parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
+    parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish all numbers here, for PlotJuggler")
+    parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
     options = parser.parse_args(arguments)
     for name in ("every", "seconds"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UsageError(f"--{name} is {value:g}; allowed: above 0 s")
     if options.anywhere and not options.plotjuggler:
-        raise UsageError("--anywhere goes with --plotjuggler")
+        raise UsageError("--anywhere needs --plotjuggler")
     return run_node(MONITOR, options, lambda node: _watch(node, options))
 
 
 def _watch(node: Node, options: argparse.Namespace) -> None:
-    stream = PlotJuggler(options.plotjuggler, anywhere=options.anywhere) if options.plotjuggler else None
-    head = f"PlotJuggler: {stream.endpoint}" if stream else ""
-    begun = time.monotonic()
-    shown = begun
+    head = ""
+    begun = shown = time.monotonic()
 
     def after(monitor: Monitor) -> bool:
         nonlocal shown
@@ -70,34 +71,36 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
             over = not _show(monitor.report(now), options.json, head) or over
         return over
 
-    try:
+    with contextlib.ExitStack() as stack:
+        listener = None
+        if options.plotjuggler:
+            plotjuggler = stack.enter_context(
+                contextlib.closing(PlotJuggler(options.plotjuggler, anywhere=options.anywhere))
+            )
+            head, listener = f"PlotJuggler: {plotjuggler.endpoint}", plotjuggler.publish
         node.serve(MONITOR, ACCEPTS)
         if head and not options.json:
             print(head, flush=True)
-        watch(node, stream.say if stream else None, after)
-    finally:
-        if stream:
-            stream.close()
+        watch(node, listener, after)
 
 
 def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
-    """The arguments of a command that watches: a run, a configuration, or an endpoint to which nodes connect."""
+    """The arguments of a command that acts as the monitor."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
-    result.add_argument("--endpoint", metavar="ENDPOINT", help="where nodes shall find this, without run or FILE")
-    result.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
+    result.add_argument("--endpoint", metavar="ENDPOINT", help="serve this endpoint, without --run or --config")
+    result.add_argument("--keys", metavar="DIR", help="folder of this machine's keys, for --endpoint")
     return result
 
 
 def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
-    """Receive messages until a signal arrives or ``after`` returns True. Each turn calls ``after`` once."""
+    """Receive messages until a signal arrives or ``after`` returns True. Calls ``after`` once a turn."""
     logging.getLogger().setLevel(logging.WARNING)
     monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
-    node.spin(
-        monitor,
-        busy=lambda: False,
-        report=lambda: Figures(counters=dict(monitor.counters)),
-        after=lambda: after(monitor),
-    )
+
+    def report() -> Figures:
+        return Figures(counters=dict(monitor.counters))
+
+    node.spin(monitor, busy=lambda: False, report=report, after=lambda: after(monitor))
 
 
 def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:

@@ -1,7 +1,7 @@
 """Publishes messages for PlotJuggler's ZMQ subscriber, which plots numbers and booleans.
 
 Frames are ``[topic][payload][time]``. The payload is a msgpack map; nested maps become paths. The time is decimal text,
-in seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack" chosen in its dialog.
+in seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack".
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Frames = tuple[bytes, bytes, bytes]
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
-    """The frames of a message: one set for each robot in it.
+    """Yields frames for each robot in a message.
 
-    The topic frame is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a message of a server to one source. With
-    several robots, the index of the robot follows. Channels are below their field: ``sim-0/step/observation/height``.
+    The topic frame is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a server's message to a source. With
+    several robots, the robot's index follows. Channel names follow their field: ``sim-0/step/observation/height``.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
@@ -51,17 +51,15 @@ def numbers(values: dict[str, Any]) -> dict[str, Any]:
                 plotted[name] = below
         elif isinstance(value, bytes):
             plotted[name] = len(value)
-        elif isinstance(value, (int, float)) or (isinstance(value, list) and value and all(map(_is_number, value))):
+        elif value != [] and all(
+            isinstance(item, int | float) for item in (value if isinstance(value, list) else [value])
+        ):
             plotted[name] = value
     return plotted
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
 class PlotJuggler:
-    """A ZeroMQ PUB socket for any number of PlotJugglers. It never waits: it drops messages for slow subscribers.
+    """A ZeroMQ PUB socket for any number of PlotJugglers. It drops messages for slow subscribers, and never waits.
 
     Args:
         endpoint: the endpoint to serve.
@@ -75,7 +73,7 @@ class PlotJuggler:
         endpoints.check(endpoint, bind=True, keys=True)
         if not (anywhere or endpoints.local(endpoint)):
             raise EndpointError(
-                f"endpoint {endpoint!r} can be read by everybody on other machines; allowed: ipc://PATH and tcp:// on "
+                f"every machine in the network can read endpoint {endpoint!r}; allowed: ipc://PATH and tcp:// on "
                 f"loopback, others with --anywhere"
             )
         self._context = zmq.Context()
@@ -92,10 +90,9 @@ class PlotJuggler:
         if self.endpoint.startswith("ipc://"):
             Path(self.endpoint.removeprefix("ipc://")).chmod(0o600)
 
-    def say(self, entry: Entry, message: Message, names: Names) -> None:
-        """Publish a message."""
+    def publish(self, entry: Entry, message: Message, names: Names) -> None:
         for item in frames(entry, message, names):
-            self._socket.send_multipart(item)  # a PUB socket never waits
+            self._socket.send_multipart(item)
 
     def close(self) -> None:
         self._socket.close()

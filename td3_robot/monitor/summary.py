@@ -1,4 +1,4 @@
-"""Reduces a message to the few facts that a monitor shows."""
+"""Selects the few facts of a message that a monitor shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Facts = dict[str, Any]
 
 
 def facts(message: Message) -> Facts:
-    """The facts of a message: numbers and text by name. Empty if there is nothing to show."""
+    """Numbers and text by name; empty if the monitor shows none for this type of message."""
     known = _FACTS.get(type(message))
     return known(message) if known else {}
 
@@ -50,16 +50,13 @@ def _mean(values: Any) -> float | None:
 
 
 def _action(action: Action) -> Facts:
-    return {
-        "source": action.source,
-        "weights": action.weights_version,
-        "noise": noises.name_of(action.noise_kind),
-    }
+    noise = noises.name_of(action.noise_kind)
+    return {"source": action.source, "weights": action.weights_version, "noise": noise}
 
 
 def _status(status: Status) -> Facts:
-    said = {"state": status.state, **({"detail": status.detail} if status.detail else {})}
-    return {**said, **{name: round(value, 4) for name, value in status.figures.items()}}
+    detail = {"detail": status.detail} if status.detail else {}
+    return {"state": status.state, **detail, **{name: round(value, 4) for name, value in status.figures.items()}}
 
 
 _FACTS: dict[type[Message], Callable[[Any], Facts]] = {

@@ -1,22 +1,22 @@
-"""Records the inputs of a core, and the results that ``step`` does not return. The core knows no recorder.
+"""Records the inputs of a core, and the facts that ``step`` does not return. The core does not know the recorder.
 
-The outputs of a core depend only on its construction arguments, its turns and, for a driver, the reports of its robot.
-These messages suffice to replay a core bit for bit:
+The outputs of a core depend only on its construction arguments, its turns and, for a driver, its robot's reports.
+These messages are enough to replay a core bit for bit:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records it once
 Turn            the inputs and the time of one call of ``step``
-Heard           what the robot reports besides its Steps: an input of a driver's core
+Heard           the robot's report, besides its Steps: an input of a driver's core
 Told            the action that the robot's motors get: an output of a driver's core
-InForce         ``safety_state`` of a policy server's core after a turn; the state file of the server holds it, too
+InForce         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
 =============== =====================================================================================================
 
-All other outputs are messages on links. The transport records them with the bytes that it sends.
+All other outputs are messages on links. The transport records the bytes that it sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from td3_robot.core_types import Core, Input, Origin, Output
@@ -25,7 +25,10 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32
 from td3_robot.topics import RECORDER
 
-_LONGEST = 4096  # the most characters that are recorded of a problem or a stop reason
+_LONGEST = 4096  # characters of a problem or a stop reason; the rest is not recorded
+
+Observer = Callable[[Sequence[Output], float], Iterable[Message]]
+"""Called after a turn with its outputs and its time (s). Returns the messages to record besides the outputs."""
 
 
 class Sink(Protocol):
@@ -38,21 +41,11 @@ class Sink(Protocol):
         """Record a message; ``to`` is ``RECORDER``."""
 
 
-class Observer(Protocol):
-    """Finds the messages of a turn that are neither inputs nor outputs of ``step``."""
-
-    def before(self, now: float) -> None:
-        """The turn at ``now`` (s) begins."""
-
-    def after(self, outputs: Sequence[Output]) -> Iterable[Message]:
-        """The turn has ended with these outputs. Returns the other messages to record."""
-
-
 class RecordedCore:
     """A core that records each of its turns.
 
     Args:
-        core: the core to drive.
+        core: the core to run.
         sink: takes the records.
         observer: finds the messages that ``step`` does not return; None if there are none.
     """
@@ -65,21 +58,17 @@ class RecordedCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Record the inputs, run the core's turn at ``now`` (s), and record the messages of the observer."""
         self._sink.record_turn(now, inputs)
-        if self._observer is None:
-            return self._core.step(inputs, now)
-        self._observer.before(now)
         outputs = self._core.step(inputs, now)
-        for message in self._observer.after(outputs):
-            self._sink.send(RECORDER, message)
+        if self._observer:
+            for message in self._observer(outputs, now):
+                self._sink.send(RECORDER, message)
         return outputs
 
 
 class PolicyState(Protocol):
-    """What a policy server's core shows after a turn.
+    """The safety state of a policy server's core, and the lifecycle changes of its newest turn.
 
-    Attributes:
-        safety_state: the current safety state. The core makes a new object when the state may have changed.
-        changes: the changes of the lifecycle state in the newest turn.
+    The core makes a new ``safety_state`` object when the state may have changed.
     """
 
     safety_state: SafetyState
@@ -87,16 +76,17 @@ class PolicyState(Protocol):
 
 
 class PolicyObserver:
-    """Records each change of a policy server's safety state, and the LifecycleChanges that the server did not send."""
+    """An observer of a policy server's core.
+
+    It returns each new safety state, and the LifecycleChanges that the server did not send.
+    """
 
     def __init__(self, core: PolicyState) -> None:
         self._core = core
         self._state = SafetyState()
 
-    def before(self, now: float) -> None:
-        """Does nothing: the facts exist only after the turn."""
-
-    def after(self, outputs: Sequence[Output]) -> list[Message]:
+    def __call__(self, outputs: Sequence[Output], now: float) -> list[Message]:
+        del now
         facts: list[Message] = []
         if self._core.changes:
             sent = {id(message) for _, message in outputs}
@@ -110,7 +100,7 @@ class PolicyObserver:
 
 
 class RecordedBody:
-    """Wraps a driver's robot and records its calls. It serves as the robot of the core and as the core's observer.
+    """Wraps a driver's robot and notes its calls. :meth:`observe` is the observer of the driver's core.
 
     Args:
         body: the robot, as ``td3_robot.driver.body.Body``; this object has all its attributes.
@@ -118,19 +108,19 @@ class RecordedBody:
 
     def __init__(self, body: Any) -> None:
         self._body = body
-        self._facts: list[Message] = []
-        self._heard = Heard(0, 0, "", "")
+        self._actions: list[Float32] = []
+        self._reports: list[Heard] = []
+        self._newest = Heard(0, 0, "", "")
         self._calls = 0
         self._next_step = 0
         self._stepped = False
-        self._now = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._body, name)
 
     @property
     def stop(self) -> str:
-        """Why everything has to stop. Empty if nothing has to; the core clears it."""
+        """Why the robot must stop; empty if it need not. The core clears it."""
         return str(self._body.stop)
 
     @stop.setter
@@ -138,33 +128,33 @@ class RecordedBody:
         self._body.stop = reason
 
     def command(self, action: Float32) -> None:
-        """Pass on and record an action, float32[1, A]."""
+        """Pass an action, float32[1, A], to the robot."""
         self._body.command(action)
-        self._facts.append(Told(self._next_step, int(self._now * 1e9), action[0].copy()))
-        self._listen(self._heard.refused)
+        self._actions.append(action[0].copy())
+        self._note_report(self._newest.refused)
 
     def step(self, action: Float32) -> int | None:
         """End a control period. If the result is None, no Step follows."""
         made: int | None = self._body.step(action)
         self._stepped = made is not None
-        self._listen(int(made is None))
+        self._note_report(int(made is None))
         return made
 
-    def before(self, now: float) -> None:
-        self._now = now
-
-    def after(self, outputs: Sequence[Output]) -> list[Message]:
+    def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
+        """The actions and reports since the last call."""
         del outputs
+        actions = [Told(self._next_step, int(now * 1e9), action) for action in self._actions]
+        facts: list[Message] = [*actions, *self._reports]
         self._next_step += self._stepped
         self._stepped = False
-        facts, self._facts = self._facts, []
+        self._actions, self._reports = [], []
         return facts
 
-    def _listen(self, refused: int) -> None:
-        """Record the robot's report after a call if it differs from the report before."""
+    def _note_report(self, refused: int) -> None:
+        """Keep the robot's report after a call if it differs from the previous report."""
         self._calls += 1
-        heard = Heard(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
-        before = self._heard
-        if (heard.refused, heard.trouble, heard.stop) != (before.refused, before.trouble, before.stop):
-            self._heard = heard
-            self._facts.append(heard)
+        report = Heard(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
+        previous = self._newest
+        if (report.refused, report.trouble, report.stop) != (previous.refused, previous.trouble, previous.stop):
+            self._newest = report
+            self._reports.append(report)

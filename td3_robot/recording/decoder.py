@@ -14,14 +14,13 @@ from td3_robot.transport import codec
 log = logging.getLogger(__name__)
 
 
-def _ambiguous(message: type[Message]) -> bool:
+def _needs_sizes(message: type[Message]) -> bool:
     """Whether the bytes alone leave the array sizes open. They do if the first array has two dimensions."""
     shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
     return bool(shapes) and len(shapes[0]) > 1
 
 
-_OF_A_SOURCE = frozenset(name for name, message in MESSAGES.items() if _ambiguous(message))
-"""Topics that can be decoded only with the array sizes of their source."""
+_NEED_SIZES = frozenset(name for name, message in MESSAGES.items() if _needs_sizes(message))
 
 
 class Decoder:
@@ -41,14 +40,14 @@ class Decoder:
         self.unknown_fields: Counter[str] = Counter()
 
     def __call__(self, entry: Entry) -> Message:
-        """The message of an entry.
+        """Decode the message of an entry.
 
         Raises:
             SessionError: the entry is not a message of this protocol.
         """
         try:
             sizes = None
-            if entry.topic in _OF_A_SOURCE:  # of the publisher, or of the source that it answers
+            if entry.topic in _NEED_SIZES:  # the publisher is the source, or answers the source
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
@@ -63,16 +62,12 @@ class Decoder:
     def knows(self, entry: Entry) -> bool:
         """Whether the sizes for this message are known."""
         try:
-            return entry.topic not in _OF_A_SOURCE or codec.source_of(entry.payload) in self.sizes
+            return entry.topic not in _NEED_SIZES or codec.source_of(entry.payload) in self.sizes
         except ProtocolError:
             return True  # decoding it reports the error
 
-    def forget(self, source: str) -> None:
-        """Forget the sizes of a source, because a new process may use the same name."""
-        self.sizes.pop(source, None)
-
     def learn(self, entry: Entry) -> None:
-        """Learn the sizes of a source from its Hello or a Step. Sizes that are known already stay.
+        """Learn the sizes of a source from its Hello or a Step. Known sizes stay.
 
         Raises:
             SessionError: the entry is not a message of this protocol.

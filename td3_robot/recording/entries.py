@@ -11,18 +11,18 @@ from td3_robot.messages import Hello, Record, Start, Weights
 METADATA = "td3_robot"
 """Name of the MCAP metadata record of every recording."""
 REASON = "written_because"
-"""Key in the record METADATA: why the recorder wrote its ring."""
+"""Key in the metadata: why the recorder wrote its ring."""
 CONFIG = "config.yaml"
 """Name of the attachment with the resolved configuration."""
 METRICS = "metrics.jsonl"
 """Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""By topic, the number of newest messages of each publisher and link that every new file repeats.
+"""Number of messages that every new file repeats from before: the newest ones of each topic, publisher and link.
 
-The repeated messages make it possible to read a file alone.
+A reader can thus read one file of a series alone.
 """
 ON_THE_WAY_NS = 500_000_000
-"""Upper bound of the delay of a message to the recorder. Messages are delayed because nodes send them in groups."""
+"""Longest delay of a message to the recorder. Nodes send messages in groups, which delays the first ones."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Entry:
     Attributes:
         publisher, incarnation: the node that sent it.
         topic, link: name of the message, and the link it was sent on.
-        sequence: 0, 1, 2, … for each topic of a publisher; a jump shows messages that were not recorded.
-        published: wall clock of the publisher, in ns since 1970.
-        received: clock of the recorder, in ns since 1970; never decreases within a recording.
+        sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.
+        published: time on the publisher's clock, in ns since 1970.
+        received: time on the recorder's clock, in ns since 1970; never decreases within a recording.
         payload: the wire bytes.
     """
 
@@ -49,17 +49,9 @@ class Entry:
 
     @classmethod
     def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
-        """The entry of a Record that arrives at ``received`` (ns since 1970)."""
-        return cls(
-            peer.name,
-            peer.hello.incarnation,
-            record.topic,
-            record.link,
-            record.sequence,
-            record.stamp,
-            received,
-            record.payload,
-        )
+        """The entry for a Record that arrives at ``received`` (ns since 1970)."""
+        about = peer.name, peer.hello.incarnation, record.topic, record.link
+        return cls(*about, record.sequence, record.stamp, received, record.payload)
 
     @property
     def channel(self) -> tuple[str, int, str, str]:
@@ -72,13 +64,13 @@ class Entry:
 
     @property
     def identity(self) -> tuple[str, int, str, int]:
-        """Identifies the message. Two copies of a message have the same identity."""
+        """Equal for two copies of a message."""
         return (*self.stream, self.sequence)
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file within the file."""
+    """A file inside the recording."""
 
     name: str
     media_type: str
@@ -90,8 +82,8 @@ class Facts:
     """Everything in a recording except its messages.
 
     Attributes:
-        metadata: the values of the record METADATA: protocol, version, host, …
-        attachments: the configuration, policy bundles, references.
+        metadata: protocol, version, host, … by name.
+        attachments: the configuration and other files.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Splits the Steps of a recording into episodes of one robot each. A missing Step ends an episode."""
+"""Splits the Steps of a recording into the episodes of single robots. A missing Step ends an episode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from td3_robot.specs import Float32
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """T consecutive transitions of one robot.
+    """T consecutive transitions of one robot, T at least 1.
 
     Attributes:
-        steps: the T + 1 Steps of these transitions; T is at least 1.
+        steps: the T + 1 Steps of these transitions.
         robot: index of the robot in the arrays of the Steps.
     """
 
@@ -40,7 +40,7 @@ class Episode:
 
     @property
     def begun(self) -> bool:
-        """Whether the episode contains its first Step (phase FIRST)."""
+        """Whether the first Step of the episode (phase FIRST) is recorded."""
         return bool(self.steps[0].phase[self.robot] == Phase.FIRST)
 
     @property
@@ -71,27 +71,23 @@ class Episode:
 
     @property
     def identity(self) -> dict[str, NDArray[np.int64]]:
-        """By name, int64[T + 1] arrays that identify the Steps and the origin of their actions."""
+        """int64[T + 1] arrays by name. They identify the Steps and the origin of their actions."""
         names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
         identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
         return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}
 
     @property
     def world(self) -> dict[str, float]:
-        """The randomized parameters of this episode, by name. Empty if there are none, or the first Step is missing."""
+        """The randomized parameters of this episode, by name. Empty without parameters or without the first Step."""
         drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
         return drawn
 
 
 class Episodes:
-    """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps.
-
-    Attributes:
-        counters: ``alone`` is the number of robot Steps without a preceding and a following Step. No episode has them.
-    """
+    """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
+        self._alone = 0  # Steps of a robot without a preceding and a following Step; they are in no episode
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 
@@ -113,17 +109,17 @@ class Episodes:
         return over
 
     def finish(self) -> list[Episode]:
-        """Close the open episodes, and return them. Their end is not recorded."""
+        """Close the open episodes and return them. Their ends are not recorded."""
         return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
 
     def lost(self) -> Counter[str]:
         """Counts of ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps and ``alone`` Steps."""
-        total = +self.counters
+        total = Counter(alone=self._alone)
         for assembler in self._assemblers.values():
             total += Counter({name: assembler.counters[name] for name in ("missed", "gaps", "late")})
-        return total
+        return +total
 
     def _close(self, source: str, robot: int) -> list[Episode]:
         steps = self._open.pop((source, robot), [])
-        self.counters["alone"] += len(steps) == 1
+        self._alone += len(steps) == 1
         return [Episode(tuple(steps), robot)] if len(steps) > 1 else []

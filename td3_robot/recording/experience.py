@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ConfigError, SessionError
-from td3_robot.messages import Hello, Step
+from td3_robot.messages import Step
 from td3_robot.recording.entries import REPEATED, Entry
 from td3_robot.recording.reader import Session, SessionFile
 from td3_robot.specs import RobotSpec
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
-    """Group files by recording: the parts that one recorder wrote form a group. Files may be in any order.
+    """Group files by recording. A group holds the parts that one recorder wrote, in any order.
 
-    Parts are recognised by repeated messages: each part repeats messages of the part before it.
+    Each part repeats messages of the part before it. This function finds the parts by these messages.
 
     Raises:
         SessionError: a file cannot be read.
     """
     found: list[tuple[list[Path], set[object]]] = []
     for file in files:
-        said: set[object] = {
+        repeated: set[object] = {
             (item.identity, item.published)
             for item in (SessionFile(file).items() if len(files) > 1 else ())
             if isinstance(item, Entry) and item.topic in REPEATED
         }
         parts = [file]
-        for known in [known for known in found if known[1] & said]:
+        for known in [known for known in found if known[1] & repeated]:
             found.remove(known)
-            parts, said = [*known[0], *parts], known[1] | said
-        found.append((parts, said))
+            parts, repeated = [*known[0], *parts], known[1] | repeated
+        found.append((parts, repeated))
     return [parts for parts, _ in found]
 
 
@@ -43,38 +42,37 @@ def read(*parts: Path) -> tuple[RobotSpec, Iterator[Step]]:
         parts: one file, or all parts of one recording.
 
     Raises:
-        SessionError: a file is damaged, there is no Hello of a robot, or there are two kinds of robots.
+        SessionError: a file is damaged, no Hello of a robot is recorded, or there are two kinds of robots.
     """
-    return of(Session(parts))
+    session = Session(parts)
+    return spec_of(session), (step for _, step in session.messages_of(Step))
 
 
-def of(session: Session) -> tuple[RobotSpec, Iterator[Step]]:
-    """Like :func:`read`, for an open recording.
+def spec_of(session: Session) -> RobotSpec:
+    """The specification of the robots in a recording.
 
     Raises:
-        SessionError: as :func:`read`.
+        SessionError: a file is damaged, no Hello of a robot is recorded, or there are two kinds of robots.
     """
     label, spec = session.decode.label, None
-    for _, message in session.messages((Hello.NAME,)):
-        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-            try:
-                mine = RobotSpec.from_description(message.spec)
-            except ConfigError as error:
-                raise SessionError(f"{label}: {error}") from None
-            if spec and (difference := spec.difference(mine)):
-                raise SessionError(f"{label} holds two kinds of robots: {difference}")
-            spec = mine
+    for _, hello in session.robots():
+        try:
+            another = RobotSpec.from_description(hello.spec)
+        except ConfigError as error:
+            raise SessionError(f"{label}: {error}") from None
+        if spec and (difference := spec.difference(another)):
+            raise SessionError(f"{label} holds two kinds of robots: {difference}")
+        spec = another
     if spec is None:
-        raise SessionError(f"{label} does not say which robot it is of: there is no Hello in it")
-    return spec, (message for _, message in session.messages((Step.NAME,)) if isinstance(message, Step))
+        raise SessionError(f"{label} does not describe its robot: it holds no Hello of a robot")
+    return spec
 
 
 def check(path: Path, spec: RobotSpec) -> None:
     """Check that a recording is of this robot.
 
     Raises:
-        SessionError: as :func:`read`, or the recording is of another robot.
+        SessionError: the recording is of another robot, or for a reason of :func:`spec_of`.
     """
-    recorded, _ = read(path)
-    if difference := spec.difference(recorded):
+    if difference := spec.difference(spec_of(Session([path]))):
         raise SessionError(f"{str(path)!r} is of another robot: {difference}")

@@ -10,14 +10,14 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
-from td3_robot.messages import MESSAGES, FieldType, Hello, Message, wire_fields
+from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
@@ -25,26 +25,18 @@ from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
 
 _BATCH = 5000  # rows that are written to a Parquet file together
-_WHOLE = {"ros2": "steps and statuses", "minari": "steps"}  # formats without tables, and the messages that they convert
+_WITHOUT_TABLES = {"ros2": "steps and statuses", "minari": "steps"}  # formats, and the messages that they convert
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
   td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
-Each topic is one table. A message about several robots has a row for each robot. Channels are columns with their names.
-Maps and lists are JSON text. Bytes are given as their number.
+Each topic becomes a table. A message about several robots has a row for each robot. Each channel is a column.
+Maps and lists become JSON text. Bytes become their number.
 """
 
 Row = dict[str, Any]
-
-
-class Table(Protocol):
-    """Takes rows with the same columns."""
-
-    def add(self, row: Row) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class CsvTable:
@@ -117,11 +109,12 @@ def _type(wire: FieldType) -> str:
     return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
 
 
-FORMATS: dict[str, Callable[[Path, type[Message]], Table]] = {"csv": CsvTable, "parquet": ParquetTable}
+Table = CsvTable | ParquetTable
+FORMATS: dict[str, type[CsvTable] | type[ParquetTable]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of one message: one for each robot or episode in it. A message without arrays has one row."""
+    """The rows of a message: a row for each robot or episode in it. A message without arrays has one row."""
     head: Row = {  # columns of _HEAD
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
@@ -173,14 +166,13 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 def _names(session: Session) -> dict[str, Names]:
     """The channel names of each source.
 
-    A source without a recorded Hello gets the names of another source with the same number of channels. If there is no
-    such source, numbers are the names.
+    A source without a recorded Hello gets the names of another source with as many channels. Without such a source,
+    the names are numbers.
     """
-    hellos = session.messages((Hello.NAME,))
-    said = {entry.publisher: names for entry, message in hellos if (names := names_of(message)) is not None}
+    recorded = {entry.publisher: names for entry, hello in session.robots() if (names := names_of(hello)) is not None}
 
     def of(source: str, size: str, count: int) -> Sequence[str]:
-        known = (names.get(size, ()) for names in (said.get(source, {}), *said.values()))
+        known = (names.get(size, ()) for names in (recorded.get(source, {}), *recorded.values()))
         return next((names for names in known if len(names) == count), [str(channel) for channel in range(count)])
 
     return {
@@ -200,22 +192,34 @@ def _refuse_two_kinds(session: Session, names: Mapping[str, Names]) -> None:
             for one, other in itertools.zip_longest(wanted[size], found[size]):
                 if one != other:
                     raise SessionError(
-                        f"{str(session.paths[0])!r} holds two kinds of robots, which make no common columns: "
+                        f"{str(session.paths[0])!r} holds two kinds of robots with different columns: "
                         f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
                     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    if options.format == "minari":
-        return _minari(options)
+    minari: Any = None
+    if options.format == "minari":  # imported here, because it needs an extra, and td3_robot must not import simulators
+        minari = importlib.import_module("td3_robot_sims.minari_export")
     session = Session(options.files)
     session.require(options.topics)
-    if options.format == "ros2":
-        return _ros2(session, options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    counts = export(session, options.out, options.format, options.topics)
-    lines = [f"{options.out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
+    out: Path = options.out
+    if minari:
+        name = options.dataset or minari.name_of(session.paths[0])
+        minari.check_name(name)
+        counts = minari.export(session, out, name)
+        lines = [f"{out / name}: {minari.summary(counts)}"]
+    elif options.format == "ros2":
+        from td3_robot.recording import ros2  # imported here, because it needs an extra
+
+        out.mkdir(parents=True, exist_ok=True)
+        counts = ros2.export(session, out / "ros2.mcap")
+        lines = [f"{topic}: {count} messages" for topic, count in counts.items()]
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        counts = export(session, out, options.format, options.topics)
+        lines = [f"{out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
     print(json.dumps(counts) if options.json else "\n".join(lines))
     return EXIT_GOOD
 
@@ -228,38 +232,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
-    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WHOLE], help="(default: csv)")
-    parser.add_argument("--dataset", metavar="NAME-vN", help="of --format minari (default: as the file, -v0)")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
+    parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
-        raise UsageError(f"--topics: {unknown[0]!r} is none; topics: {', '.join(MESSAGES)}")
-    if options.topics and options.format in _WHOLE:
-        raise UsageError(f"--topics chooses tables; --format {options.format} converts {_WHOLE[options.format]}")
+        raise UsageError(f"--topics: {unknown[0]!r} is not a topic; allowed: {', '.join(MESSAGES)}")
+    if options.topics and options.format in _WITHOUT_TABLES:
+        converted = _WITHOUT_TABLES[options.format]
+        raise UsageError(f"--topics selects tables; --format {options.format} always converts {converted}")
     if options.dataset and options.format != "minari":
-        raise UsageError(f"--dataset names a Minari dataset; --format {options.format} makes none")
+        raise UsageError(f"--dataset names a Minari dataset; it needs --format minari, not {options.format}")
     return options
-
-
-def _ros2(session: Session, options: argparse.Namespace) -> int:
-    from td3_robot.recording import ros2  # imported here, because it needs an extra
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    counts = ros2.export(session, options.out / "ros2.mcap")
-    lines = [f"{topic}: {count} messages" for topic, count in counts.items()]
-    print(json.dumps(counts) if options.json else "\n".join(lines))
-    return EXIT_GOOD
-
-
-def _minari(options: argparse.Namespace) -> int:
-    module = importlib.import_module("td3_robot_sims.minari_export")  # td3_robot must not import simulators
-    session = Session(options.files)
-    name = options.dataset or module.name_of(session.paths[0])
-    module.check_name(name)
-    counts = module.export(session, options.out, name)
-    print(json.dumps(counts) if options.json else f"{options.out / name}: {module.summary(counts)}")
-    return EXIT_GOOD
 
 
 if __name__ == "__main__":

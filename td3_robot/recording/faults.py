@@ -1,41 +1,70 @@
-"""Collects the different faults in recorded messages, with the first time and the count of each."""
+"""Finds faults in messages, and counts the different faults of a recording."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from td3_robot.messages import LifecycleChange, Message, Refused
-from td3_robot.recording import triggers
+from td3_robot.core_types import Farewell
+from td3_robot.errors import ProtocolError
+from td3_robot.messages import Bye, LifecycleChange, Message, Refused, Status
 from td3_robot.recording.entries import Entry
+from td3_robot.safety.lifecycle import State
+from td3_robot.transport import codec
 
-_MOST = 200  # the most different faults kept, so that a peer cannot fill the memory with invented faults
+_MOST = 200  # different faults that are kept, so that a peer cannot fill the memory with invented faults
+
+
+def failure(message: Message) -> str | None:
+    """The failure of a node or robot that a message reports, as text; None if it reports no failure."""
+    if isinstance(message, Status) and message.state == "failed":
+        return f"{message.node} failed: {message.detail}"
+    if isinstance(message, LifecycleChange) and message.state == State.FAULT:
+        return f"{message.node} is in fault: {message.reason}"
+    return None
+
+
+def failure_in(entry: Entry) -> str | None:
+    """Like :func:`failure`, for an entry. Decodes only the topics that can report a failure."""
+    if entry.topic not in (Status.NAME, LifecycleChange.NAME):
+        return None
+    try:
+        return failure(codec.decode(entry.topic, entry.payload))
+    except ProtocolError:
+        return None
+
+
+def lost(name: str, bye: Bye) -> str | None:
+    """The loss of the client ``name``, as text; None if the client left in order.
+
+    If a client disappears without a Bye, the link makes one with the reason.
+    """
+    return f"{name}: {bye.reason}" if Farewell.of(bye) is Farewell.OTHER else None
 
 
 class Faults:
-    """Nodes and robots that failed, and peers that were refused."""
+    """Counts failures of nodes and robots, and refused peers."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}  # first time (ns) and count
         self._stamps: dict[str, int] = {}  # stamp of the newest LifecycleChange of a fault; servers repeat them
         self._others = 0
 
-    def look(self, entry: Entry, message: Message) -> str | None:
-        """Count the fault in a message. Returns the fault, or None if the message adds no fault."""
-        what = triggers.reason(entry)
+    def add(self, entry: Entry, message: Message) -> None:
+        """Count the fault in a message, if there is one."""
+        what = failure(message)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
         if what is None:
-            return None
+            return
         if what not in self._found and len(self._found) == _MOST:
             self._others += 1
-            return None
+            return
         if isinstance(message, LifecycleChange):
             if self._stamps.get(what) == message.stamp:
-                return None
+                return
             self._stamps[what] = message.stamp
         first, count = self._found.get(what, (entry.received, 0))
         self._found[what] = first, count + 1
-        return what
 
     def report(self, begin: int) -> list[dict[str, Any]]:
         """The faults in order of first time. ``first_s`` is in seconds after ``begin`` (ns since 1970)."""

@@ -19,7 +19,7 @@ from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weigh
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
-from td3_robot.recording.reader import Damage, Metadata, SessionFile, other_protocol
+from td3_robot.recording.reader import Metadata, SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
 from td3_robot.runtime.arguments import Parser
 
@@ -28,43 +28,42 @@ _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap --check
   td3-robot info walk.mcap --json | jq .topics
 
-With --check the exit code is 1 if the file is damaged, or a message in it is not one of the protocol.
+With --check the exit code is 1 if the file is damaged, or a message does not follow the protocol.
 """
 
 
 @dataclass
 class Contents:
-    """Collects the statistics that ``info`` shows."""
+    """Statistics of the messages in a file."""
 
     streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    shipped: list[int] = field(default_factory=list)
-    acted: set[int] = field(default_factory=set)
+    weights: list[int] = field(default_factory=list)
+    acting: set[int] = field(default_factory=set)
     faults: Faults = field(default_factory=Faults)
     seen: set[tuple[str, int, str, int]] = field(default_factory=set)
 
     def add(self, entry: Entry) -> bool:
-        """Count an entry. Returns False, and counts nothing, if the entry is a copy of an earlier one."""
+        """Count an entry. Returns False if the entry is a copy; copies are not counted."""
         if entry.identity in self.seen:
             return False
         self.seen.add(entry.identity)
-        stream = self.streams.get(entry.stream)
-        if stream is None:
-            stream = self.streams[entry.stream] = Stream.beginning(entry)
-        stream.add(entry)
+        if entry.stream not in self.streams:
+            self.streams[entry.stream] = Stream(entry)
+        self.streams[entry.stream].add(entry)
         return True
 
-    def look(self, entry: Entry, message: Message) -> None:
+    def add_decoded(self, entry: Entry, message: Message) -> None:
         """Count phases, weights versions and faults of a message."""
-        self.faults.look(entry, message)
+        self.faults.add(entry, message)
         if isinstance(message, Step):
             for phase in Phase:
                 self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
             self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
         elif isinstance(message, Weights):
-            self.shipped.append(message.version)
+            self.weights.append(message.version)
         elif isinstance(message, Action):
-            self.acted.add(message.weights_version)
+            self.acting.add(message.weights_version)
 
     def report(self) -> dict[str, Any]:
         streams = self.streams.values()
@@ -79,9 +78,9 @@ class Contents:
             },
             "robot_steps": {phase.name.lower(): self.counts[phase.name.lower()] for phase in Phase},
             "policy_versions": {
-                "recorded": [min(self.shipped), max(self.shipped)] if self.shipped else [],
-                "count": len(set(self.shipped)),
-                "acting": [min(self.acted), max(self.acted)] if self.acted else [],
+                "recorded": [min(self.weights), max(self.weights)] if self.weights else [],
+                "count": len(set(self.weights)),
+                "acting": [min(self.acting), max(self.acting)] if self.acting else [],
             },
             "fallback_steps": self.counts["fallbacks"],
             "faults": self.faults.report(begin),
@@ -89,7 +88,7 @@ class Contents:
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """The report on a file, as plain JSON values. ``damages`` lists all damage.
+    """The report on a file, as plain JSON values.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
@@ -99,17 +98,17 @@ def examine(path: Path) -> dict[str, Any]:
     metadata: dict[str, str] = {}
     decode = decoder_of(path)
     problems: list[str] = []
-    foreign: str | None = None
+    other: str | None = None
     for item in file.items():
         if isinstance(item, Metadata) and item.name == METADATA:
             metadata = item.values
-            if foreign := other_protocol(metadata):
-                problems.append(f"its messages, which were not looked at: {foreign}")
+            if other := other_protocol(metadata):
+                problems.append(f"its messages were not checked: {other}")
         elif isinstance(item, Attachment):
             attachments.append({"name": item.name, "bytes": len(item.data)})
-        elif isinstance(item, Entry) and contents.add(item) and not foreign:
+        elif isinstance(item, Entry) and contents.add(item) and not other:
             try:
-                contents.look(item, decode(item))
+                contents.add_decoded(item, decode(item))
             except SessionError as error:
                 problems.append(str(error))
     report = contents.report()
@@ -117,7 +116,7 @@ def examine(path: Path) -> dict[str, Any]:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:
         host = None
-        problems.append("what the recording says about its machine is not JSON")
+        problems.append("the description of the recording machine is not JSON")
     return {
         "file": str(path),
         "bytes": file.size,
@@ -125,7 +124,7 @@ def examine(path: Path) -> dict[str, Any]:
         "metadata": metadata,
         "host": host,
         "attachments": attachments,
-        "damages": [_line(damage) for damage in file.all_damages] + problems,
+        "damages": [f"byte {damage.offset}: {damage.why}" for damage in file.all_damages] + problems,
     }
 
 
@@ -138,23 +137,16 @@ def decoder_of(path: Path) -> Decoder:
     decoder = Decoder(repr(str(path)))
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
-            with contextlib.suppress(SessionError):  # the caller decodes the message again, and reports the error
+            with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
                 decoder.learn(item)
     return decoder
 
 
-def _line(damage: Damage) -> str:
-    return f"byte {damage.offset}: {damage.why}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="td3-robot info",
-        description="Show the content of a recording: topics, rates, gaps, policy versions, faults.",
-        epilog=_EXAMPLES,
-    )
+    about = "Show the content of a recording: topics, rates, gaps, policy versions, faults."
+    parser = Parser(prog="td3-robot info", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
-    parser.add_argument("--check", action="store_true", help="exit 1 if anything in the file is damaged")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the file is damaged")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     report = examine(options.file)
@@ -193,8 +185,8 @@ def text(report: dict[str, Any]) -> str:
 
 def by(metadata: Mapping[str, str]) -> str:
     """The version, protocol and task of a recording, in words."""
-    said = {key: metadata.get(key, "?") for key in ("td3-robot", "protocol", "task")}
-    return f"by td3-robot {said['td3-robot']}, protocol {said['protocol']}, task {said['task']}"
+    version, protocol, task = (metadata.get(key, "?") for key in ("td3-robot", "protocol", "task"))
+    return f"by td3-robot {version}, protocol {protocol}, task {task}"
 
 
 def _range(ends: list[int]) -> str:

@@ -1,8 +1,4 @@
-"""The recorder process.
-
-It records a run (``td3-robot record [OUT.mcap] --run DIR``) or a deployed policy server (``td3-robot record OUT.mcap
---config FILE``).
-"""
+"""``td3-robot record``: records a run (``--run DIR``) or a deployment (``OUT.mcap --config FILE``)."""
 
 from __future__ import annotations
 
@@ -32,14 +28,14 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds to sleep if nothing arrived, because waking up costs more than writing a message
+_PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up costs more than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LAST_WORDS = 10.0  # seconds that the recorder waits for the last messages of a run's nodes
-_LAST_LOOKS = 100  # last receive calls; each returns up to some hundred messages
+_DRAIN = 10.0  # seconds that the recorder waits at the end for the last messages of a run's nodes
+_DRAIN_CALLS = 100  # receive calls after that; each returns up to some hundred messages
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
-  td3-robot record leg.mcap --config robot.yaml      (endpoints.recorder: the same as in the nodes' configurations)
+  td3-robot record leg.mcap --config robot.yaml      (needs the same endpoints.recorder as the nodes)
   td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
 
 A training records itself with --set record=true.
@@ -65,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="?",
         type=Path,
         metavar="OUT.mcap",
-        help="file to write (default, with --run: session.mcap in there)",
+        help="file to write (default: session.mcap in the folder of --run)",
     )
     parser.add_argument(
         "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
@@ -74,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
     options = parser.parse_args(arguments)
     if options.config is not None and options.out is None:
-        raise UsageError("OUT.mcap, the file to write, is needed with --config")
+        raise UsageError("--config needs OUT.mcap, the file to write")
     if options.out and options.out.exists():
         raise UsageError(f"{str(options.out)!r} exists already; name another file")
     if options.out and not options.out.parent.is_dir():
@@ -95,9 +91,8 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     if config.ring_s:
         log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
         if config.ring_s <= PEER_TIMEOUT:
-            log.warning(
-                "a silent node is noticed after %g s only: the ring is too short for its last messages", PEER_TIMEOUT
-            )
+            text = "the recorder notices a silent node after %g s: the ring is too short for the node's last messages"
+            log.warning(text, PEER_TIMEOUT)
     else:
         log.info("recording into %s", path)
     triggered: list[int] = []
@@ -118,41 +113,37 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     def report() -> Figures:
         return Figures(figures={"files": float(len(recorder.files))}, counters=dict(recorder.counters))
 
-    known_now: list[Attachment] = []
+    metrics: list[Attachment] = []
     try:
         node.spin(recorder, busy=lambda: True, report=report, after=after)
-        _hear_last_words(node, recorder, _LAST_WORDS if node.supervised else ON_THE_WAY_NS * 1e-9)
+        _drain(node, recorder, _DRAIN if node.supervised else ON_THE_WAY_NS * 1e-9)
         if node.supervised:
             with contextlib.suppress(OSError):  # the run may end before its first metrics
-                known_now.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
+                metrics.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     except BaseException:
         with contextlib.suppress(OSError):  # raise the first error instead
             recorder.close(time.monotonic())
         raise
-    recorder.close(time.monotonic(), known_now)
+    recorder.close(time.monotonic(), metrics)
 
 
 def _keep_memory() -> None:
-    """Make glibc keep freed memory.
-
-    Otherwise the kernel clears new pages for each copy of a policy, which takes as long as writing the policy.
-    """
+    """Make glibc keep freed memory. Else the kernel clears new pages for each copy of a policy, which is slow."""
     with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
 
 
-def _hear_last_words(node: Node, recorder: Recorder, seconds: float) -> None:
-    """Record until every node has sent Bye, for at most ``seconds``.
+def _drain(node: Node, recorder: Recorder, seconds: float) -> None:
+    """Record the last messages. Stop when every node has sent Bye, or after ``seconds``.
 
-    The nodes of a run stop together with the recorder, and still send messages. The nodes of a deployment run on; they
-    send the messages that they have collected so far.
+    The nodes of a run stop together with the recorder. The nodes of a deployment continue.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), time.monotonic())
-    for _ in range(_LAST_LOOKS):  # even if the deadline passed while this process was paused
+    for _ in range(_DRAIN_CALLS):  # the deadline may have passed while this process was paused
         recorder.step(node.bus.receive(0.0), time.monotonic())
     if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
         log.warning("no Bye from %s: its last messages may be missing", ", ".join(silent))
@@ -167,22 +158,18 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 
 
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
-    """Read the files. All attachments must have different names; every recording has CONFIG, and may have METRICS."""
-    taken = {CONFIG: "the recording's own is", METRICS: "the recording's own is"}
+    """Read the files. Every recording has an attachment CONFIG, and may have METRICS."""
+    taken = {CONFIG: "an attachment of every recording", METRICS: "an attachment of every recording"}
     for number, file in enumerate(files):
         if file in files[:number]:
             raise UsageError(f"--attach {str(file)!r} is given twice")
         if file.name in taken:
-            raise UsageError(f"--attach {str(file)!r}: {taken[file.name]} called {file.name!r}; give it another name")
-        taken[file.name] = f"{str(file)!r} is"
-    return [_attachment(file) for file in files]
-
-
-def _attachment(file: Path) -> Attachment:
+            raise UsageError(f"--attach {str(file)!r}: {file.name!r} is {taken[file.name]}; rename the file")
+        taken[file.name] = f"the name of {str(file)!r}"
     try:
-        return Attachment(file.name, "application/octet-stream", file.read_bytes())
+        return [Attachment(file.name, "application/octet-stream", file.read_bytes()) for file in files]
     except OSError as error:
-        raise UsageError(f"--attach {str(file)!r} cannot be read: {error.strerror}") from None
+        raise UsageError(f"--attach {str(error.filename)!r} cannot be read: {error.strerror}") from None
 
 
 if __name__ == "__main__":

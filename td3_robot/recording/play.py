@@ -11,10 +11,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
 from td3_robot.messages import MESSAGES, Step
@@ -29,45 +27,36 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must answer
-_LOOK = 0.05  # the most seconds to wait on the links before looking at keys and signals
-Handler = Callable[[int, Any], None]
+_LOOK = 0.05  # longest wait on the links, in seconds, before looking at keys and signals
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
   td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
   td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
   td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       shown by: td3-robot monitor --endpoint …
 
-By default the player is the robot and sends Steps; to a monitor alone it sends everything. For a topic that a server
-publishes (action, throttle, weights) the player is that server, and serves its endpoint. SIGUSR1, or Enter on a
-terminal, pauses and continues.
+By default the player acts as the robot and sends Steps. If --monitor is the only target, it sends every topic. For
+topics of a server (action, throttle, weights) the player acts as that server, and serves its endpoint.
+SIGUSR1, or Enter on a terminal, pauses and resumes.
 """
 
 
-@dataclass
-class Schedule:
-    """Says when each entry is due: at its offset from the beginning of the recording, divided by the rate.
+def scheduled(
+    entries: Iterator[Entry], origin: int, *, rate: float = 1.0, start: float = 0.0, duration: float | None = None
+) -> Iterator[tuple[float, Entry]]:
+    """Yields each entry with the time to play it, in seconds since playing began.
 
     Args:
-        origin: the beginning, in ns since 1970.
+        origin: the beginning of the recording, in ns since 1970.
         rate: factor of the speed.
         start: seconds of the recording to skip.
         duration: seconds of the recording to play; None for all.
     """
-
-    origin: int
-    rate: float = 1.0
-    start: float = 0.0
-    duration: float | None = None
-
-    def of(self, entries: Iterator[Entry]) -> Iterator[tuple[float, Entry]]:
-        """Yields each entry with the time at which it is due, in seconds since playing began."""
-        for entry in entries:
-            offset = max(0, entry.received - self.origin) * 1e-9 - self.start  # clocks can go back
-            if offset < 0:
-                continue
-            if self.duration is not None and offset > self.duration:
-                return
-            yield offset / self.rate, entry
+    for entry in entries:
+        offset = max(0, entry.received - origin) * 1e-9 - start  # clocks can go back
+        if duration is not None and offset > duration:
+            return
+        if offset >= 0:
+            yield offset / rate, entry
 
 
 class Pause:
@@ -75,18 +64,18 @@ class Pause:
 
     def __init__(self, paused: bool) -> None:
         self.paused = paused
-        self._stood = 0.0  # seconds paused so far
+        self._paused_s = 0.0  # of earlier pauses
         self._since = time.monotonic()
 
     def toggle(self) -> None:
         now = time.monotonic()
         if self.paused:
-            self._stood += now - self._since
+            self._paused_s += now - self._since
         self.paused, self._since = not self.paused, now
 
     def now(self) -> float:
-        """Seconds of a monotonic clock that stands still during pauses."""
-        return (self._since if self.paused else time.monotonic()) - self._stood
+        """Seconds on a monotonic clock that stands still during pauses."""
+        return (self._since if self.paused else time.monotonic()) - self._paused_s
 
     def look(self) -> None:
         """Toggle if the user has pressed Enter."""
@@ -95,22 +84,16 @@ class Pause:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="td3-robot play",
-        description="Play a recording to live nodes.",
-        epilog=_EXAMPLES,
-    )
+    parser = Parser(prog="td3-robot play", description="Play a recording to live nodes.", epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
     for link in _LINKS:
-        parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"where the {link} link is, instead of --run")
-    parser.add_argument("--monitor", metavar="ENDPOINT", help="where a monitor is that shows what is played")
-    parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: as the run says)")
+        parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
+    parser.add_argument("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
+    parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
     parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="factor of the speed (default: 1)")
-    parser.add_argument(
-        "--loop", action="store_true", help="play again and again, each time as a new start of the robot"
-    )
+    parser.add_argument("--loop", action="store_true", help="play repeatedly; each time the robot starts anew")
     parser.add_argument(
         "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
     )
@@ -119,9 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--duration", type=float, metavar="S", help="play S seconds of the recording")
     parser.add_argument("--paused", action="store_true", help="begin paused")
-    parser.add_argument("--json", action="store_true", help="print what was played as one JSON object")
-    options = parser.parse_args(arguments)
-    return _play(options)
+    parser.add_argument("--json", action="store_true", help="print the numbers of played messages as JSON")
+    return _play(parser.parse_args(arguments))
 
 
 def _play(options: argparse.Namespace) -> int:
@@ -131,46 +113,44 @@ def _play(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is {value}; allowed: a number, {least}")
     (endpoints, keys), topics = _place(options), _topics(options)
     session, played = Session(options.files), Counter[str]()
-    names, schedule = _renamed(options.remap, session, topics), _schedule(options, session, topics)
-    stopped, pause = list[int](), Pause(options.paused)
-    handlers: dict[int, Handler] = {
-        signal.SIGINT: lambda number, _: stopped.append(number),
-        signal.SIGTERM: lambda number, _: stopped.append(number),
-        signal.SIGUSR1: lambda *_: pause.toggle(),
-    }
-    loop = 0
-    with _handling(handlers):
+    names = _renamed(options.remap, session, topics)
+
+    def schedule() -> Iterator[tuple[float, Entry]]:
+        times = {"rate": options.rate, "start": options.start, "duration": options.duration}
+        return scheduled(session.timed(topics), session.begin, **times)
+
+    _refuse_empty(options, session, topics, schedule())
+    stopped, pause, loop = list[int](), Pause(options.paused), 0
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, lambda number, _: stopped.append(number)))
+        stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: pause.toggle()))
         while not stopped and (loop == 0 or options.loop):
             player = Player(session, topics, endpoints, names, loop, keys)
             try:
-                if missing := _meet(player, stopped):
-                    print(f"td3-robot play: nobody answers on {', '.join(missing)} within {_WAIT:g} s", file=sys.stderr)
-                    return EXIT_CHECK_FAILED
-                player.introduce()
-                if gone := _run(player, schedule.of(session.timed(topics)), pause, stopped):
-                    what = (
-                        f"{gone} has not said a word for {PEER_TIMEOUT:g} s: what was played since has reached nobody"
-                    )
-                    print(f"td3-robot play: {what}", file=sys.stderr)
-                    return EXIT_CHECK_FAILED
+                problem = _play_once(player, schedule(), pause, stopped)
             finally:
                 played += player.counts()
                 player.close()
+            if problem:
+                print(f"td3-robot play: {problem}", file=sys.stderr)
+                return EXIT_CHECK_FAILED
             loop += 1
     result = {"loops": loop, "interrupted": bool(stopped), **played}
     print(json.dumps(result) if options.json else ", ".join(f"{count} {name}" for name, count in played.items()))
     return EXIT_INTERRUPTED if stopped else EXIT_GOOD
 
 
-@contextlib.contextmanager
-def _handling(handlers: dict[int, Handler]) -> Iterator[None]:
-    """Install signal handlers in this context."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+def _play_once(
+    player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]
+) -> str | None:
+    """Play all messages once. Returns why this failed; None if it did not."""
+    if missing := _meet(player, stopped):
+        return f"nobody answers on {', '.join(missing)} within {_WAIT:g} s"
+    player.introduce()
+    if silent := _run(player, schedule, pause, stopped):
+        return f"{silent} has been silent for {PEER_TIMEOUT:g} s: it has not received the messages played since then"
+    return None
 
 
 def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
@@ -182,7 +162,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all scheduled messages. Returns the server that stopped answering; empty if all answer."""
+    """Send all scheduled messages. Returns a server that stopped answering; empty if all answer."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:
@@ -190,31 +170,30 @@ def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, 
             pause.look()
             if stopped:
                 return ""
-            if gone := player.silent_since(time.monotonic() - PEER_TIMEOUT):
-                return gone
-        player.say(entry)
+            if silent := player.silent_since(time.monotonic() - PEER_TIMEOUT):
+                return silent
+        player.play(entry)
     end = time.monotonic()
-    while (gone := player.silent_since(end)) and time.monotonic() < end + PEER_TIMEOUT and not stopped:
+    while (silent := player.silent_since(end)) and time.monotonic() < end + PEER_TIMEOUT and not stopped:
         player.turn(_LOOK)
-    return "" if stopped else gone
+    return "" if stopped else silent
 
 
-def _schedule(options: argparse.Namespace, session: Session, topics: Sequence[str]) -> Schedule:
-    """The schedule. Refuses options that leave no message to play."""
+def _refuse_empty(
+    options: argparse.Namespace, session: Session, topics: Sequence[str], schedule: Iterator[tuple[float, Entry]]
+) -> None:
     everything = len(topics) == len(MESSAGES)
     session.require(() if everything else topics)
-    schedule = Schedule(session.begin, options.rate, options.start, options.duration)
-    if next(schedule.of(session.timed(topics)), None) is None:
+    if next(schedule, None) is None:
         until = "on" if options.duration is None else f"to {options.start + options.duration:g} s"
         raise UsageError(
             f"{str(session.paths[0])!r} holds no {'message' if everything else ' or '.join(topics)} "
             f"from {options.start:g} s {until}; it is {(session.end - session.begin) * 1e-9:.3f} s long"
         )
-    return schedule
 
 
 def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> dict[str, str]:
-    """The new names of publishers, by recorded name. All publishers that are played must have different names."""
+    """The new names of publishers, by recorded name. All played publishers must have different names."""
     publishers = sorted({publisher for publisher, _, _ in session.counts})
     names: dict[str, str] = {}
     for item in remap:
@@ -222,11 +201,11 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
         if not old or not new:
             raise UsageError(f"--remap is {item!r}; it must be OLD=NEW")
         if old not in publishers:
-            there = printable(", ".join(publishers))
-            raise UsageError(f"--remap {item}: nobody in the recording is {old!r}; publishers: {there}")
+            known = printable(", ".join(publishers))
+            raise UsageError(f"--remap {item}: no publisher in the recording is {old!r}; publishers: {known}")
         check_name(f"--remap {item}: NEW", new)
         if old in names:
-            raise UsageError(f"--remap {item}: {old!r} is to be {names[old]!r} already")
+            raise UsageError(f"--remap {item}: {old!r} has the new name {names[old]!r} already")
         names[old] = new
     played = sorted({publisher for publisher, _, topic in session.counts if topic in topics})
     later = Counter(names.get(publisher, publisher) for publisher in played)
@@ -257,7 +236,7 @@ def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | Non
         found = {link: run.endpoint(link, config) for link in _LINKS}
         return found | given, open_keys(options.keys or config.endpoints.keys)
     if not given:
-        raise UsageError("to whom? give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
+        raise UsageError("no live node is given; give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
     return given, open_keys(options.keys)
 
 

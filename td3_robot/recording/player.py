@@ -23,7 +23,7 @@ from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # no Commands: only people give these
-_STARTS = 1000  # added to the incarnations in each loop
+_INCARNATIONS = 1000  # added to the recorded incarnations in each loop
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step,)),
     "policy": (),
@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """For each topic, pairs of a link that carries it, and whether the server of this link publishes it."""
+    """The links that carry each topic, each with True if the server of the link publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -46,14 +46,14 @@ def playable() -> dict[str, list[tuple[str, bool]]]:
 class Player:
     """Connects like the recorded robots, or serves like the recorded server, and sends the recorded messages.
 
-    The player ignores the answers of live nodes. It never waits: it drops messages that the queue has no room for, and
-    counts them as lost.
+    The player ignores the answers of live nodes. It never waits: if a queue is full, it drops the message and counts it
+    as lost.
 
     Args:
         topics: the topics to play.
-        endpoints: endpoints of the links to play to: policy, learner, monitor. A monitor gets messages of every topic.
+        endpoints: endpoints by link: policy, learner, monitor. A monitor gets messages of every topic.
         names: new names of publishers, by recorded name.
-        loop: number of completed loops; each one raises the incarnations of the robots.
+        loop: number of completed loops. Each loop uses higher incarnations for the robots.
         keys: keys of this machine, for endpoints beyond loopback.
 
     Raises:
@@ -71,7 +71,7 @@ class Player:
     ) -> None:
         self._session = session
         self._names = names
-        self._later = loop * _STARTS
+        self._later = loop * _INCARNATIONS
         self._counts: Counter[str] = Counter()
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
@@ -98,15 +98,9 @@ class Player:
             accepted = ServerLink(link, f"player of {link}", _ACCEPTED, task, secrets.randbits(63))
             self._server.serve(endpoint, accepted)
             return
-        for hello in self._robots():
+        newest = {hello.name: hello for _, hello in self._session.robots()}
+        for hello in newest.values():
             self._connect(hello, link, endpoint, task)
-
-    def _robots(self) -> list[Hello]:
-        robots: dict[str, Hello] = {}
-        for _, message in self._session.messages((Hello.NAME,)):
-            if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-                robots[message.name] = message
-        return list(robots.values())
 
     def _connect(self, recorded: Hello, link: str, endpoint: str, task: dict[str, str]) -> None:
         hello = msgspec.structs.replace(
@@ -122,10 +116,9 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle), sizes))
 
     def _show(self, endpoint: str) -> None:
-        """Connect to a monitor once for each recorded node, with its name."""
-        for entry, message in self._session.messages((Hello.NAME,)):
-            if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-                self._hellos.setdefault(entry.publisher, entry)
+        """Connect each recorded node to a monitor."""
+        for entry, _ in self._session.robots():
+            self._hellos.setdefault(entry.publisher, entry)
         starts = {entry.publisher: entry.incarnation for entry in self._session.entries()}
         for publisher, incarnation in starts.items():
             name = self._names.get(publisher, publisher)
@@ -157,14 +150,14 @@ class Player:
             HandshakeError: a live node refuses the player.
         """
         begin = time.monotonic()
-        if begin - self._looked_at > HEARTBEAT_PERIOD:  # paused: silence before now means nothing
+        if begin - self._looked_at > HEARTBEAT_PERIOD:  # the process was paused, so earlier silence means nothing
             self._looked_since = begin
         buses = [*self._buses.values(), self._server]
         for bus in buses:
             bus.receive(timeout / len(buses))
         self._looked_at = time.monotonic()
 
-    def say(self, entry: Entry) -> None:
+    def play(self, entry: Entry) -> None:
         """Send a recorded message on the links that carry it, and to a monitor."""
         message = self._renamed(self._session.decode(entry))
         bus = self._buses.get(entry.publisher)
@@ -200,10 +193,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor.
-
-        A monitor sees all incarnations of a node as one, so the numbers go on across them. Gaps stay.
-        """
+        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps stay."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:
@@ -216,7 +206,7 @@ class Player:
         self._counts[topic if sent else "lost"] += 1
 
     def counts(self) -> Counter[str]:
-        """Number of messages sent, by topic, and number of messages ``lost``."""
+        """Number of sent messages by topic, and number of ``lost`` messages."""
         return +self._counts
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads whole or damaged recordings, record by record. It checks every length and checksum before it uses the data."""
+"""Reads whole and damaged recordings. The reader checks every length and checksum before it uses the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import yaml
 import zstandard
@@ -20,11 +20,13 @@ from lz4.frame import LZ4FrameDecompressor
 from mcap import records
 from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
+from mcap.stream_reader import StreamReader
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
-from td3_robot.messages import PROTOCOL_VERSION, Message, Start, Turn
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Message, Start, Turn
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
 from td3_robot.recording.writer import PROFILE
@@ -35,15 +37,12 @@ _FOOTER = struct.Struct("<BQQQI8s")  # record head, offset of the index, offset 
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # unpacked bytes: our chunks close at 4 MiB, and a message has at most 64 MiB
 
+Kind = TypeVar("Kind", bound=Message)
+
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage in a file.
-
-    Attributes:
-        offset: the byte where the damaged record begins.
-        why: what is wrong with the record.
-    """
+    """Damage in a file. The damaged record begins at the byte ``offset``."""
 
     offset: int
     why: str
@@ -51,8 +50,6 @@ class Damage:
 
 @dataclass(frozen=True)
 class Metadata:
-    """A metadata record."""
-
     name: str
     values: dict[str, str]
 
@@ -61,12 +58,10 @@ Item = Entry | Attachment | Metadata
 
 
 class SessionFile:
-    """One file, read from its beginning.
-
-    The reader skips a damaged record. It stops at a record with an impossible length.
+    """One file. The reader skips a damaged record, and stops at a record with an impossible length.
 
     Attributes:
-        damages: the damage that :meth:`items` has found so far, without the index. Messages may be lost.
+        damages: the damage of the data that :meth:`items` has found so far. Messages may be lost.
         index: the damage of the index at the end of the file. It loses no messages.
         counts: number of messages of each stream, from the index; None if the index is damaged or missing.
         size: size of the file in bytes.
@@ -84,7 +79,7 @@ class SessionFile:
 
     @property
     def all_damages(self) -> list[Damage]:
-        """All damage that :meth:`items` has found, including the index."""
+        """The damage of data and index."""
         return [*self.damages, self.index] if self.index else [*self.damages]
 
     def items(self) -> Iterator[Item]:
@@ -101,7 +96,7 @@ class SessionFile:
                 self.size = self.path.stat().st_size
                 if file.read(len(_MAGIC)) != _MAGIC:
                     raise SessionError(f"{str(self.path)!r} is not an MCAP file")
-                self._take_index(file)
+                self._read_index(file)
                 yield from self._records(file)
         except OSError as error:
             raise SessionError(f"{str(self.path)!r} cannot be read: {error.strerror or error}") from None
@@ -131,12 +126,15 @@ class SessionFile:
             except SessionError:
                 raise
             except Exception as error:  # the parsing libraries raise a dozen types
-                self._damaged(offset, f"{_name(opcode)} record: {type(error).__name__}: {str(error)[:200]}")
+                self._damaged(
+                    offset, f"{Opcode(opcode).name.lower()} record: {type(error).__name__}: {str(error)[:200]}"
+                )
                 continue
             yield from items
 
-    def _take_index(self, file: BinaryIO) -> None:
+    def _read_index(self, file: BinaryIO) -> None:
         """Read the channels and message counts from the index. The chunk that declares a channel may be damaged."""
+        counts: Counter[tuple[str, int, str]] = Counter()
         begin = file.tell()
         with contextlib.suppress(Exception):  # the reader finds and reports the damage later
             file.seek(-_FOOTER.size, SEEK_END)
@@ -144,27 +142,16 @@ class SessionFile:
             file.seek(index)
             rest = file.read() if begin < index < self.size else b""
             if _index_damage(0, rest) is None:
-                self.counts = self._counts(rest[: -_FOOTER.size])
+                for record in StreamReader(BytesIO(rest), skip_magic=True).records:
+                    if isinstance(record, records.Channel):
+                        self._add_channel(record)
+                    elif isinstance(record, records.Statistics):
+                        for channel, count in record.channel_message_counts.items():
+                            counts[self._channels[channel][:3]] += count
+                self.counts = counts
         file.seek(begin)
 
-    def _counts(self, index: bytes) -> Counter[tuple[str, int, str]]:
-        """Read the channels from an index. Returns its message counts by stream."""
-        counts: Counter[tuple[str, int, str]] = Counter()
-        begin = 0
-        while begin < len(index):
-            opcode, length = _HEAD.unpack_from(index, begin)
-            body = index[begin + _HEAD.size : begin + _HEAD.size + length]
-            begin += _HEAD.size + length
-            if opcode == Opcode.CHANNEL:
-                self._take_channel(body)
-            elif opcode == Opcode.STATISTICS:
-                statistics = records.Statistics.read(ReadDataStream(BytesIO(body)))
-                for channel, count in statistics.channel_message_counts.items():
-                    counts[self._channels[channel][:3]] += count
-        return counts
-
-    def _take_channel(self, body: bytes) -> None:
-        record = records.Channel.read(ReadDataStream(BytesIO(body)))
+    def _add_channel(self, record: records.Channel) -> None:
         about = record.metadata
         self._channels[record.id] = about["publisher"], int(about["incarnation"]), about["topic"], about["link"]
 
@@ -207,7 +194,7 @@ class SessionFile:
                     continue
                 yield Entry(*about, sequence, published, received, data[body + _MESSAGE.size : begin])
             elif opcode == Opcode.CHANNEL:
-                self._take_channel(data[body:begin])
+                self._add_channel(records.Channel.read(ReadDataStream(BytesIO(data[body:begin]))))
         if unknown:
             self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
 
@@ -228,7 +215,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
 
 
 def _unpacked(chunk: records.Chunk) -> bytes:
-    """The unpacked records of a chunk. Refuses a chunk with more data than it declares, or more than _MAX_CHUNK."""
+    """The unpacked records of a chunk. Refuses more data than the chunk declares, and more than _MAX_CHUNK."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
         raise ValueError(f"it declares {size} bytes, more than a chunk may hold")
@@ -237,16 +224,9 @@ def _unpacked(chunk: records.Chunk) -> bytes:
         return data
     if chunk.compression == "zstd":
         if zstandard.frame_content_size(chunk.data) != size:
-            raise ValueError(f"it declares {size} bytes, but does not hold as many")
+            raise ValueError(f"it declares {size} bytes, but holds another number")
         return zstandard.ZstdDecompressor().decompress(chunk.data, size)
     return chunk.data
-
-
-def _name(opcode: int) -> str:
-    try:
-        return Opcode(opcode).name.lower()
-    except ValueError:
-        return f"unknown (opcode {opcode})"
 
 
 def other_protocol(metadata: Mapping[str, str]) -> str | None:
@@ -258,7 +238,7 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
 
 
 def _begins(path: Path) -> int:
-    """Time at which the first message of a part was received, in ns. Repeated messages of older parts do not count."""
+    """Time (ns) at which the first message of a part was received. Messages repeated from older parts do not count."""
     received = 0
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
@@ -269,15 +249,15 @@ def _begins(path: Path) -> int:
 
 
 class Session:
-    """A recording: one whole file, or the parts that a recorder split it into, in any order.
+    """A recording: one whole file, or the parts that a recorder wrote, in any order.
 
     Attributes:
         paths: the files, in recorded order.
         metadata: the metadata that the recorder wrote.
         attachments: the attachments, by name.
         counts: number of messages by publisher, incarnation and topic.
-        starts: the Start of each node, by name and incarnation of the node.
-        turns: number of the first recorded turn of each node, by name and incarnation of the node.
+        starts: the Start of each node, by name and incarnation.
+        turns: number of the first recorded turn of each node, by name and incarnation.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
         decode: decodes an entry.
 
@@ -294,7 +274,7 @@ class Session:
         self.turns: dict[tuple[str, int], int] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
-        self._ahead: dict[tuple[str, int], int] = {}  # least time from publishing to receiving, in ns, by node
+        self._delay: dict[tuple[str, int], int] = {}  # shortest time from publishing to receiving, in ns, by node
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
                 self.metadata = self.metadata or item.values
@@ -305,19 +285,19 @@ class Session:
                 self.decode.learn(item)
                 self.begin, self.end = min(self.begin or item.received, item.received), max(self.end, item.received)
                 self.counts[item.stream] += 1
-                node, later = (item.publisher, item.incarnation), item.received - item.published
-                self._ahead[node] = min(later, self._ahead.get(node, later))
+                node, delay = (item.publisher, item.incarnation), item.received - item.published
+                self._delay[node] = min(delay, self._delay.get(node, delay))
                 if item.topic == Start.NAME:
-                    self.starts.setdefault((item.publisher, item.incarnation), item)
+                    self.starts.setdefault(node, item)
                 elif item.topic == Turn.NAME:
-                    self.turns.setdefault((item.publisher, item.incarnation), item.sequence)
+                    self.turns.setdefault(node, item.sequence)
         self._check_protocol()
 
     def config(self) -> Config:
         """The resolved configuration of the run.
 
         Raises:
-            SessionError: the recording has none, or this version does not understand it.
+            SessionError: the recording has no configuration, or this version does not understand it.
         """
         attached = self.attachments.get(CONFIG)
         if attached is None:
@@ -333,10 +313,10 @@ class Session:
         Raises:
             SessionError: a topic has no messages.
         """
-        held = {topic for _, _, topic in self.counts}
-        if absent := sorted(set(topics) - held):
-            there = printable(", ".join(sorted(held))) or "nothing"
-            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {there}")
+        recorded = {topic for _, _, topic in self.counts}
+        if absent := sorted(set(topics) - recorded):
+            known = printable(", ".join(sorted(recorded))) or "nothing"
+            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {known}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """The messages of these topics, in recorded order and without copies. Without topics: all messages.
@@ -360,8 +340,8 @@ class Session:
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
             node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
-            # A node's clock may have been set. So keep the order of its messages, and stay near the received time.
-            time = max(entry.published + self._ahead[node], earliest, newest.get(node, earliest))
+            # Somebody may have set a node's clock. So keep the order of its messages, and stay near the received time.
+            time = max(entry.published + self._delay[node], earliest, newest.get(node, earliest))
             newest[node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
             while waiting[0][0] < earliest:
@@ -378,15 +358,30 @@ class Session:
         for entry in self.entries(topics):
             yield entry, self.decode(entry)
 
+    def messages_of(self, kind: type[Kind]) -> Iterator[tuple[Entry, Kind]]:
+        """The messages of one type, with their entries.
+
+        Raises:
+            SessionError: a file or a message is damaged.
+        """
+        for entry, message in self.messages((kind.NAME,)):
+            if isinstance(message, kind):
+                yield entry, message
+
+    def robots(self) -> Iterator[tuple[Entry, Hello]]:
+        """The Hellos of simulators and drivers.
+
+        Raises:
+            SessionError: a file or a message is damaged.
+        """
+        return ((entry, hello) for entry, hello in self.messages_of(Hello) if hello.role in ROBOT_ROLES)
+
     @property
     def _label(self) -> str:
         return self.decode.label
 
     def _items(self) -> Iterator[Item]:
-        """The items of all files, without copies of messages.
-
-        Parts begin with copies, and the files of a ring may overlap.
-        """
+        """The items of all files, without copies of messages. Parts begin with copies, and files of a ring overlap."""
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
             file, before = SessionFile(path), dict(newest)

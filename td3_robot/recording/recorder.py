@@ -1,4 +1,4 @@
-"""Writes Records to one file or to a series of files, or keeps the last seconds in a ring buffer."""
+"""Writes Records to one file or a series of files, or keeps the last seconds in a ring buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from td3_robot.config.schema import RecordConfig
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.messages import Bye, Record
-from td3_robot.recording import triggers
+from td3_robot.recording import faults
 from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
 from td3_robot.recording.writer import SessionWriter
 
@@ -22,13 +22,13 @@ class Recorder:
     """A core that writes the Records that it receives.
 
     Args:
-        path: the first file; the next ones are named ``NAME_1.mcap``, ``NAME_2.mcap``, ….
+        path: the first file; the next files are ``NAME_1.mcap``, ``NAME_2.mcap``, ….
         facts: metadata and attachments of every file.
         config: when to begin a new file, or how many seconds the ring keeps.
-        epoch: nanoseconds between 1970 and the zero of the time given to :meth:`step`.
+        epoch: zero of the clock of :meth:`step`, in ns since 1970.
 
     Raises:
-        OSError: a file cannot be written. Other methods raise it, too.
+        OSError: a file cannot be written. Every method raises it.
     """
 
     def __init__(self, path: Path, facts: Facts, config: RecordConfig, epoch: int) -> None:
@@ -50,13 +50,13 @@ class Recorder:
             self._begin(float("-inf"))
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Take the received messages; ``now`` is the time of a monotonic clock, in seconds."""
+        """Record the received messages; ``now`` is the time on a monotonic clock, in seconds."""
         self._now, received = now, self._epoch + int(now * 1e9)
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
-            elif isinstance(origin, Peer) and isinstance(message, Bye):
-                self._gone(origin.name, message)
+            elif isinstance(origin, Peer) and isinstance(message, Bye) and not self._writer:
+                self._trigger_if(faults.lost(origin.name, message))
         if self._writer:
             if self._writer.begun == float("-inf"):
                 self._writer.begun = now
@@ -69,9 +69,9 @@ class Recorder:
         return []
 
     def trigger(self, reason: str) -> None:
-        """Make the recorder write its ring soon.
+        """Write the ring soon.
 
-        It waits until all messages sent so far have arrived, and until ``ring_s`` seconds after the previous file.
+        The recorder first waits until all messages sent so far have arrived. It writes at most one file in ``ring_s``.
         """
         if not self._config.ring_s:
             log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
@@ -81,7 +81,7 @@ class Recorder:
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Close the file, with these attachments added. With a ring: write the ring if that is due."""
+        """Add these attachments and close the file. With a ring: write the ring if a trigger is pending."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))
@@ -90,8 +90,6 @@ class Recorder:
             self._dump(now)
         elif not self.files:
             log.info("nothing was written to %s: there was neither a fault nor SIGUSR1", self.path)
-
-    # -- messages --------------------------------------------------------------------------------------------
 
     def _take(self, entry: Entry) -> None:
         last = self._sequence.get(entry.stream, -1)
@@ -108,12 +106,11 @@ class Recorder:
             return
         self._ring.append(entry)
         self._ring_bytes += len(entry.payload)
-        if why := triggers.reason(entry):
-            self.trigger(why)
+        self._trigger_if(faults.failure_in(entry))
 
-    def _gone(self, name: str, bye: Bye) -> None:
-        if not self._writer and (why := triggers.lost(name, bye)):
-            self.trigger(why)
+    def _trigger_if(self, reason: str | None) -> None:
+        if reason:
+            self.trigger(reason)
 
     def _remember(self, entry: Entry) -> None:
         if entry.topic in REPEATED:
@@ -128,13 +125,10 @@ class Recorder:
             self.counters["ring_too_small"] += entry.received >= oldest
             self._remember(entry)
 
-    # -- files ---------------------------------------------------------------------------------------------------
-
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
-        """Begin a file for messages received from ``since`` (ns since 1970) on.
+        """Begin a file for messages received since a time (ns since 1970).
 
-        The file repeats some older messages. Their received time is set to ``since``, so that the duration of the file
-        stays correct.
+        The repeated older messages get this time as their received time, so that the file's duration stays correct.
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
@@ -165,7 +159,7 @@ class Recorder:
 
 
 def free_name(path: Path) -> Path:
-    """The path if no such file exists; else the first free name of ``NAME_1.mcap``, ``NAME_2.mcap``, …."""
+    """The path if it is free; else the first free path of ``NAME_1.mcap``, ``NAME_2.mcap``, …."""
     name, number = path, 0
     while name.exists():
         number += 1

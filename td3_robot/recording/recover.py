@@ -23,19 +23,19 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap --out mended.mcap
 
 Exit codes:
-  0  nothing was lost: the file is whole and was not copied, or only its index was damaged and is written anew
-  3  data may have been lost, and the report lists it
+  0  no message was lost: the file is whole and was not copied, or only its index was damaged and the copy has a new one
+  3  data may be lost, and the report lists it
 """
 
 
 def recover(source: Path, target: Path) -> dict[str, Any]:
-    """Copy the intact data of a damaged file into a new file. Returns a report of the loss, as plain JSON values.
+    """Copy the intact data of a damaged file to a new file. A whole file is not copied.
 
-    A whole file is not copied.
+    Returns:
+        A report of the loss, as plain JSON values.
 
     Raises:
-        SessionError: the source is not a recording, has no intact data, or lost its protocol version and does not fit
-            today's.
+        SessionError: the source is not a recording, has no intact data, or its protocol version cannot be found.
         OSError: the target exists or cannot be written.
     """
     file, contents = SessionFile(source), Contents()
@@ -78,7 +78,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """The counts above 0, by publisher and topic, summed over all incarnations."""
+    """The counts above 0, by publisher and topic. Sums over incarnations."""
     total: Counter[str] = Counter()
     for (publisher, _, topic), count in counts.items():
         total[f"{publisher}/{topic}"] += count
@@ -86,7 +86,7 @@ def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
 
 
 def _protocol(source: Path) -> str:
-    """The protocol version for a file whose version is lost: today's version, if all messages fit it.
+    """This version's protocol number, if all messages of the file fit it.
 
     Raises:
         SessionError: a message does not fit.
@@ -105,16 +105,14 @@ def _protocol(source: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
-        prog="td3-robot recover",
-        description="Make a whole recording from a damaged one.",
-        epilog=_EXAMPLES,
+        prog="td3-robot recover", description="Make a whole recording from a damaged one.", epilog=_EXAMPLES
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.file.is_dir():
-        raise UsageError(f"{str(options.file)!r} is a folder; name a file, as session.mcap")
+        raise UsageError(f"{str(options.file)!r} is a folder; allowed: a file, such as session.mcap")
     target = options.out or options.file.with_suffix(f".recovered{options.file.suffix}")
     if target.exists():
         raise UsageError(f"{str(target)!r} exists already; name another --out")
@@ -131,13 +129,11 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     lines = [f"{target}: {kept}, recorded {by(report['metadata'])}"]
     lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
     if report["protocol_assumed"]:
-        lines.append(
-            f"its protocol version was lost; version {report['metadata']['protocol']} is assumed, as all messages fit"
-        )
+        protocol = report["metadata"]["protocol"]
+        lines.append(f"its protocol version was lost; version {protocol} is assumed, as all messages fit")
     if not report["lost"]:
-        return printable(
-            "\n".join([*lines, "nothing is lost: only the index was damaged, and the new file has a new one"])
-        )
+        lines.append("nothing is lost: only the index was damaged, and the new file has a new one")
+        return printable("\n".join(lines))
     if report["bytes_not_read"]:
         lines.append(f"lost: the last {report['bytes_not_read']} bytes of the file, and all data recorded after them")
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]

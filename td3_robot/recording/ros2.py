@@ -1,8 +1,8 @@
 """Exports a recording as a second MCAP file with ROS 2 messages.
 
 The types are those of ROS 2 Humble. Each robot of a Step becomes a sensor_msgs/JointState. Each Status becomes a
-diagnostic_msgs/DiagnosticArray. Positions and velocities are values of observation channels, efforts are values of
-action channels. They keep the units of the channels; normalised values stay normalised.
+diagnostic_msgs/DiagnosticArray. Positions and velocities come from observation channels, efforts from action channels.
+They keep the units of the channels; normalised values stay normalised.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 from mcap.writer import Writer
 from rosbags.typesys import Stores, get_typestore
 
-from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.messages import Hello, Status, Step
+from td3_robot.messages import Status, Step
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 
@@ -56,10 +55,8 @@ class Joints:
             (self.effort, step.action[robot]),
         )
         values = [
-            np.array(
-                [row[indices[name]] if name in indices else math.nan for name in self.names if indices], np.float64
-            )
-            for indices, row in rows
+            np.array([row[joint[name]] if name in joint else math.nan for name in self.names if joint], np.float64)
+            for joint, row in rows
         ]
         return _make(_JOINT_STATE, _header(time_ns), self.names, *values)
 
@@ -77,8 +74,8 @@ def diagnostics(status: Status, time_ns: int) -> Any:
     ]
     level = _ERROR if status.state == "failed" else _OK
     text = f"{status.state}: {status.detail}" if status.detail else status.state
-    told = _make("diagnostic_msgs/msg/DiagnosticStatus", level, status.node, text, "", values)
-    return _make(_DIAGNOSTICS, _header(time_ns), [told])
+    report = _make("diagnostic_msgs/msg/DiagnosticStatus", level, status.node, text, "", values)
+    return _make(_DIAGNOSTICS, _header(time_ns), [report])
 
 
 def export(session: Session, path: Path) -> Counter[str]:
@@ -88,10 +85,7 @@ def export(session: Session, path: Path) -> Counter[str]:
         SessionError: the recording is damaged.
         OSError: the file exists or cannot be written.
     """
-    joints: dict[str, Joints] = {}
-    for _, message in session.messages((Hello.NAME,)):
-        if isinstance(message, Hello) and message.role in ROBOT_ROLES and message.spec:
-            joints[message.name] = Joints(message.spec)
+    joints = {hello.name: Joints(hello.spec) for _, hello in session.robots() if hello.spec}
     counts: Counter[str] = Counter()
     with path.open("xb") as file:
         writer = Writer(file)

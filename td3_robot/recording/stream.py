@@ -2,66 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
 
 
-@dataclass
 class Stream:
-    """One topic of one publisher.
+    """The statistics of a stream. Call :meth:`add` with each of its messages, also with the first one.
 
     Attributes:
-        begins: sequence of the first message; above 0 if the publisher began before the recorder.
         first, last: times at which the first and the newest message were received, in ns since 1970.
-        published: time at which the newest message was published, in ns, by the clock of its publisher.
-        sequence: the highest sequence so far.
         count, size: number of messages, and bytes of their payloads.
-        span: time between publishing the first and the newest message, in ns.
         gaps, missing: number of jumps in the sequence, and number of messages missing there.
-        longest: longest time between publishing two consecutive messages, in seconds.
     """
 
-    begins: int
-    first: int
-    last: int
-    published: int
-    sequence: int
-    count: int = 0
-    size: int = 0
-    span: int = 0
-    gaps: int = 0
-    missing: int = 0
-    longest: float = 0.0
-
-    @classmethod
-    def beginning(cls, entry: Entry) -> Stream:
-        """A stream that begins with this message; :meth:`add` counts it."""
-        return cls(entry.sequence, entry.received, entry.received, entry.published, entry.sequence)
+    def __init__(self, begin: Entry) -> None:
+        self.first = self.last = begin.received
+        self.count = self.size = self.gaps = self.missing = 0
+        self._begins_at = self._sequence = begin.sequence  # the first one, and the highest one so far
+        self._published = begin.published
+        self._span = 0  # ns between publishing the first and the newest message
+        self._longest = 0.0  # seconds between publishing two consecutive messages
 
     def add(self, entry: Entry) -> None:
-        if self.count and entry.sequence > self.sequence + 1:
+        if self.count and entry.sequence > self._sequence + 1:
             self.gaps += 1
-            self.missing += entry.sequence - self.sequence - 1
+            self.missing += entry.sequence - self._sequence - 1
         # The publisher's clock is exact, unless somebody sets it. The recorder's clock shows whether that happened.
-        passed, about = entry.published - self.published, entry.received - self.last
+        passed, about = entry.published - self._published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
-        self.span += passed
-        self.longest = max(self.longest, passed * 1e-9)
-        self.published = entry.published
-        self.sequence, self.last = max(self.sequence, entry.sequence), max(self.last, entry.received)
+        self._span += passed
+        self._longest = max(self._longest, passed * 1e-9)
+        self._published = entry.published
+        self._sequence, self.last = max(self._sequence, entry.sequence), max(self.last, entry.received)
         self.count += 1
         self.size += len(entry.payload)
 
     def report(self) -> dict[str, Any]:
-        seconds = self.span * 1e-9
+        """The statistics as plain JSON values. ``begins_at`` is above 0 if the publisher began before the recorder."""
+        seconds = self._span * 1e-9
         return {
             "count": self.count,
             "rate_hz": round((self.count - 1) / seconds, 3) if seconds > 0 else None,
             "bytes": self.size,
-            "begins_at": self.begins,
+            "begins_at": self._begins_at,
             "gaps": self.gaps,
             "missing": self.missing,
-            "longest_s": round(self.longest, 4),
+            "longest_s": round(self._longest, 4),
         }

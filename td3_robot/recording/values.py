@@ -26,10 +26,10 @@ def names_of(message: Message) -> Names | None:
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
-    """Yields a map of field values for each robot or episode of a message. A message without arrays yields one map.
+    """Yields a map of field values for each robot or episode in a message; one map for a message without arrays.
 
-    A 1-D array gives one number. A 2-D array gives a map from channel names (or indices) to numbers. Fields that are
-    not arrays have the same value in every map.
+    A 1-D array gives one number. A 2-D array gives a map from channel names (or indices) to numbers. Other fields have
+    the same value in every map.
     """
     wires = wire_fields(type(message))
     arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}
@@ -52,14 +52,14 @@ def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
 
 def whole(message: Message, names: Names) -> dict[str, Any]:
     """The fields of a message in one map. Arrays become lists, or maps if their channel names are known."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, wire in wire_fields(type(message)).items():
         value = getattr(message, name)
         if wire.kind == "array":
             labels = names.get(wire.shape[-1], ())
             value = _labelled(value.tolist(), labels) if len(labels) == value.shape[-1] else value.tolist()
-        said[name] = value
-    return said
+        fields[name] = value
+    return fields
 
 
 def _labelled(values: list[Any], labels: Sequence[str]) -> Any:

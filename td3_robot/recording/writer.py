@@ -1,4 +1,4 @@
-"""Writes one recording. It closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
+"""Writes one recording. The writer closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.util import files
 
 CHUNK_S = 0.5
-"""Longest time that data stays in this process, in seconds. Then the operating system has it, even after a crash."""
+"""Longest time (s) that data stays in this process. After that, the operating system keeps it, even after a crash."""
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
 
 class _File(io.FileIO):
-    """A file with its path in every write error."""
+    """A file whose write errors name its path."""
 
     def write(self, data: Any, /) -> int:
         with files.naming(Path(str(self.name))):
@@ -29,14 +29,17 @@ class _File(io.FileIO):
 
 
 class SessionWriter:
-    """One MCAP file. A reader can read it from the first chunk on; it has its index after :meth:`close`.
+    """One MCAP file. A reader can read complete chunks at any time. :meth:`close` adds the index.
 
     Each topic of a publisher and link is a channel, so that viewers show each robot separately: ``sim-0/step``.
 
     Args:
         path: the file to write; it must not exist.
         facts: metadata and attachments; they come first in the file.
-        now: time in seconds, of the same clock as in :meth:`turn`.
+        now: time in seconds, on the same clock as in :meth:`turn`.
+
+    Attributes:
+        begun: the time ``now`` at which the file began. The recorder may correct it.
 
     Raises:
         OSError: the file exists, or cannot be written. Every method raises it.
@@ -45,7 +48,6 @@ class SessionWriter:
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
         self.path = path
         self.begun = now
-        self.messages = 0
         self._file = io.BufferedWriter(_File(path, "x"))
         # Most bytes are weights. They hardly shrink, so use LZ4: zstd takes 5 times as long.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
@@ -60,16 +62,12 @@ class SessionWriter:
         self._file.flush()
 
     def add(self, entry: Entry) -> None:
-        """Write a message."""
         channel = self._channels.get(entry.channel) or self._register(entry)
-        self._writer.add_message(
-            channel, entry.received, entry.payload, max(0, entry.published), entry.sequence & 0xFFFFFFFF
-        )
-        self.messages += 1
+        published, sequence = max(0, entry.published), entry.sequence & 0xFFFFFFFF
+        self._writer.add_message(channel, entry.received, entry.payload, published, sequence)
         self._open += len(entry.payload)
 
     def attach(self, attachment: Attachment, time_ns: int) -> None:
-        """Add an attachment."""
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
@@ -94,12 +92,7 @@ class SessionWriter:
         if entry.topic not in self._schemas:
             data = schemas.schema(MESSAGES[entry.topic])
             self._schemas[entry.topic] = self._writer.register_schema(entry.topic, schemas.ENCODING, data)
-        about = {
-            "publisher": entry.publisher,
-            "incarnation": str(entry.incarnation),
-            "topic": entry.topic,
-            "link": entry.link,
-        }
+        about = dict(zip(("publisher", "incarnation", "topic", "link"), map(str, entry.channel), strict=True))
         name = f"{entry.publisher}/{entry.topic}"
         channel = self._writer.register_channel(name, "msgpack", self._schemas[entry.topic], about)
         self._channels[entry.channel] = channel

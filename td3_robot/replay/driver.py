@@ -96,16 +96,13 @@ class ReplayedBody:
         self.stop = self._heard.stop
 
 
-class _Observer(RecordedBody):
-    """Records a replayed robot. Its reports are inputs, so they are taken unchanged from the recording."""
+class _ReplayedRecordedBody(RecordedBody):
+    """Records a replayed robot. Its reports are inputs, so it returns the recorded ones unchanged."""
 
-    def __init__(self, body: ReplayedBody) -> None:
-        super().__init__(body)
-        self._replayed = body
-
-    def after(self, outputs: Sequence[Output]) -> list[Message]:
-        reported, self._replayed.reported = self._replayed.reported, []
-        return [*reported, *(fact for fact in super().after(outputs) if not isinstance(fact, Heard))]
+    def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
+        actions = [fact for fact in super().observe(outputs, now) if not isinstance(fact, Heard)]
+        reported, self._body.reported = self._body.reported, []
+        return [*reported, *actions]
 
 
 def replay(session: Session) -> Outcome:
@@ -123,7 +120,6 @@ def _make(life: Life, memory: Memory) -> RecordedCore:
         spec = RobotSpec.from_description(life.setting("spec", dict))
     except ConfigError as error:
         raise SessionError(f"start of {life}: {error}") from None
-    observer = _Observer(ReplayedBody(spec, life.said))
-    body: Any = observer
+    body: Any = _ReplayedRecordedBody(ReplayedBody(spec, life.said))
     core = driver_core.make(body, life.config, life.name, life.incarnation, learner=life.setting("learner", bool))
-    return RecordedCore(core, life, observer)
+    return RecordedCore(core, life, body.observe)

@@ -80,13 +80,13 @@ def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block(
         step = make_step(1)
         (entry,) = entries_of([("sim-0", step)])
         while not subscriber.poll(20):  # a subscription takes a moment to arrive
-            stream.say(entry, step, NAMES)
+            stream.publish(entry, step, NAMES)
         topic, payload, time = subscriber.recv_multipart()
         assert topic == b"sim-0/step"
         assert msgpack.unpackb(payload)["observation"]["height"] == 1.0
         assert float(time) == pytest.approx(BEGIN * 1e-9, abs=1e-3)
         for _ in range(5000):  # more than a queue holds
-            stream.say(entry, step, NAMES)
+            stream.publish(entry, step, NAMES)
     finally:
         subscriber.close(linger=0)
         context.term()
@@ -96,8 +96,8 @@ def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block(
 
 def test_other_machines_can_subscribe_only_if_allowed(tmp_path: Path) -> None:
     for endpoint, words in (
-        ("tcp://0.0.0.0:9872", "can be read by everybody on other machines"),
-        ("tcp://*:9872", "can be read by everybody on other machines"),
+        ("tcp://0.0.0.0:9872", "every machine in the network can read endpoint"),
+        ("tcp://*:9872", "every machine in the network can read endpoint"),
         ("tcp://127.0.0.1", "is not understood"),
         ("udp://127.0.0.1:9872", "is not understood"),
         ("ipc:///no/such/folder/x", "does not exist"),

@@ -139,7 +139,7 @@ def test_errors_name_the_missing_arguments_of_record(tmp_path: Path, capsys: Any
     config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
     for words, error in (
         ((), "give one of --run DIR (join a run) and --config FILE"),
-        (("--config", str(config)), "OUT.mcap, the file to write, is needed with --config"),
+        (("--config", str(config)), "--config needs OUT.mcap, the file to write"),
         ((str(tmp_path / "a.mcap"), "--config", str(config)), "endpoints.recorder is not set"),
         ((str(tmp_path / "a.mcap"),), "give one of --run DIR (join a run) and --config FILE"),
     ):

@@ -165,7 +165,7 @@ def test_a_recording_of_another_robot_is_refused(
     assert "is of another robot: robot is 'Walker2D' here, 'Toy' there" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     bare = save("b.mcap", entries_of([("sim-0", make_step(0))]))
-    with pytest.raises(SessionError, match="does not say which robot"):
+    with pytest.raises(SessionError, match="does not describe its robot"):
         experience.read(bare)
     core = make_core(CONFIG)
     prefill(core, [(spec, [])])

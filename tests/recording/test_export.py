@@ -122,7 +122,7 @@ def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Pa
 
 def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "stepp"]) == 2
-    assert "'stepp' is none; topics: hello" in capsys.readouterr().err
+    assert "'stepp' is not a topic; allowed: hello" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--topics", "step", "throttle"]) == 2
     assert "a.mcap' holds no 'throttle'; it holds action, hello, status, step, weights\n" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()

@@ -46,7 +46,7 @@ def test_the_number_of_different_faults_is_limited() -> None:
     faults = Faults()
     for number in range(300):
         (entry,) = entries_of([("sim-0", change(number, reason=f"because of {number}"))])
-        faults.look(entry, change(number, reason=f"because of {number}"))
+        faults.add(entry, change(number, reason=f"because of {number}"))
     report = faults.report(BEGIN)
     assert len(report) == 201
     assert report[-1]["count"] == 100

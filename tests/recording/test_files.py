@@ -255,7 +255,7 @@ def test_info_shows_another_protocol_version_and_still_counts_messages(old: Path
     report = examine(old)
     assert report["topics"]["sim-0/step"]["count"] == 6
     problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
-    assert report["damages"] == [f"its messages, which were not looked at: {problem}"]
+    assert report["damages"] == [f"its messages were not checked: {problem}"]
     assert main(["info", str(old)]) == 0
     assert main(["info", str(old), "--check"]) == 1
     assert problem in capsys.readouterr().out
@@ -422,7 +422,9 @@ def test_recover_of_a_folder_is_an_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     assert main(["recover", name]) == 2
-    assert capsys.readouterr().err == f"td3-robot recover: {name!r} is a folder; name a file, as session.mcap\n"
+    assert (
+        capsys.readouterr().err == f"td3-robot recover: {name!r} is a folder; allowed: a file, such as session.mcap\n"
+    )
 
 
 def test_parts_form_one_session_and_repeated_messages_count_once(acted: Make, save: Make) -> None:

@@ -164,8 +164,8 @@ def test_wrong_options_are_refused(
         ([str(path), *into], 1, "leg-v0: File exists"),
         ([str(path), *into, "--dataset", "leg"], 2, "--dataset is 'leg'; allowed: NAME-vN"),
         ([str(path), *into, "--dataset", "../leg-v0"], 2, "--dataset is '../leg-v0'"),
-        ([str(path), *into, "--topics", "step"], 2, "--topics chooses tables"),
-        ([str(path), "--out", str(tmp_path), "--dataset", "leg-v0"], 2, "--format csv makes none"),
+        ([str(path), *into, "--topics", "step"], 2, "--topics selects tables"),
+        ([str(path), "--out", str(tmp_path), "--dataset", "leg-v0"], 2, "it needs --format minari, not csv"),
         ([str(empty), *into], 2, "has no two consecutive Steps"),
     ):
         assert main(["export", *arguments]) == code

@@ -18,7 +18,7 @@ from td3_robot.core_types import ROBOT_ROLES, Peer
 from td3_robot.messages import Action, Bye, Hello, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording import play
-from td3_robot.recording.play import Pause, Schedule
+from td3_robot.recording.play import Pause, scheduled
 from td3_robot.recording.player import Player, playable
 from td3_robot.recording.reader import Session
 from td3_robot.specs import RobotSpec
@@ -43,12 +43,12 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     """Entries are 0.1 s apart. Starting at 0.25 s for 0.5 s at double rate selects those from 0.3 s to 0.7 s."""
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
-    every = [round(t, 6) for t, _ in Schedule(begin).of(iter(entries))]
+    every = [round(t, 6) for t, _ in scheduled(iter(entries), begin)]
     assert every == [round(0.1 * n, 6) for n in range(len(entries))]
-    part = list(Schedule(begin, rate=2, start=0.25, duration=0.5).of(iter(entries)))
+    part = list(scheduled(iter(entries), begin, rate=2, start=0.25, duration=0.5))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
-    assert [t for t, _ in Schedule(begin + SECOND).of(iter(entries[:2]))] == [0.0, 0.0]  # a clock that was set back
+    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]  # a clock that was set back
 
 
 def test_start_is_measured_from_the_beginning_of_the_recording(
@@ -106,7 +106,7 @@ def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: R
     player = Player(session, (), {"monitor": "ipc:///nobody"}, {})
     player.introduce()
     for entry in session.timed():
-        player.say(entry)
+        player.play(entry)
     player.close()
     assert len(told) == 1 + len(others)
     assert told.count(("hello", 0)) == 1
@@ -168,7 +168,7 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path
         if isinstance(message, Weights):
             core.step([("learner", message)], 0.0)
             continue
-        player.say(entry)
+        player.play(entry)
         inputs = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
         answers += [m for _, m in core.step(inputs, 0.0) if isinstance(m, Action)]
     expected = [m for _, m in session.messages(("action",)) if isinstance(m, Action)]
@@ -190,7 +190,7 @@ def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Pat
     (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
     assert (met.name, met.incarnation, met.robots) == ("ghost", 2000, 2)
     drive(player, server, lambda _: not player.missing())
-    player.say(next(session.entries(("step",))))
+    player.play(next(session.entries(("step",))))
     got = drive(player, server, lambda got: any(isinstance(m, Step) for _, m in got))
     (step,) = [m for _, m in got if isinstance(m, Step)]
     assert (step.source, step.incarnation) == ("ghost", 2000)
@@ -209,7 +209,7 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
     client.connect(endpoint, ClientLink("learner", handshake.hello("policy", "policy", client=1), (Weights,)))
     drive(player, client, lambda _: not player.missing())
     for entry in session.entries(("weights",)):
-        player.say(entry)
+        player.play(entry)
     got = drive(player, client, lambda got: sum(isinstance(m, Weights) for _, m in got) == 2)
     assert [m.version for _, m in got if isinstance(m, Weights)] == [1, 2]
     client.close()
@@ -241,7 +241,7 @@ def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "to whom?"),
+        ((), "no live node is given"),
         (("--policy", "ipc:///tmp/x", "--rate", "0"), "--rate is 0.0; allowed: a number, above 0"),
         (("--policy", "ipc:///tmp/x", "--rate", "inf"), "--rate is inf; allowed: a number, above 0"),
         (("--policy", "ipc:///tmp/x", "--start", "nan"), "--start is nan; allowed: a number, 0 or more"),
@@ -252,7 +252,10 @@ def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "is 'leg'; publishers: learner, policy, sim-0"),
         (("--policy", "ipc:///tmp/x", "--remap", "sim-0=my leg"), "NEW is 'my leg'; allowed: 1 to 64 letters"),
         (("--monitor", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
-        (("--policy", "ipc:///tmp/x", "--remap", "sim-0=a", "--remap", "sim-0=b"), "'sim-0' is to be 'a' already"),
+        (
+            ("--policy", "ipc:///tmp/x", "--remap", "sim-0=a", "--remap", "sim-0=b"),
+            "'sim-0' has the new name 'a' already",
+        ),
         (("--policy", "ipc:///tmp/x", "--start", "9", "--loop"), "holds no step from 9 s on; it is 1.033 s long"),
         (("--policy", "ipc:///tmp/x", "--start", "1.04", "--duration", "2"), "from 1.04 s to 3.04 s; it is 1.033 s"),
         (("--monitor", "ipc:///tmp/x", "--start", "9"), "holds no message from 9 s on; it is 1.033 s long"),
@@ -288,7 +291,7 @@ def test_a_server_that_disappears_is_an_error(
     assert main(["play", str(recorded), "--policy", endpoint]) == 1
     thread.join()
     said = capsys.readouterr().err
-    assert said.startswith("td3-robot play: the server of link policy has not said a word for 2 s: what was played")
+    assert said.startswith("td3-robot play: the server of link policy has been silent for 2 s: it has not")
     assert said.count("\n") == 1
 
 

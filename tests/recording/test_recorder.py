@@ -173,15 +173,15 @@ def test_no_file_is_overwritten(tmp_path: Path, make: Make) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["run/config.yaml"], "--attach 'run/config.yaml': the recording's own is called 'config.yaml'"),
-        (["run/metrics.jsonl"], "--attach 'run/metrics.jsonl': the recording's own is called 'metrics.jsonl'"),
-        (["a/notes", "b/other", "b/notes"], "--attach 'b/notes': 'a/notes' is called 'notes'"),
+        (["run/config.yaml"], "--attach 'run/config.yaml': 'config.yaml' is an attachment of every recording"),
+        (["run/metrics.jsonl"], "--attach 'run/metrics.jsonl': 'metrics.jsonl' is an attachment of every recording"),
+        (["a/notes", "b/other", "b/notes"], "--attach 'b/notes': 'notes' is the name of 'a/notes'"),
     ],
 )
 def test_attachments_need_unique_names(names: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     attach = [word for name in names for word in ("--attach", name)]
     assert main(["record", "a.mcap", "--run", "none", *attach]) == 2
-    assert capsys.readouterr().err == f"td3-robot record: {words}; give it another name\n"
+    assert capsys.readouterr().err == f"td3-robot record: {words}; rename the file\n"
 
 
 def test_a_file_cannot_be_attached_twice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def test_rate_and_longest_gap_of_messages_that_arrive_in_batches(jump: int) -> N
         at = 20 * number + 1000 * (number >= 50)
         received = BEGIN + (at // 100 * 100 + 100 + 150 * (number < 5)) * MS
         entry = Entry("leg", 1, "step", "policy", number, BEGIN + at * MS + jump * (number >= 60), received, b"x")
-        stream = stream or Stream.beginning(entry)
+        stream = stream or Stream(entry)
         stream.add(entry)
     assert stream
     report = stream.report()

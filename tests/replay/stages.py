@@ -307,7 +307,7 @@ class Deployed:
         body: Any = RecordedBody(RobotBody(ScriptedLeg(self._script, lambda: self.ms)))
         core = driver_core.make(body, self._of_driver, "leg", self._starts["leg"], learner=False)
         bus, tap = self._client("leg", 3 + 100 * self._starts["leg"])
-        recorded = RecordedCore(core, TapSink(tap), body)
+        recorded = RecordedCore(core, TapSink(tap), body.observe)
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
