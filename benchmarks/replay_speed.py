@@ -22,7 +22,7 @@ from td3_robot.bench import harness
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.storage import File, Memory, Note
+from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 from td3_robot.learner.sources import Source
 
 _AT_ONCE = 10_000  # transitions in one call while filling
@@ -32,7 +32,7 @@ _BLOCK = 50  # calls between two readings of the clock
 def contestants(count: int, folder: Path) -> dict[str, ReplayBuffer]:
     """Make one full buffer of each kind."""
     buffers = {
-        "memory": ReplayBuffer(count, OBSERVATIONS, ACTIONS, 0, Memory),
+        "memory": ReplayBuffer(count, OBSERVATIONS, ACTIONS, 0, Storage),
         "file": ReplayBuffer(count, OBSERVATIONS, ACTIONS, 0, lambda *size: File(folder, *size)),
     }
     rows = (*transitions(_AT_ONCE), np.ones(_AT_ONCE, np.float32))

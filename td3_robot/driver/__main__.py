@@ -1,4 +1,13 @@
-"""``python -m td3_robot.driver NAME``: drive a robot that an installed package brings."""
+"""``python -m td3_robot.driver NAME``: drives a robot from an installed package.
+
+A package adds its robot with an entry point. The entry point names a :class:`td3_robot.driver.robot.Robot`, or a
+function without arguments that makes one::
+
+    [project.entry-points."td3_robot.drivers"]
+    leg = "leg_driver.robot:Leg"
+
+A program that calls :func:`td3_robot.driver.node.main` needs no entry point.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,10 @@ import sys
 from collections.abc import Sequence
 
 from td3_robot.driver.node import main as drive
-from td3_robot.driver.table import DRIVERS
 from td3_robot.errors import EXIT_USAGE, ConfigError
+from td3_robot.registry import Registry
+
+DRIVERS = Registry("driver", {}, "td3_robot.drivers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

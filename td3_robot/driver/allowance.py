@@ -1,4 +1,4 @@
-"""How far the learner lets a source go, and the Steps that the learner may lack."""
+"""How many steps the learner allows, and the Steps that it may not have received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from td3_robot.topics import QUEUE_LENGTH
 
 
 class Allowance:
-    """The learner's side of the replay ratio while all processes run freely.
+    """The steps that the learner allows while all processes run freely.
 
     Args:
         waits: allow no Step before the learner's first Throttle, so that no Step is lost while processes start.
@@ -74,7 +74,7 @@ class Allowance:
 
 
 class LockStep(Allowance):
-    """The learner's side in lock-step: it answers every Step, and names the weights for the next."""
+    """The steps that the learner allows in lock-step: it answers every Step, and names the weights for the next."""
 
     @property
     def needs_version(self) -> int:

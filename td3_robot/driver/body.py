@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
+from td3_robot.messages import Phase
 from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 
@@ -49,3 +52,19 @@ class Body(Protocol):
         Returns:
             The number of transitions: one for each robot within an episode. None: there is no observation to publish.
         """
+
+
+class OneRobot:
+    """The attributes of a :class:`Body` with one robot, before its first episode."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
+        self.episode: UInt64 = np.zeros(1, np.uint64)
+        self.episode_step: UInt32 = np.zeros(1, np.uint32)
+        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
+        self.reward: Float32 = np.zeros(1, np.float32)
+        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
+        self.world: dict[str, dict[str, float]] = {}
+        self.stop = ""
+        self.commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)

@@ -9,7 +9,7 @@ HOLD_OFF = 0.5
 
 
 class Contact(Enum):
-    """What the policy server has said last. Each event leads to the same state from every state:
+    """The state of the contact. It depends only on the last event:
 
     ================================================= ========
     event                                             state
@@ -22,7 +22,7 @@ class Contact(Enum):
     ================================================= ========
     """
 
-    UNHEARD = auto()  # nothing yet
+    UNKNOWN = auto()  # no message yet
     RIVAL = auto()  # another driver of this name may move the robots
     ALONE = auto()  # neither another driver nor a policy moves the robots
     WELCOMED = auto()
@@ -32,8 +32,8 @@ class ServerContact:
     """Tracks the contact with the policy server.
 
     A driver does not move its robots before the server welcomes it. The server sends no Welcome while another driver of
-    the same name moves the robots. If the server is silent, it may be dead, and an earlier driver may have died during
-    a movement. So the robots must become safe. A simulator has no rivals and moves its robots at any time.
+    the same name moves the robots. If the server is silent, an earlier driver may have died during a movement. So this
+    driver must make the robots safe. A simulator has no rivals and moves its robots at any time.
 
     Args:
         rivals: whether another process may move the same robots.
@@ -44,7 +44,7 @@ class ServerContact:
     """
 
     def __init__(self, *, rivals: bool) -> None:
-        self.state = Contact.UNHEARD
+        self.state = Contact.UNKNOWN
         self.rivals = rivals
         self._silent_since: float | None = None  # restarts each time the robots are made safe
 
@@ -64,7 +64,7 @@ class ServerContact:
 
     @property
     def due(self) -> float | None:
-        """When the silence has lasted for HOLD_OFF, in seconds; None before the first turn."""
+        """The time (s) at which the silence will have lasted for HOLD_OFF; None before the first turn."""
         return None if self._silent_since is None else self._silent_since + HOLD_OFF
 
     def welcome(self) -> None:
@@ -80,7 +80,7 @@ class ServerContact:
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:
-        """Whether a source without a Welcome has heard nothing for HOLD_OFF. True once for each HOLD_OFF of silence."""
+        """Whether the server was silent for HOLD_OFF, without a Welcome. True once for each HOLD_OFF of silence."""
         if self._silent_since is None:
             self._silent_since = now
         if now < self._silent_since + HOLD_OFF:

@@ -3,7 +3,7 @@
 The core joins five parts, each with its own state:
 
 =================================== ============================================================
-:mod:`td3_robot.driver.contact`     what the policy server has said: may the source move robots?
+:mod:`td3_robot.driver.contact`     what the policy server has sent: may the source move robots?
 :mod:`td3_robot.driver.guard`       what may move the robots: limits, deadline, stops and faults
 :mod:`td3_robot.driver.pacing`      when to step: at full speed, or at the deadlines of real time
 :mod:`td3_robot.driver.allowance`   how far the learner lets the source go
@@ -49,15 +49,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "l
 
 
 def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:
-    """The core of a robot's driver.
-
-    Args:
-        body: the robot.
-        config: of the driver.
-        name: of the driver.
-        incarnation: of the driver.
-        learner: whether there is a learner to publish to.
-    """
+    """The core of a robot's driver; ``learner``: whether there is a learner to publish to."""
     return SourceCore(
         body,
         name,
@@ -79,7 +71,7 @@ class SourceCore:
         source: id of this process in its Steps.
         incarnation: of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
-            Throttle names. Requires ``Fast``.
+            Throttle names. Only with :class:`Fast`.
         pacing: when to step, and what to apply without an Action.
         guard: what may move the robots; by default anything may.
         learner: whether there is a learner to publish to.
@@ -153,7 +145,7 @@ class SourceCore:
         for origin, message in inputs:
             outputs += self.receive(origin, message, now)
         if self.contact.may_move:
-            outputs += self._go_on(now)
+            outputs += self._resume(now)
         else:
             self._hold_off(now)
         outputs += [("policy", stop) for stop in self._actuator.take_stops()]
@@ -211,7 +203,7 @@ class SourceCore:
         return outputs + [(link, step) for step in self._steps_for(link)]
 
     def _steps_for(self, link: str) -> list[Step]:
-        """The Steps that a server may lack. Policy server: the Step without an Action. Learner: all kept Steps."""
+        """The Steps to send again: to the policy server the Step without an Action, to the learner all kept Steps."""
         exchange = self._exchange
         if exchange.step is None or link not in self._links:
             return []
@@ -236,16 +228,16 @@ class SourceCore:
             return
         if not in_charge:
             log.warning(
-                "%s: not a word from the policy server for %g s: the safe action, and nothing else until it is there",
+                "%s: the policy server has been silent for %g s; until it answers, the robot gets only the safe action",
                 self.source,
                 HOLD_OFF,
             )
         self._actuator.make_safe()
         self._actuator.listen(now)
 
-    def _go_on(self, now: float) -> list[Output]:
+    def _resume(self, now: float) -> list[Output]:
         self._actuator.follow_guard()
-        if self._allowance.begun and self.pacing.may_go_on(now, ready=self._ready()):
+        if self._allowance.begun and self.pacing.may_step(now, ready=self._ready()):
             return self._advance(now)
         step = self._exchange.step
         if step and self.pacing.deadline is None and self._exchange.ask_again(now):

@@ -62,12 +62,12 @@ class Exchange:
         self.state, self.action, self.use = Progress.BLIND, None, None
 
     def rewind(self, step: Step | None) -> None:
-        """Go back to the time when this Step was the newest and its Action had not come yet."""
+        """Make this the newest Step, without an Action."""
         self.state = Progress.WAITING if step else Progress.NOTHING
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
-        """Whether to send the Step again, because no Action has come for too long. If so, the wait starts again."""
+        """Whether to send the Step again, because no Action has come for too long. True restarts the wait."""
         if self.state is not Progress.WAITING or now - self._asked <= _ASK_AGAIN:
             return False
         self._asked = now

@@ -17,13 +17,6 @@ EXIT_HUNG = 70
 _LOOKS = 4  # looks per limit: a call seen at five looks in a row has lasted for 1 to 1.25 limits
 
 
-class _Call:
-    """A running method."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-
 class HangWatch:
     """A thread that watches the calls of the control loop.
 
@@ -40,23 +33,15 @@ class HangWatch:
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
         self._log = logs.descriptor()  # now: later a device of the robot may have the number of a closed log
-        self._call: _Call | None = None
+        self._call: list[str] | None = None  # the running method; each call has its own list
         self._lock = threading.Lock()
         self._given_up = False
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="hang").start()
 
     def over(self, what: str, call: Callable[[], Answer]) -> Answer:
-        """Watch over a call.
-
-        Args:
-            what: its name, for the log.
-            call: the call.
-
-        Returns:
-            What the call returns.
-        """
-        self._call = _Call(what)
+        """Make a call under watch, and return its result; ``what`` is the method's name, for the log."""
+        self._call = [what]
         try:
             return call()
         finally:
@@ -76,34 +61,34 @@ class HangWatch:
                 seen = call
                 self._given_up = looks >= _LOOKS
         assert seen
-        self._hung(seen.what)
+        self._hung(seen[0])
         self._ended.set()
 
     def _hung(self, what: str) -> None:
-        told = "the robot has no stop() of its own, so what it was told last holds"
+        outcome = "the robot has no stop(), so the last action holds"
         if self._stop:
-            outcome = ["stop() did not return either"]
-            thread = threading.Thread(target=self._try_stop, args=(self._stop, outcome), daemon=True, name="stop")
+            outcomes = ["stop() did not return either"]
+            thread = threading.Thread(target=self._try_stop, args=(self._stop, outcomes), daemon=True, name="stop")
             thread.start()
             thread.join(self._limit)
-            told = outcome[-1]
+            outcome = outcomes[-1]
         # Not through logging: the hanging thread may hold its lock. Writing may hang as well.
-        line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {told}; the driver ends\n"
-        words = threading.Thread(target=self._say, args=(line,), daemon=True, name="words")
-        words.start()
-        words.join(self._limit)
+        line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {outcome}; the driver ends\n"
+        writer = threading.Thread(target=self._write, args=(line,), daemon=True, name="log")
+        writer.start()
+        writer.join(self._limit)
         self._end(EXIT_HUNG)
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with contextlib.suppress(OSError):
             if self._log is not None:
                 os.write(self._log, line.encode("utf-8", "replace"))
 
     @staticmethod
-    def _try_stop(stop: Callable[[], None], outcome: list[str]) -> None:
+    def _try_stop(stop: Callable[[], None], outcomes: list[str]) -> None:
         try:
             stop()
         except Exception as error:  # code of the robot's author; the process ends anyway
-            outcome.append(f"stop() failed: {type(error).__name__}: {error}")
+            outcomes.append(f"stop() failed: {type(error).__name__}: {error}")
         else:
-            outcome.append("stop() was called")
+            outcomes.append("stop() was called")

@@ -55,19 +55,19 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
 
 
 def unset(safety: SafetyConfig) -> str:
-    """A warning about safety settings that a deployed driver lacks; empty if it lacks none."""
+    """A warning about safety settings that a deployed driver lacks; empty if it has them all."""
     missing = {
-        "safety.action_deadline_ms": "that the policy server is gone is never noticed: the last action holds for ever",
-        "safety.hang_ms": "a method of the robot that does not return is never noticed: the last action holds for ever",
-        "safety.safe_action": "FAULT and an emergency stop hold the last action for ever",
+        "safety.action_deadline_ms": "without the policy server, the last action holds for ever",
+        "safety.hang_ms": "if a method of the robot does not return, the last action holds for ever",
+        "safety.safe_action": "in FAULT and after an emergency stop, the last action holds for ever",
     }
     lines = [f"{key} is not set: {what}" for key, what in missing.items() if getattr(safety, key[7:]) is None]
-    return f"NOT SAFE as it is: {'; '.join(lines)}; set them in the configuration" if lines else ""
+    return f"NOT SAFE: {'; '.join(lines)}; set them in the configuration" if lines else ""
 
 
 def _drive(node: Node, robot: Robot) -> None:
     endpoint = absolute(node.endpoint("policy"))
-    where = f"a driver of that name, for the policy server at {endpoint}, runs on this machine"
+    where = f"this machine already runs a driver with this name for the policy server at {endpoint}"
     # The policy server refuses a second driver of the same name, but the server may not be running.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
         _drive_alone(node, robot)
@@ -98,7 +98,7 @@ def _drive_alone(node: Node, robot: Robot) -> None:
         if policy.refusal:
             core.contact.refused(rival=policy.refusal.code == "name")
         if core.contact.in_charge:
-            log.warning("%s: refused: the robot is told the safe action, and the driver ends", node.name)
+            log.warning("%s: the policy server refuses this driver; it applies the safe action and ends", node.name)
         raise
     finally:
         if core.contact.in_charge:

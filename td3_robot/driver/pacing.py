@@ -19,7 +19,7 @@ class Fast:
 
     deadline: float | None = None
 
-    def may_go_on(self, now: float, *, ready: bool) -> bool:
+    def may_step(self, now: float, *, ready: bool) -> bool:
         """Whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
         del now
         return ready
@@ -63,7 +63,7 @@ class RealTime:
         self._steps = 0
         self._lag_sum = 0.0
 
-    def may_go_on(self, now: float, *, ready: bool) -> bool:
+    def may_step(self, now: float, *, ready: bool) -> bool:
         del ready
         return self.deadline is None or now >= self.deadline
 

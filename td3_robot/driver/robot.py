@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from td3_robot.driver.body import OneRobot
 from td3_robot.driver.hang import HangWatch
 from td3_robot.messages import Phase
-from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
+from td3_robot.specs import Float32, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
-    """Raised by any method of a robot to stop all robots of its policy server."""
+    """Any method of a robot may raise this to stop all robots of its policy server."""
 
 
 class Robot(ABC):
@@ -67,8 +68,8 @@ class Robot(ABC):
         """Release the robot: the driver ends. The safe action was applied before this call."""
 
 
-class RobotBody:
-    """A :class:`Robot` as a :class:`td3_robot.driver.body.Body`. It turns exceptions of the robot into problems.
+class RobotBody(OneRobot):
+    """Makes a :class:`Robot` a :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
 
     A missing or non-finite observation ends the episode: TRUNCATED, with the last valid observation. The next valid
     observation begins another episode.
@@ -80,35 +81,22 @@ class RobotBody:
     """
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
-        self.spec = spec = robot.spec
-        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
-        self.episode: UInt64 = np.zeros(1, np.uint64)
-        self.episode_step: UInt32 = np.zeros(1, np.uint32)
-        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
-        self.reward: Float32 = np.zeros(1, np.float32)
-        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
-        self.world: dict[str, dict[str, float]] = {}
-        self.stop = ""
+        super().__init__(robot.spec)
         self._robot = robot
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
-        self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
         self._problems: dict[str, str] = {}
         self._troubles: Counter[str] = Counter()
         self._begun = False
         self._is_reset = False
 
     @property
-    def commanded(self) -> Float32:
-        return self._commanded
-
-    @property
     def problem(self) -> str:
         return "; ".join(self._problems.values())
 
     def command(self, action: Float32) -> None:
-        self._commanded = action.copy()
-        self._ask("apply", lambda: self._robot.apply(self._commanded[0].copy()))
+        self.commanded = action.copy()
+        self._ask("apply", lambda: self._robot.apply(action[0].copy()))
 
     def step(self, action: Float32) -> int | None:
         observation = self._begin() if self.phase[0] >= Phase.TERMINATED else self._observe()
@@ -117,7 +105,7 @@ class RobotBody:
                 return None
             self.episode += np.uint64(self._begun)
             self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
-            self.reward[0], self.action[0], self._begun, self._is_reset = 0, self._commanded[0], True, False
+            self.reward[0], self.action[0], self._begun, self._is_reset = 0, self.commanded[0], True, False
             return 0
         self.action[0] = action[0]
         self.episode_step += np.uint32(1)
@@ -143,10 +131,12 @@ class RobotBody:
         def sound() -> Float32:
             given = np.asarray(self._robot.observe())
             if np.iscomplexobj(given):
-                raise ValueError("complex numbers; needed are real ones")
+                raise ValueError("the observation is complex; allowed: real numbers")
             observation = given.astype(np.float32)
             if observation.shape != (self.spec.observation_size,):
-                raise ValueError(f"{list(observation.shape)} numbers; needed are [{self.spec.observation_size}]")
+                raise ValueError(
+                    f"the observation has the shape {list(observation.shape)}; expected [{self.spec.observation_size}]"
+                )
             bad = np.flatnonzero(~np.isfinite(observation))
             if len(bad):
                 raise ValueError(f"{self.spec.observations[bad[0]].name!r} is {observation[bad[0]]}")
@@ -159,7 +149,7 @@ class RobotBody:
             phase, reward = int(self._robot.phase(observation)), float(self._robot.reward(observation, action))
             if phase not in (Phase.MID, Phase.TERMINATED, Phase.TRUNCATED) or not np.isfinite(reward):
                 raise ValueError(
-                    f"phase {phase}, reward {reward}; needed are MID, TERMINATED or TRUNCATED, and a number"
+                    f"phase is {phase}, reward is {reward}; allowed: MID, TERMINATED or TRUNCATED, and a finite number"
                 )
             return phase, reward
 

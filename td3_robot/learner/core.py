@@ -126,7 +126,7 @@ class LearnerCore:
 
     def recover(self) -> None:
         """Use the transitions that the replay file received after the restored state was saved."""
-        notes = self.training.notes
+        notes = self.training.storage.notes
         if notes:
             newest = max(notes.values(), key=lambda note: (note.total_added, note.env_steps))
             self.training.recover(newest.seen)
@@ -156,7 +156,7 @@ class LearnerCore:
             self.gauges.ended(transitions.ended)
             if len(transitions) and (lead := self.learning.lead) is not None:
                 self.gauges.lead(lead)
-        if self.training.durable:
+        if self.training.storage.durable:
             self.training.note(self.env_steps, source.name, source.state())
         self.gauges.acted(step.weights_version, self.updates)
         self.reports.record_if_due(now)

@@ -8,7 +8,7 @@ from typing import Any
 from td3_robot.config.schema import Config
 from td3_robot.learner import machine_choices
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.replay_buffer.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 
@@ -18,7 +18,7 @@ def make_core(
     *,
     spec: RobotSpec | None = None,
     provenance: Mapping[str, Any] | None = None,
-    storage: Callable[[int, int], Storage] = Memory,
+    storage: Callable[[int, int], Storage] = Storage,
     admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
     """A learner's core whose training uses the device and precision of this machine.

@@ -17,7 +17,6 @@ from td3_robot.learner import warm_start
 from td3_robot.learner.checkpointing.stateful import Stateful, reading
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.engine import selection
-from td3_robot.learner.experience.base import Experience
 from td3_robot.learner.experience.replayed import Replayed
 from td3_robot.learner.experience.rollouts import Rollouts
 from td3_robot.learner.experience.transitions import Transitions
@@ -43,6 +42,7 @@ class Training:
     Attributes:
         algorithm: makes the updates.
         experience: a replay buffer or rollouts, as the algorithm ``consumes``.
+        storage: of the rows of the experience.
 
     Raises:
         ConfigError: the replay buffer does not fit.
@@ -56,11 +56,12 @@ class Training:
         self.spec, self.hidden = spec, config.network.hidden
         options = getattr(config, learner.algorithm, None)
         self.algorithm = selection.implementation(learner)(*sizes, self.hidden, learner, seeds[0], device, options)
-        self.experience: Experience
+        self.experience: Replayed | Rollouts
         if self.on_policy:
             self.experience = Rollouts(learner.discount, *sizes)
         else:
             self.experience = Replayed(learner, *sizes, seeds[1], storage)
+        self.storage = self.experience.storage
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
         if (example := self.experience.example()) is not None:
             self.algorithm.prepare(self._prepared(example))
@@ -126,19 +127,9 @@ class Training:
         """Store the incomplete rows; no source continues after this."""
         self.experience.end()
 
-    @property
-    def durable(self) -> bool:
-        """Whether stored rows outlive this process."""
-        return self.experience.durable
-
-    @property
-    def notes(self) -> Mapping[str, Note]:
-        """The newest note of each source that a durable storage holds."""
-        return self.experience.notes
-
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
         """Record the progress of the learner and of a source in a durable storage."""
-        self.experience.commit(env_steps, source, state, self.seen())
+        self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
         """The statistics that :meth:`store` keeps of all transitions, as plain values, exact to the bit."""

@@ -108,7 +108,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
         elif difference := core.spec.difference(spec):
             raise BundleError(f"recorded Steps are another robot's: {difference}")
         training = core.training
-        stored_before = stored_before or bool(training.notes)
+        stored_before = stored_before or bool(training.storage.notes)
         before = training.experience.total_added
         assemblers: dict[str, Assembler] = {}
         for step in () if stored_before else steps:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from td3_robot.core_types import Output
 from td3_robot.driver import core as driver_core
+from td3_robot.driver.body import OneRobot
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
@@ -20,14 +19,14 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
 from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
-from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
+from td3_robot.specs import Float32, RobotSpec
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
 """The topics of a driver that are compared."""
 _PACKAGES = ("numpy",)
 
 
-class ReplayedBody:
+class ReplayedBody(OneRobot):
     """A robot with the recorded observations and failures. Actions do not influence it.
 
     Args:
@@ -38,17 +37,8 @@ class ReplayedBody:
     """
 
     def __init__(self, spec: RobotSpec, said: dict[str, list[tuple[Entry, Message, int]]]) -> None:
-        self.spec = spec
-        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
-        self.episode: UInt64 = np.zeros(1, np.uint64)
-        self.episode_step: UInt32 = np.zeros(1, np.uint32)
-        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
-        self.reward: Float32 = np.zeros(1, np.float32)
-        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
-        self.world: dict[str, dict[str, float]] = {}
-        self.stop = ""
+        super().__init__(spec)
         self.reported: list[Heard] = []
-        self._commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
         self._steps = said.setdefault(Step.NAME, [])
         self._reports = said.setdefault(Heard.NAME, [])
         self._calls = self._taken = self._next_report = 0
@@ -58,13 +48,9 @@ class ReplayedBody:
     def problem(self) -> str:
         return self._heard.trouble
 
-    @property
-    def commanded(self) -> Float32:
-        return self._commanded
-
     def command(self, action: Float32) -> None:
         self._report()
-        self._commanded = action.copy()
+        self.commanded = action.copy()
 
     def step(self, action: Float32) -> int | None:
         self._report()
@@ -79,7 +65,7 @@ class ReplayedBody:
         self.phase, self.episode, self.episode_step = step.phase.copy(), step.episode.copy(), step.episode_step.copy()
         self.observation, self.reward = step.observation.copy(), step.reward.copy()
         first = bool(self.phase[0] == Phase.FIRST)
-        self.action[0] = self._commanded[0] if first else action[0]
+        self.action[0] = self.commanded[0] if first else action[0]
         return 0 if first else 1
 
     def _report(self) -> None:

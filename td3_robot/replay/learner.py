@@ -55,6 +55,7 @@ _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
+_CONTINUED = "it continued from a checkpoint or a replay file, which the recording does not contain"
 
 
 class Transition(Message, frozen=True):
@@ -85,7 +86,7 @@ def replay(session: Session) -> Outcome:
     """
     recording = _Recording(session)
     if not recording.steps:
-        return Outcome(notes=["there are no Steps in it"] if recording.learners else [])
+        return Outcome(notes=["the recording has no Steps"] if recording.learners else [])
     found, notes = lives.whole(session, "learner")
     outcome = Outcome(notes=notes)
     learners = sorted(recording.learners | found.keys())
@@ -96,7 +97,7 @@ def replay(session: Session) -> Outcome:
     if alone and driven:
         got = next(iter(driven.values())).rows()
     elif missing := recording.unknown():
-        outcome.notes.append(f"transitions: which robot {missing} is was not recorded: there is no Hello")
+        outcome.notes.append(f"transitions: the recording has no Hello of {missing}, so the robot is unknown")
         return outcome
     else:
         got = recording.rebuilt.rows()
@@ -149,11 +150,11 @@ class _Recording:
     def not_counted(self) -> str | None:
         """Why rebuilt turns cannot reproduce the counters of a learner; None if they can."""
         if missing := self.unknown():
-            return f"which robot {missing} is was not recorded: there is no Hello"
+            return f"the recording has no Hello of {missing}, so the robot is unknown"
         if len(self._sources) != 1:
-            return "in which order it saw the Steps of several sources is not recorded"
+            return "the recording does not show in which order it received the Steps of several sources"
         if self._undelivered:
-            return "there were Steps that did not reach it"
+            return "some Steps did not reach it"
         expected: dict[Key, int] = {}
         for entry, step in self.steps:
             source = step.source, step.incarnation
@@ -212,7 +213,9 @@ class _Learner:
             scheduler.request_snapshot()
         outputs = self.learning.step(inputs, now)
         if scheduler.must_roll_back:
-            raise SessionError("a simulator was lost, and the checkpoint it went back to is not in the recording")
+            raise SessionError(
+                "a simulator was lost, and the recording does not contain the checkpoint to which the run returned"
+            )
         if scheduler.snapshot_ready:
             scheduler.snapshot_saved()
         return outputs
@@ -281,7 +284,7 @@ def _relive(
     outcome.notes += [note for life in found.values() for note in life.notes()]
     outcome.parts += lives.outcome(learning.values(), TOPICS, _PACKAGES).parts
     if len(recording.learners) > 1:
-        outcome.notes.append(f"loss statistics: {len(recording.learners)} learners made them, or one in as many lives")
+        outcome.notes.append(f"loss statistics: {len(recording.learners)} learner processes made them")
     for key, life in learning.items():
         core = driven[key].learning if key in driven else None
         if core and alone and not life.stopped:
@@ -293,15 +296,15 @@ def _not_learned(session: Session, life: Life) -> str | None:
     """Why the learner's computations cannot be repeated; None if they can."""
     learner = life.config.learner
     if not life.setting("new", bool):
-        return "it went on from a checkpoint, or a replay file, that is not in the recording"
+        return _CONTINUED
     if learner.recordings:
-        return "it began with what other recordings hold"
+        return "it began with transitions of other recordings"
     if learner.start_from:
         return "it began with the actor of another policy"
     if compute.device(learner.device).type != "cpu":
         return "they were computed on a GPU"
     if other := machines.difference(session.metadata, _PACKAGES):
-        return f"they are the same only on the same kind of machine: {other}"
+        return f"they are equal only on the same kind of machine: {other}"
     return None
 
 
@@ -326,63 +329,60 @@ def _compare_counters(
     recording: _Recording, key: Key, life: Life | None, driven: _Learner | None, alone: bool, outcome: Outcome
 ) -> None:
     """Compare the counters of a learner's last Status, or note why they are not compared."""
-    whose = f"counters of {key[0]} ({key[1]})" if not alone else "the learner's counters"
+    what = "the learner's counters" if alone else f"counters of {key[0]} ({key[1]})"
     status = recording.statuses.get(key)
     counted: dict[int, dict[str, int]] = {}
     if status is None:
-        why: str | None = "no Status of it with Steps is recorded"
+        why: str | None = "the recording has no Status of it that counts Steps"
     elif life and not life.setting("new", bool):
-        why = "it went on from a checkpoint, or a replay file, that is not in the recording"
+        why = _CONTINUED
     elif life and driven:
-        why, counted = "its last Status came later" if life.stopped else None, driven.counted
+        why, counted = "its last Status came after the last replayed turn" if life.stopped else None, driven.counted
     elif not alone:
         why = "its beginning is not recorded"
     elif not (why := recording.not_counted()):
         counted = recording.rebuilt.counted
     if why or status is None:
-        outcome.notes.append(f"{whose}: {why}")
+        outcome.notes.append(f"{what}: {why}")
         return
-    entry, said = status
-    others = {name: value for name, value in said.counters.items() if name not in _COUNTED and name != "steps"}
-    ours = replace(said, counters=others | counted.get(int(said.counters["steps"]), {"steps": 0}))
-    outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, said)], [ours]))
+    entry, recorded = status
+    others = {name: value for name, value in recorded.counters.items() if name not in _COUNTED and name != "steps"}
+    replayed = replace(recorded, counters=others | counted.get(int(recorded.counters["steps"]), {"steps": 0}))
+    outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, recorded)], [replayed]))
 
 
 def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:
-    losses = _losses(session)
-    if losses is None:
-        outcome.notes.append(f"loss statistics: there is no {METRICS} in it, which is put in when a run ends")
-        return []
-    records = [record for record in core.take_records() if record["kind"] == "train"]
-    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-    old, now = [_timeless(record) for record in losses], [_timeless(record) for record in records]
-    same = [item.figures for item in old] == [item.figures for item in now]
-    reference = session.attachments[METRICS] if same else Attachment(METRICS, "application/jsonl", lines)
-    return [Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], now, reference)]
-
-
-def _timeless(record: Mapping[str, Any]) -> Losses:
-    return Losses({name: value for name, value in record.items() if name not in _TIMED})
-
-
-def _losses(session: Session) -> list[dict[str, Any]] | None:
-    """The training lines of the recorded run; None if the recording lacks them."""
     attached = session.attachments.get(METRICS)
     if attached is None:
-        return None
+        outcome.notes.append(f"loss statistics: the recording has no {METRICS}, which is added when a run ends")
+        return []
     try:
-        lines = [json.loads(line) for line in attached.data.decode().splitlines()]
-        return [line for line in lines if line["kind"] == "train"]
+        old = _losses([json.loads(line) for line in attached.data.decode().splitlines()])
     except (ValueError, KeyError, TypeError) as error:
         raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
+    records = core.take_records()
+    new = _losses(records)
+    lines = "".join(json.dumps(record) + "\n" for record in records if record["kind"] == "train").encode()
+    same = [item.figures for item in old] == [item.figures for item in new]
+    reference = attached if same else Attachment(METRICS, "application/jsonl", lines)
+    return [Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], new, reference)]
+
+
+def _losses(records: Sequence[Mapping[str, Any]]) -> list[Losses]:
+    """The records of training, without times."""
+    return [
+        Losses({name: value for name, value in record.items() if name not in _TIMED})
+        for record in records
+        if record["kind"] == "train"
+    ]
 
 
 def _compare_transitions(session: Session, got: list[Transition], learned: bool, outcome: Outcome) -> Replayed:
     """Compare transitions with the reference. If there is none, only make a reference."""
     expected = _reference(session)
     if expected is None:
-        whose = "transitions, row by row: " if learned else "there is no learner in it, and of its Steps' transitions "
-        outcome.notes.append(f"{whose}the recording holds none to compare with; --update adds them")
+        what = "no reference" if learned else "no learner and no reference"
+        outcome.notes.append(f"transitions: the recording has {what}; --update adds a reference")
     rows = [(None, item) for item in expected or []]
     return Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got))
 

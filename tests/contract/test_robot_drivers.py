@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from td3_robot.driver import __main__ as by_name
+from td3_robot.driver.__main__ import DRIVERS
 from td3_robot.driver.robot import Robot
-from td3_robot.driver.table import DRIVERS
 from td3_robot.messages import Phase
 from td3_robot.registry import Registry
 from td3_robot.specs import Channel, Float32, RobotSpec

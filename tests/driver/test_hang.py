@@ -52,7 +52,7 @@ def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = Non
 @pytest.mark.parametrize(
     ("stop", "told"),
     [
-        (None, "the robot has no stop() of its own, so what it was told last holds"),
+        (None, "the robot has no stop(), so the last action holds"),
         ("works", "stop() was called"),
         ("fails", "stop() failed: OSError: no bus"),
         ("hangs", "stop() did not return either"),

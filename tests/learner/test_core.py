@@ -283,14 +283,14 @@ def test_resuming_in_another_precision_needs_an_explicit_setting(
     arrays, scalars = state.save(world.core, 0.0)
     scalars["precision"] = "bf16"
     with pytest.raises(
-        BundleError, match=r"learner in bf16, and learner\.precision 'auto' is fp32 on this machine; to"
+        BundleError, match=r"precision bf16, and learner\.precision 'auto' means fp32 on this machine; to"
     ):
         state.restored(config(precision="auto"), arrays, scalars)
     state.restored(config(precision="fp32"), arrays, scalars)
-    assert "the checkpoint is from a learner in bf16; this one is in fp32, as configured" in caplog.text
+    assert "the checkpoint has precision bf16; the learner continues with fp32, as configured" in caplog.text
 
 
-@pytest.mark.parametrize(("before", "said"), [(True, "were compiled there, and here they are not"), (False, "")])
+@pytest.mark.parametrize(("before", "said"), [(True, "were compiled and the next ones are not"), (False, "")])
 def test_a_checkpoint_records_whether_updates_were_compiled(
     before: bool, said: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

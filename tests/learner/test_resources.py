@@ -32,7 +32,7 @@ import numpy as np
 from td3_robot.config import loading as configuration
 from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.replay_buffer.storage import File, Memory, Note
+from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 from td3_robot.specs import Channel, RobotSpec
 
 folder, config = Path(sys.argv[1]), configuration.load(sys.argv[2])
@@ -41,7 +41,7 @@ durable = in_file and config.timing != "lockstep"
 spec = RobotSpec("Toy", tuple(Channel(n, "m", -5, 5) for n in "abc"), tuple(Channel(n, "N", -1, 1) for n in "lr"), 0.02)
 
 def room(capacity, width):
-    return File(folder / "replay", capacity, width, recovers=durable) if in_file else Memory(capacity, width)
+    return File(folder / "replay", capacity, width, recovers=durable) if in_file else Storage(capacity, width)
 
 def memory():
     with open("/proc/self/status") as status:

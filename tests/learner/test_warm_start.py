@@ -129,4 +129,4 @@ def test_replacing_a_served_policy_with_untrained_weights_is_logged(
     core = make_core(config(start_from=None), spec=spec)
     server = peer("policy", "policy", spec, version=41)
     core.step([(server, server.hello)], 0.0)
-    assert "version 41 is replaced by weights that have learned nothing yet" in caplog.text
+    assert "the learner replaces version 41 with untrained weights" in caplog.text

@@ -366,7 +366,7 @@ def learns(site: Site) -> None:
         assert learner.wait(120) == 130, site.log("learner")
         if number == 0:
             site.start("learner", "workstation", "td3-robot learner --run leg")
-            site.wait("the checkpoint", lambda: "goes on from checkpoint-" in site.log("learner"))
+            site.wait("the checkpoint", lambda: "continues from checkpoint-" in site.log("learner"))
     learned = Bundle.load(site.workstation / "leg" / "policy.safetensors")
     assert learned.provenance["updates"] > 20
     assert not np.array_equal(learned.tensors["actor.2.bias"], policy().tensors["actor.2.bias"])

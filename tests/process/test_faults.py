@@ -519,7 +519,9 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
     assert impostor.wait(120) == 2
-    assert "--name is 'leg': a driver of that name, for the policy server at" in robot.log("impostor.log")
+    assert "--name is 'leg': this machine already runs a driver with this name for the policy server at" in robot.log(
+        "impostor.log"
+    )
     # Through a TCP proxy, as from another machine, the server refuses the second driver.
     cable = Cable(robot.folder / "policy")
     other, later = cable.endpoint, str(int(time.time()) + 1000)
@@ -562,7 +564,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
     driver = robot.drive()
     assert driver.wait(120) == 2
     assert set(robot.record()) == {SAFE}  # it has not read its sensors
-    assert "leg: refused: the robot is told the safe action, and the driver ends" in robot.log("driver.log")
+    assert "leg: the policy server refuses this driver; it applies the safe action and ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 

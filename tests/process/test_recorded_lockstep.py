@@ -47,7 +47,7 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
     assert compared(reports["simulator"])["step"] >= 2000
     assert not reports["policy"].notes
     assert not reports["simulator"].notes
-    assert any("the checkpoint it went back to is not in the recording" in note for note in reports["learner"].notes)
+    assert any("does not contain the checkpoint to which the run returned" in note for note in reports["learner"].notes)
     assert compared(reports["learner"])["throttle"] >= made  # from before the kill
 
 
@@ -69,8 +69,8 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
     assert compared(reports["simulator"])["step"] == recorded(path, "step") > 0
     assert compared(reports["policy"])["action"] == recorded(path, "action") > 0
     notes = [note.partition(": ") for note in reports["learner"].notes]
-    gone_on = "it went on from a checkpoint, or a replay file, that is not in the recording"
-    assert [what for what, _, why in notes if why == gone_on] == [
+    continued = "it continued from a checkpoint or a replay file, which the recording does not contain"
+    assert [what for what, _, why in notes if why == continued] == [
         "weights, Throttles and losses",
         "the learner's counters",
     ]

@@ -57,7 +57,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     offline = [(line["updates"], line["env_steps"]) for line in lines if line["kind"] == "offline"]
     assert offline == [(1000, 0), (1100, 0)]
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
-    assert "it began with what other recordings hold" in capsys.readouterr().out
+    assert "it began with transitions of other recordings" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
     assert (
         300 <= final["learner"]["figures"]["env_steps"] <= 301
@@ -99,7 +99,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     run.wait_for_steps(1000)
     run.children()["learner"].send_signal(signal.SIGKILL)
     log = tmp_path / "run" / "logs" / "learner.log"
-    run.until("the checkpoint that it goes on from", lambda: "goes on from checkpoint-" in log.read_text())
+    run.until("a log line about the checkpoint", lambda: "continues from checkpoint-" in log.read_text())
     run.wait_for_more_steps(300)
     run.interrupt()
     assert run.finish() == 130, run.output()
@@ -110,7 +110,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     assert compared.keys() == {"weights", "throttle", "status"}
     assert compared["weights"] >= 2  # at least (700 - 500) · 0.1 updates, and the initial weights
     assert compared["status"] == 1
-    why = "it went on from a checkpoint, or a replay file, that is not in the recording"
+    why = "it continued from a checkpoint or a replay file, which the recording does not contain"
     assert sum(why in note for note in report.notes) == 2  # one for what it learned, one for its counters
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))

@@ -48,13 +48,13 @@ def test_deadlines_and_lags(spec: RobotSpec) -> None:
     """Period 0.02 s from 10.0. A step 5 ms late shifts nothing. A step at 10.105 misses deadlines 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
-    assert pacing.may_go_on(10.0, ready=False)
+    assert pacing.may_step(10.0, ready=False)
     rows = []
     for now in (10.0, 10.02, 10.045, 10.105, 10.12):
         rows.append((pacing.stepped(now), round(pacing.deadline or 0, 9)))
     assert rows == [(0, 10.02), (0, 10.04), (0, 10.06), (2, 10.12), (0, 10.14)]
-    assert not pacing.may_go_on(10.1399, ready=True)
-    assert pacing.may_go_on(10.1401, ready=False)
+    assert not pacing.may_step(10.1399, ready=True)
+    assert pacing.may_step(10.1401, ready=False)
     figures = pacing.figures()
     assert figures["lag_max_s"] == pytest.approx(0.045)
     assert figures["lag_mean_s"] == pytest.approx((0 + 0.005 + 0.045 + 0) / 4)

@@ -55,9 +55,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """Load the newest undamaged checkpoint; None if there is no checkpoint.
-
-    This function renames a damaged checkpoint to ``*.damaged`` and logs a warning, so that later calls ignore it.
+    """Load the newest undamaged checkpoint, and rename damaged ones to ``*.damaged``; None if there is no checkpoint.
 
     Raises:
         BundleError: all checkpoints are damaged, or the newest has another format.
@@ -68,13 +66,13 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
         try:
             arrays, scalars = load(path)
         except DamagedError as error:
-            log.warning("%s; the one before it is used", error)
+            log.warning("%s; the learner uses the checkpoint before it", error)
             damaged.append(str(error))
             path.rename(path.with_name(f"{path.name}.damaged"))
             continue
         return path, arrays, scalars
     if damaged:
-        raise BundleError(f"no whole checkpoint is left in {str(folder)!r}: {'; '.join(damaged)}")
+        raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(damaged)}")
     return None
 
 
@@ -93,12 +91,12 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
             arrays: Arrays = safetensors.numpy.load_file(path)
     except (BundleError, SafetensorError, ValueError, IsADirectoryError, FileNotFoundError) as error:
         raise DamagedError(f"{what} is damaged: {error}") from None
-    text, told = header.get("scalars"), header.get("format")
+    text, found = header.get("scalars"), header.get("format")
     if isinstance(text, str) and header.get("sha256") == _hash(arrays, text):
         return arrays, json.loads(text)
-    if told != FORMAT:  # this version cannot check another format for damage
-        raise BundleError(f"{what} has format {told!r}; this version reads {FORMAT}")
-    raise DamagedError(f"{what} is damaged: its content does not have the hash it names")
+    if found != FORMAT:  # this version cannot check another format for damage
+        raise BundleError(f"{what} has format {found!r}; this version reads format {FORMAT}")
+    raise DamagedError(f"{what} is damaged: the hash in its header is not the hash of its content")
 
 
 def of_another_program(path: Path) -> bool:
@@ -117,7 +115,7 @@ def tidy(folder: Path) -> None:
     """Remove the unfinished files of processes that were killed while saving."""
     for pattern in (".checkpoint-*", ".tmp*"):  # ours, and safetensors'
         for left in folder.glob(pattern):
-            log.info("removes %s: it was never finished", left.name)
+            log.info("removing %s, which another process left unfinished", left.name)
             left.unlink(missing_ok=True)
 
 

@@ -14,7 +14,7 @@ from td3_robot.learner import compute, warm_start
 from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
-from td3_robot.learner.replay_buffer.storage import File, Memory, Storage
+from td3_robot.learner.replay_buffer.storage import File, Storage
 from td3_robot.learner.resources import announce
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.run_folder import RunFolder
@@ -50,7 +50,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
         if node.config.learner.replay_storage == "file":
             recovers = node.config.timing != "lockstep"
             return File(node.run.replay, capacity, width, recovers=recovers, needed=saved is not None)
-        return Memory(capacity, width)
+        return Storage(capacity, width)
 
     if saved is None:
         core = make_core(node.config, provenance=provenance, storage=make_storage, admit=admit)
@@ -58,7 +58,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
         return core
     path, arrays, scalars = saved
     core = state.restored(node.config, arrays, scalars, provenance, make_storage, admit)
-    log.info("goes on from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
+    log.info("continues from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 
 
@@ -83,7 +83,7 @@ class Saver:
 
         Raises:
             BundleError: there is no undamaged snapshot to restore.
-            OSError: the last checkpoint could not be saved.
+            OSError: the saver could not write the last checkpoint.
         """
         if self._scheduler.must_roll_back:
             self._roll_back()
@@ -91,9 +91,7 @@ class Saver:
             self._next = self._after_now()
             self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
-            saved = self._save()
-            if not saved and self._core.done:
-                raise self._failed()
+            self._save(last=self._core.done)
             self._scheduler.snapshot_saved()
 
     @property
@@ -121,44 +119,37 @@ class Saver:
         return now > self._stop_by
 
     def finish(self) -> None:
-        """Save the last checkpoint, after the last turn.
-
-        Raises:
-            OSError: the learner could not save it.
-        """
+        """Save the last checkpoint, after the last turn. Raises the same OSError as a call."""
         self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
-            if not self._save():
-                raise self._failed()
+            self._save(last=True)
         elif self._saved_at != self._core.env_steps:
-            log.warning("stopped between two snapshots: the run will continue from %d steps", max(0, self._saved_at))
+            log.warning("stopped between two snapshots: a resumed run continues from %d steps", max(0, self._saved_at))
 
-    def _failed(self) -> OSError:
-        return OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(self._node.run.checkpoints))
-
-    def _save(self) -> bool:
-        """Save a checkpoint. If the disk is full, training continues without this checkpoint."""
+    def _save(self, *, last: bool) -> None:
+        """Save a checkpoint. If that fails, training continues without this checkpoint, unless it is the last."""
         begin = time.monotonic()
-        node, core = self._node, self._core
+        core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)
         try:
-            path = checkpoint.save(node.run.checkpoints, core.env_steps, arrays, scalars, node.config.checkpoint.keep)
+            path = checkpoint.save(run.checkpoints, core.env_steps, arrays, scalars, core.config.checkpoint.keep)
         except OSError as error:
-            node.counters["checkpoints_failed"] += 1
+            self._node.counters["checkpoints_failed"] += 1
             log.error("checkpoint at %d steps failed: %s: %s", core.env_steps, error.filename, error.strerror)
-            return False
+            if last:
+                raise OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(run.checkpoints)) from None
+            return
         self._saved_at = core.env_steps
         log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
-        return True
 
     def _roll_back(self) -> None:
         """Restore the newest snapshot in the running core."""
         saved = checkpoint.load_newest(self._node.run.checkpoints)
         if saved is None:
-            raise BundleError("a simulator was lost, and the checkpoint that all had to return to is gone")
+            raise BundleError("a simulator was lost, and there is no checkpoint to which the others can return")
         path, arrays, scalars = saved
         state.restore(self._core, arrays, scalars)
         self._core.rolled_back()
         self._next = self._after_now()
         self._saved_at = self._core.env_steps
-        log.info("rolled back to %s, because a simulator was lost", path.name)
+        log.info("rolled back to %s, because the run lost a simulator", path.name)

@@ -20,7 +20,7 @@ from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.machine_choices import AUTO
-from td3_robot.learner.replay_buffer.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
 
@@ -77,7 +77,7 @@ def restored(
     arrays: Arrays,
     scalars: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
-    storage: Callable[[int, int], Storage] = Memory,
+    storage: Callable[[int, int], Storage] = Storage,
     admit: Callable[[RobotSpec], None] = lambda _: None,
 ) -> LearnerCore:
     """A learner that continues from the state of :func:`save`. All sources must join again. See :func:`make_core`.
@@ -90,12 +90,12 @@ def restored(
     before, now = scalars.get("precision", core.config.learner.precision), core.config.learner.precision
     if before != now and config.learner.precision == AUTO:
         raise BundleError(
-            f"the checkpoint is from a learner in {before}, and learner.precision 'auto' is {now} on this machine; "
-            f"to continue in {now}, set learner.precision: {now}"
+            f"the checkpoint has precision {before}, and learner.precision 'auto' means {now} on this machine; "
+            f"to continue with {now}, set learner.precision: {now}"
         )
     restore(core, arrays, scalars)
     if before != now:
-        log.warning("the checkpoint is from a learner in %s; this one is in %s, as configured", before, now)
+        log.warning("the checkpoint has precision %s; the learner continues with %s, as configured", before, now)
     core.scheduler.restarted()
     return core
 
@@ -116,7 +116,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     with reading(what):
         if (was := scalars["compiled"]) != core.training.compiled:
             log.warning(
-                "updates round differently than before the checkpoint: they were %scompiled there, and here they are%s",
+                "the updates before the checkpoint were %scompiled and the next ones are%s, so they round differently",
                 *("", " not") if was else ("not ", ""),
             )
         for name, part in core.training.parts().items():

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import Arrays, array_like, reading
-from td3_robot.learner.experience.continuity import Bools, Positions
-from td3_robot.learner.experience.transitions import Transitions
+from td3_robot.learner.experience.transitions import Bools, Positions, Transitions
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.checkpointing.stateful import Stateful
-from td3_robot.learner.experience.base import Experience
 from td3_robot.learner.experience.n_step import NStep
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
-from td3_robot.learner.replay_buffer.storage import Note, Storage
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.messages import Step
 
 
-class Replayed(Experience):
+class Replayed:
     """Draws random transitions from the configured kind of replay buffer.
 
     Args:
@@ -48,45 +46,44 @@ class Replayed(Experience):
             self.replay = ReplayBuffer(config.buffer_size, *sizes, seed, storage)
         if config.device == "cuda":
             self.replay.use_device(torch.device(config.device))
+        self.storage = self.replay.storage
         self.n_step = NStep(config.n_step, config.discount, *sizes)
         self._batch_size = config.batch_size
 
     @property
     def total_added(self) -> int:
+        """Rows stored so far."""
         return self.replay.total_added
 
     @property
     def ready(self) -> bool:
+        """Whether :meth:`take` has a batch."""
         return len(self.replay) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
+        """Store the transitions that a Step completed. Actions are normalised to [-1, 1]."""
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
+        """The batch of the next update."""
         return self.replay.sample(self._batch_size)
 
-    def example(self) -> Batch:
+    def example(self) -> Batch | None:
+        """A batch of random numbers, with the size and memory layout of all batches; None if sizes differ."""
         return self.replay.example(self._batch_size)
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
+        """Use the TD errors of the update on the newest batch, see ``Algorithm.td_errors``."""
         self.replay.learned(td_errors)
 
     def end(self) -> None:
+        """Store the incomplete rows; no source continues after this."""
         self.replay.add(*self.n_step.end())
 
-    @property
-    def durable(self) -> bool:
-        return self.replay.storage.durable
-
-    @property
-    def notes(self) -> Mapping[str, Note]:
-        return self.replay.storage.notes
-
-    def commit(self, env_steps: int, source: str, state: dict[str, Any], seen: dict[str, Any]) -> None:
-        self.replay.storage.commit(Note(self.replay.total_added, env_steps, source, state, seen))
-
     def recover(self) -> None:
+        """Use the rows of an earlier process that a durable storage holds."""
         self.replay.recover()
 
     def parts(self) -> dict[str, Stateful]:
+        """The parts of a checkpoint, by name."""
         return {"replay": self.replay, "n_step": self.n_step}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from td3_robot.learner.checkpointing.stateful import Stateful, reading
-from td3_robot.learner.experience.base import Experience
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.replay_buffer.buffer import Batch
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
@@ -34,10 +35,11 @@ class _Episode:
     rows: list[Float32] = field(default_factory=list)
 
 
-class Rollouts(Experience):
+class Rollouts:
     """Collects the steps of each robot, and makes one batch of each episode that has ended.
 
-    An episode with a gap gives no batch. The Assembler counts the episode as ``cut``, and this class drops its steps.
+    It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch.
+    The Assembler counts the episode as ``cut``, and this class drops its steps.
 
     Args:
         discount: γ, 0 to 1.
@@ -46,14 +48,11 @@ class Rollouts(Experience):
 
     def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
         self.discount = discount
+        self.total_added = 0
+        self.storage = Storage(0, 0)  # rollouts do not survive a kill of the process
         self._widths = [observation_size, action_size, 1, observation_size, 1]
         self._running: dict[tuple[str, int], _Episode] = {}  # by source and robot
         self._ended: deque[Float32] = deque()  # [T, W] each
-        self._added = 0
-
-    @property
-    def total_added(self) -> int:
-        return self._added
 
     @property
     def ready(self) -> bool:
@@ -70,7 +69,7 @@ class Rollouts(Experience):
             factor.astype(np.float32)[:, None],
         )
         rows: Float32 = np.concatenate(columns, axis=1)
-        self._added += len(rows)
+        self.total_added += len(rows)
         for row, robot in zip(rows, transitions.robot.tolist(), strict=True):
             self._add(row, robot, step)
 
@@ -100,6 +99,18 @@ class Rollouts(Experience):
         memory.numpy()[:] = rows
         return Batch(*torch.split(memory, self._widths, 1))
 
+    def example(self) -> None:
+        """None: episodes, and so batches, have different sizes."""
+
+    def learned(self, td_errors: Sequence[Tensor]) -> None:
+        """TD errors have no effect on rollouts."""
+
+    def end(self) -> None:
+        """Rollouts use only whole episodes."""
+
+    def recover(self) -> None:
+        """There are no rows of an earlier process."""
+
     def parts(self) -> dict[str, Stateful]:
         return {"rollouts": self}
 
@@ -109,7 +120,7 @@ class Rollouts(Experience):
         arrays: dict[str, NDArray[Any]] = {f"ended.{index}": rows.copy() for index, rows in enumerate(self._ended)}
         arrays |= {f"running.{index}": np.stack(episode.rows) for index, episode in enumerate(running.values())}
         where = [[*key, episode.incarnation, episode.number] for key, episode in running.items()]
-        return arrays, {"running": where, "ended": len(self._ended), "added": self._added}
+        return arrays, {"running": where, "ended": len(self._ended), "added": self.total_added}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`.
@@ -126,7 +137,7 @@ class Rollouts(Experience):
                 )
                 for index, (source, robot, incarnation, number) in enumerate(scalars["running"])
             }
-        self._running, self._ended, self._added = running, ended, added
+        self._running, self._ended, self.total_added = running, ended, added
 
     def _checked(self, rows: NDArray[Any]) -> Float32:
         if rows.ndim != 2 or rows.shape[1] != sum(self._widths) or rows.dtype != np.float32:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.learner.experience.continuity import Bools, follows
 from td3_robot.messages import Phase, Step
-from td3_robot.specs import Float32
+from td3_robot.specs import Float32, UInt32, UInt64
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +87,7 @@ class Assembler:
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
             joined = np.zeros(len(first), bool)
         else:
-            continues = follows(last.episode, last.episode_step, step.episode, step.episode_step)
-            joined = ~first & _running(last) & continues & (missed == 0)
+            joined = ~first & _running(last) & _follows(last, step) & (missed == 0)
         if last is not None:
             self.counters["cut"] += int(_running(last).sum()) - int(joined.sum())
         self._return = np.where(first, 0.0, self._return + step.reward)
@@ -136,3 +136,42 @@ def _running(step: Step) -> Bools:
     """bool[N]: the robots whose episode continues after this Step."""
     running: Bools = step.phase <= Phase.MID
     return running
+
+
+@dataclass(eq=False)
+class Positions:
+    """The position of each robot of a source at its newest transition. Subclasses add the data that they collect.
+
+    Attributes:
+        incarnation: of the source.
+        episode: uint64[N].
+        episode_step: uint32[N].
+    """
+
+    incarnation: int
+    episode: UInt64
+    episode_step: UInt32
+
+    def belong_to(self, step: Step) -> bool:
+        """Whether a Step comes from the same process, with the same number of robots."""
+        return self.incarnation == step.incarnation and len(self.episode) == len(step.episode)
+
+    def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
+        """Move robots to their positions in a Step.
+
+        Returns:
+            bool[M]: whether each robot's newest transition follows its last one without a gap.
+        """
+        continues = _follows(self, step)[robots]
+        self.episode[robots], self.episode_step[robots] = step.episode[robots], step.episode_step[robots]
+        return continues
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All arrays by name, without copying them."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "incarnation"}
+
+
+def _follows(before: Step | Positions, after: Step) -> Bools:
+    """bool[N]: whether each robot's position in ``after`` is one step later, in the same episode."""
+    follows: Bools = (after.episode == before.episode) & (after.episode_step == before.episode_step + np.uint32(1))
+    return follows

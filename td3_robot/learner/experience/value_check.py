@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
-from td3_robot.learner.experience.continuity import Bools, Positions
-from td3_robot.learner.experience.transitions import Transitions
+from td3_robot.learner.experience.transitions import Bools, Positions, Transitions
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.messages import Phase, Step
@@ -61,7 +60,7 @@ class _Running(Positions):
     left: NDArray[np.float64]
 
 
-_ARRAYS = ("episode", "episode_step", "whole", "observation", "action", "discounted", "left")
+_ARRAYS = [item.name for item in fields(_Running) if item.name != "incarnation"]
 
 
 class ValueCheck:
@@ -87,10 +86,8 @@ class ValueCheck:
         running.whole[who] = begins | (running.whole[who] & continues)
         if begins.any():
             first = who[begins]
-            running.observation[first], running.action[first] = (
-                transitions.observation[begins],
-                transitions.action[begins],
-            )
+            running.observation[first] = transitions.observation[begins]
+            running.action[first] = transitions.action[begins]
             running.discounted[first], running.left[first] = 0.0, 1.0
         running.discounted[who] += running.left[who] * transitions.reward
         running.left[who] *= self.discount

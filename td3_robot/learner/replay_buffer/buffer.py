@@ -14,11 +14,10 @@ from torch import Tensor
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.device import DeviceRows
-from td3_robot.learner.replay_buffer.storage import Memory, Storage, row_size
+from td3_robot.learner.replay_buffer.storage import Storage, row_size
+from td3_robot.specs import Float32
 
 log = logging.getLogger(__name__)
-
-Float32 = NDArray[np.float32]
 
 
 class Batch(NamedTuple):
@@ -50,7 +49,11 @@ class ReplayBuffer:
         capacity: number of transitions kept, at least 1.
         observation_size, action_size: O and A, at least 1.
         seed: of the sampling, at least 0.
-        storage: makes the storage; its arguments are the capacity and the row width.
+        storage: makes the storage from the capacity and the row width.
+
+    Attributes:
+        rows: float32[capacity, 2 O + A + 2], only for reading. Row n modulo ``capacity`` holds transition n, from 0.
+        total_added: number of transitions ever added.
 
     Raises:
         ValueError: a size is below 1.
@@ -62,7 +65,7 @@ class ReplayBuffer:
         observation_size: int,
         action_size: int,
         seed: int,
-        storage: Callable[[int, int], Storage] = Memory,
+        storage: Callable[[int, int], Storage] = Storage,
     ) -> None:
         if min(capacity, observation_size, action_size) < 1:
             raise ValueError(
@@ -71,14 +74,9 @@ class ReplayBuffer:
             )
         self.capacity = capacity
         self.total_added = 0
-        end = observation_size + action_size
-        self._observation = slice(0, observation_size)
-        self._action = slice(observation_size, end)
-        self._reward = slice(end, end + 1)
-        self._discount = slice(end + 1, end + 2)
-        self._next_observation = slice(end + 2, end + 2 + observation_size)
         self.storage = storage(capacity, row_size(observation_size, action_size))
-        self._rows = self.storage.rows
+        self.rows = self.storage.rows
+        self._widths = [observation_size, action_size, 1, 1, observation_size]
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._on_device: DeviceRows | None = None
         self._device_batch: tuple[Tensor, Batch] | None = None
@@ -92,7 +90,7 @@ class ReplayBuffer:
         Raises:
             ConfigError: the device lacks the memory for all rows.
         """
-        self._on_device = DeviceRows(self._rows, device)
+        self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
 
     def _copy(self, since: int) -> None:
@@ -123,16 +121,24 @@ class ReplayBuffer:
         Raises:
             ValueError: the shapes do not match.
         """
-        rows = self._pack(observation, action, reward, next_observation, discount)
+        columns = observation, action, reward[:, None], discount[:, None], next_observation
+        shapes, expected = [column.shape for column in columns], [(len(observation), width) for width in self._widths]
+        if shapes != expected:
+            raise ValueError(f"the columns of transitions have the shapes {shapes}; expected {expected}")
+        rows = np.concatenate(columns, axis=1, dtype=np.float32)
         before = self.total_added
-        start = self.total_added + max(0, len(rows) - self.capacity)
+        start = before + max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         first = start % self.capacity
         until_the_end = min(len(rows), self.capacity - first)
         self.storage.write(first, rows[:until_the_end])
         self.storage.write(0, rows[until_the_end:])
         self.total_added = start + len(rows)
-        self._copy(before)
+        self._stored(before)
+
+    def _stored(self, since: int) -> None:
+        """Prepare new transitions for sampling, starting at number ``since``."""
+        self._copy(since)
 
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
@@ -142,53 +148,37 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer is empty.
         """
-        chosen = self.draw(batch_size)
-        if self._on_device:
-            return self._batch_on_device(self._on_device.gather(chosen))
-        # torch's memory always has the same alignment, so matrix products always sum in the same order, and equal
-        # batches give equal bits. The alignment of numpy's memory varies.
-        rows = torch.empty((batch_size, self._rows.shape[1]))
-        np.take(self._rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
-        return self.batch(rows)
-
-    def _batch_on_device(self, rows: Tensor) -> Batch:
-        """The columns of rows. The same memory gives the same object; a CUDA graph needs that."""
-        if self._device_batch is None or self._device_batch[0] is not rows:
-            self._device_batch = rows, self.batch(rows)
-        return self._device_batch[1]
-
-    def draw(self, batch_size: int) -> NDArray[np.int64]:
-        """Draw the row numbers of the next batch, int64[batch_size].
-
-        Raises:
-            ValueError: the buffer is empty.
-        """
         if not self.total_added:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
+        chosen = self._draw(batch_size)
+        if self._on_device:
+            on_device = self._on_device.gather(chosen)
+            # A CUDA graph needs the same object for the same memory.
+            if self._device_batch is None or self._device_batch[0] is not on_device:
+                self._device_batch = on_device, self._batch(on_device)
+            return self._device_batch[1]
+        # torch's memory always has the same alignment, so matrix products always sum in the same order, and equal
+        # batches give equal bits. The alignment of numpy's memory varies.
+        rows = torch.empty((batch_size, self.rows.shape[1]))
+        np.take(self.rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
+        return self._batch(rows)
+
+    def _draw(self, batch_size: int) -> NDArray[np.int64]:
+        """Draw the row numbers of the next batch, int64[batch_size]."""
         return self._random.integers(0, len(self), batch_size)
 
     def example(self, batch_size: int) -> Batch:
         """A batch of random numbers with the memory layout of sampled batches."""
         generator = torch.Generator().manual_seed(0)
-        return self.batch(torch.randn((batch_size, self._rows.shape[1]), generator=generator))
+        return self._batch(torch.randn((batch_size, self.rows.shape[1]), generator=generator))
 
-    def batch(self, rows: Tensor) -> Batch:
+    def _batch(self, rows: Tensor) -> Batch:
         """The columns of rows float32[B, 2 O + A + 2], as views."""
-        return Batch(
-            rows[:, self._observation],
-            rows[:, self._action],
-            rows[:, self._reward],
-            rows[:, self._next_observation],
-            rows[:, self._discount],
-        )
+        observation, action, reward, discount, next_observation = torch.split(rows, self._widths, 1)
+        return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
         """Use each critic's TD errors float32[B, 1] on the newest sample. Uniform sampling ignores them."""
-
-    @property
-    def rows(self) -> Float32:
-        """float32[capacity, 2 O + A + 2]. Transition n, counted from 0, is in row n modulo ``capacity``."""
-        return self._rows
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
@@ -196,7 +186,7 @@ class ReplayBuffer:
         ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]. Write it to a file or copy it
         before the next :meth:`add`. With a durable storage the state has no rows: the storage keeps them.
         """
-        rows = self._rows[: len(self)]
+        rows = self.rows[: len(self)]
         rows.flags.writeable = False
         generator: Any = self._random.bit_generator.state
         scalars = {
@@ -216,11 +206,11 @@ class ReplayBuffer:
         """
         with reading("replay buffer state"):
             total_added, capacity = int(scalars["total_added"]), int(scalars["capacity"])
-            rows = self._rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]
+            rows = self.rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]
             generator = _generator(scalars)
         if capacity != self.capacity:
             raise BundleError(f"replay buffer state has capacity {capacity}; this buffer has {self.capacity}")
-        expected = (min(total_added, self.capacity), self._rows.shape[1])
+        expected = (min(total_added, self.capacity), self.rows.shape[1])
         if total_added < 0 or rows.shape != expected or rows.dtype != np.float32:
             raise BundleError(
                 f"replay buffer state holds {rows.dtype}{list(rows.shape)} after {total_added} transitions; "
@@ -235,56 +225,29 @@ class ReplayBuffer:
         self._copy(0)
 
     def _check_file(self, total_added: int) -> None:
-        """Check that a durable storage holds the rows of a saved state.
-
-        Raises:
-            BundleError: the journal records fewer rows than the saved state.
-        """
-        known = self.storage.committed
-        if total_added <= known:
-            return
-        short = f"replay buffer state is from {total_added} transitions; its file has {known} of them"
-        if not self.storage.found:
-            raise BundleError(f"{short}; to go on with those that are there, move its journal away")
-        # Somebody removed the journal. The rows are complete: they were written before the state was saved.
-        log.warning("%s by its journal, which is not there: the learner uses the rows of the file", short)
+        """Check that a durable storage holds the rows of a saved state."""
+        journal = self.storage.committed
+        if total_added > journal and not self.storage.found:
+            raise BundleError(
+                f"the checkpoint has {total_added} transitions, but the journal of the replay file records {journal}; "
+                "to continue with the rows of the file, move the journal away"
+            )
+        if total_added > journal:  # The rows are complete: they were written before the state was saved.
+            log.warning("the replay file has no journal; the learner uses the %d rows of the checkpoint", total_added)
 
     def recover(self) -> None:
         """Use the rows that a durable storage received after the restored state was saved."""
-        self.total_added = max(self.total_added, self.storage.committed)
-        self._copy(0)
-
-    def _pack(
-        self,
-        observation: Float32,
-        action: Float32,
-        reward: Float32,
-        next_observation: Float32,
-        discount: Float32,
-    ) -> Float32:
-        count = len(observation)
-        rows = np.empty((count, self._rows.shape[1]), np.float32)
-        for name, columns, value in (
-            ("observation", self._observation, observation),
-            ("action", self._action, action),
-            ("reward", self._reward, reward[:, None]),
-            ("discount", self._discount, discount[:, None]),
-            ("next_observation", self._next_observation, next_observation),
-        ):
-            expected = (count, columns.stop - columns.start)
-            if value.shape != expected:
-                raise ValueError(f"{name} has shape {list(value.shape)}; expected {list(expected)}")
-            rows[:, columns] = value
-        return rows
+        before = self.total_added
+        self.total_added = max(before, self.storage.committed)
+        self._stored(before)
 
 
 def _generator(scalars: Mapping[str, Any]) -> np.random.Generator:
     """The random generator of a saved state."""
     has_uint32, uinteger = scalars["random_buffer"]
-    internal = scalars["random_state"]
     state: Any = {
         "bit_generator": "PCG64",
-        "state": {"state": int(internal["state"]), "inc": int(internal["inc"])},
+        "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
         "has_uint32": int(has_uint32),
         "uinteger": int(uinteger),
     }

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
-from td3_robot.learner.replay_buffer.buffer import Float32, ReplayBuffer
-from td3_robot.learner.replay_buffer.storage import Memory, Storage
+from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.resources import BRANCHES, tree_levels
 
 Float64 = NDArray[np.float64]
@@ -27,29 +27,25 @@ class SumTree:
 
     After a change, the tree computes each affected sum from all its children. So rounding errors do not accumulate, and
     equal leaves give bitwise equal sums.
+
+    Attributes:
+        leaves: float64[at least capacity]: the weights, only for reading.
     """
 
     def __init__(self, capacity: int) -> None:
         self._levels = [np.zeros(size) for size in tree_levels(capacity)]
+        self.leaves = self._levels[-1]
 
-    @property
-    def leaves(self) -> Float64:
-        """float64[at least capacity]: the weights, which :meth:`set` and :meth:`set_many` change."""
-        return self._levels[-1]
-
-    def set(self, leaves: Indices, weights: Float64 | float) -> None:
+    def set(self, leaves: Indices | slice, weights: Float64 | float) -> None:
         """Give leaves new weights, at least 0. If a leaf occurs twice, it gets its last weight."""
-        self._levels[-1][leaves] = weights
-        for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
-            leaves = leaves // BRANCHES
-            above[leaves] = below.reshape(-1, BRANCHES)[leaves].sum(1)
-
-    def set_many(self, leaves: Indices | slice, weights: Float64 | float) -> None:
-        """Like :meth:`set`, for a large part of all leaves: it computes every sum of the tree once."""
         self.leaves[leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
-            sums = below.reshape(-1, BRANCHES).sum(1)
-            above[: len(sums)] = sums
+            children = below.reshape(-1, BRANCHES)
+            if isinstance(leaves, slice) or len(leaves) * BRANCHES > len(self.leaves):  # each sum once is faster
+                above[: len(children)] = children.sum(1)
+            else:
+                leaves = leaves // BRANCHES
+                above[leaves] = children[leaves].sum(1)
 
     def find(self, fractions: Float64) -> Indices:
         """Find a leaf for each fraction in [0, 1): the first where the running sum exceeds fraction · total.
@@ -87,7 +83,7 @@ class PrioritisedReplay(ReplayBuffer):
         action_size: int,
         seed: int,
         exponent: float,
-        storage: Callable[[int, int], Storage] = Memory,
+        storage: Callable[[int, int], Storage] = Storage,
     ) -> None:
         super().__init__(capacity, observation_size, action_size, seed, storage)
         self.exponent = exponent
@@ -100,25 +96,12 @@ class PrioritisedReplay(ReplayBuffer):
         """float64[len(self)], in the order of the rows."""
         return self._tree.leaves[: len(self)]
 
-    def add(
-        self, observation: Float32, action: Float32, reward: Float32, next_observation: Float32, discount: Float32
-    ) -> None:
-        before = self.total_added
-        super().add(observation, action, reward, next_observation, discount)
-        self._tree.set(self._since(before), self._greatest)
+    def _stored(self, since: int) -> None:
+        super()._stored(since)
+        new = np.arange(max(since, self.total_added - self.capacity), self.total_added) % self.capacity
+        self._tree.set(new, self._greatest)
 
-    def recover(self) -> None:
-        before = self.total_added
-        super().recover()
-        self._tree.set_many(self._since(before), self._greatest)
-
-    def _since(self, before: int) -> Indices:
-        """The rows added since ``total_added`` was ``before``."""
-        return np.arange(max(before, self.total_added - self.capacity), self.total_added) % self.capacity
-
-    def draw(self, batch_size: int) -> Indices:
-        if not self.total_added:
-            raise ValueError("the replay buffer is empty: there is nothing to sample")
+    def _draw(self, batch_size: int) -> Indices:
         self._drawn = np.minimum(self._tree.find(self._random.random(batch_size)), len(self) - 1)
         return self._drawn
 
@@ -145,4 +128,4 @@ class PrioritisedReplay(ReplayBuffer):
         super().restore(arrays, scalars)
         self._greatest = greatest
         self._tree.leaves[:] = 0
-        self._tree.set_many(slice(len(priorities)), priorities)
+        self._tree.set(slice(len(priorities)), priorities)

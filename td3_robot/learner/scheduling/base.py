@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 class Scheduler(ABC):
     """The order of a run. The learner's core reports events to it and sends what it returns.
 
-    | event | method |
-    | --- | --- |
-    | a simulator or robot joins, leaves | :meth:`source_joined`, :meth:`source_left` |
-    | a policy server joins | :meth:`policy_joined` |
-    | a Step, a simulator's state arrives | :meth:`step_arrived`, :meth:`state_arrived` |
-    | the inputs of a turn are processed | :meth:`learn`, :meth:`grant` |
-    | the offline updates are made | :meth:`grant`, :meth:`offline_finished` |
-
     An update is due when ``core.learning.update_due`` is true: the replay ratio asks for it *and* the training is
     ready. So an off-policy algorithm updates after each Step, and an on-policy algorithm after each rollout. An
     on-policy algorithm needs lock-step, in which all sources wait until the policy servers use the newest weights.
@@ -70,10 +62,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """Make a bounded number of updates and publish weights. This does not make offline updates."""
+        """After the inputs of a turn: make a bounded number of updates, not counting offline ones, and publish."""
 
     def grant(self, now: float) -> list[Output]:
-        """Tell the sources how many more steps they may make."""
+        """At the end of a turn: tell the sources how many more steps they may make."""
         del now
         return []
 

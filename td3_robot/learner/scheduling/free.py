@@ -24,7 +24,7 @@ class FreeRunning(Scheduler):
         # The server holds weights of an earlier process of this learner: never publish a version below theirs.
         if not core.env_steps and core.config.learner.start_from is None:
             log.warning(
-                "policy server %s: version %d is replaced by weights that have learned nothing yet; "
+                "policy server %s: the learner replaces version %d with untrained weights; "
                 "to begin with a policy, set learner.start_from",
                 peer.name,
                 held,
@@ -57,19 +57,19 @@ class FreeRunning(Scheduler):
         learning, limiter = self.core.learning, self.core.learning.limiter
         live = [source for source in self.core.sources.live() if not source.stalled(now)]
         if limiter.ratio is None and learning.updates >= limiter.offline:
-            told = [source for source in live if source.granted < UNLIMITED or source.unacknowledged]
-            for source in told:
+            waiting = [source for source in live if source.granted < UNLIMITED or source.unacknowledged]
+            for source in waiting:
                 source.granted = UNLIMITED
-            return throttles(told)
+            return throttles(waiting)
         overshoot = sum(source.robots - 1 for source in live)
         free = limiter.steps_allowed(learning.updates, overshoot) - learning.env_steps
         free -= sum(source.outstanding for source in live)
-        given: list[Source] = []
+        granted: list[Source] = []
         for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
             share = -(-free // (len(live) - before)) if free > 0 else 0
             running_dry = source.outstanding <= source.robots
             if share > 0 and (running_dry or share >= limiter.band * _WORTH_A_MESSAGE):
                 source.grant(share, now)
                 free -= share
-                given.append(source)
-        return throttles(given + [source for source in live if source.unacknowledged and source not in given])
+                granted.append(source)
+        return throttles(granted + [source for source in live if source.unacknowledged and source not in granted])

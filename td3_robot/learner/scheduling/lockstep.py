@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """The phase of a round."""
+    """The phase of a round, with its meaning."""
 
     GATHERING = "waits until enough sources can start the round"
     STEPPING = "the sources make the Step of the round"
@@ -73,11 +73,11 @@ class LockStep(Scheduler):
 
     def source_joined(self, source: Source) -> list[Output]:
         assert source.peer
-        known, source.client = source.client == source.peer.hello.client, source.peer.hello.client
+        same_process, source.client = source.client == source.peer.hello.client, source.peer.hello.client
         outputs: list[Output] = []
-        if source.name in self._saved and (not known or source.returning):
+        if source.name in self._saved and (not same_process or source.returning):
             if not self.rounds:
-                outputs += self._put_back(source)
+                outputs += self._send_back(source)
             elif self.state is not State.ROLLBACK:
                 self._arriving = {}
                 self._enter(State.ROLLBACK)
@@ -188,7 +188,7 @@ class LockStep(Scheduler):
         outputs: list[Output] = []
         for source in self._sources.live():
             source.queue.clear()
-            outputs += self._put_back(source)
+            outputs += self._send_back(source)
         return outputs
 
     @property
@@ -205,12 +205,12 @@ class LockStep(Scheduler):
     def _arrived(self) -> dict[str, bytes]:
         return {name: state for name, state in self._arriving.items() if state is not None}
 
-    def _put_back(self, source: Source) -> list[Output]:
+    def _send_back(self, source: Source) -> list[Output]:
         """Send a simulator its state from the newest snapshot."""
         assert source.peer
         payload = self._saved.get(source.name)
         if payload is None:
-            log.warning("%s joined after the last snapshot and cannot return to it; start it again", source.name)
+            log.warning("%s is not in the newest snapshot, so it cannot roll back; start it again", source.name)
             source.peer = None
             return []
         source.returning = True

@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, ca
         found = checkpoint.load_newest(tmp_path)
         assert found is not None
         assert found[2] == {"steps": 1}
-        assert "the one before it is used" in caplog.text
+        assert "the learner uses the checkpoint before it" in caplog.text
         assert not newest.exists()  # it is renamed, so that it does not count as a checkpoint
 
 
@@ -105,7 +105,7 @@ def test_an_unreadable_checkpoint_is_not_renamed(tmp_path: Path, monkeypatch: py
         with pytest.raises(OSError, match=r"Input/output error: '.*checkpoint-000000000002\.safetensors'"):
             checkpoint.load_newest(tmp_path)
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
-    with pytest.raises(BundleError, match=r"000000000002\.safetensors has format 3; this version reads 4"):
+    with pytest.raises(BundleError, match=r"000000000002\.safetensors has format 3; this version reads format 4"):
         checkpoint.load_newest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
@@ -121,7 +121,7 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
 def test_without_a_complete_checkpoint_resuming_is_an_error(tmp_path: Path) -> None:
     for steps in (1, 2):
         checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2).write_bytes(b"")
-    with pytest.raises(BundleError, match=r"no whole checkpoint is left in .*000000000002.*000000000001"):
+    with pytest.raises(BundleError, match=r"all checkpoints in .* are damaged: .*000000000002.*000000000001"):
         checkpoint.load_newest(tmp_path)
 
 

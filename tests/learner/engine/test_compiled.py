@@ -16,7 +16,7 @@ from td3_robot.config.loading import parse
 from td3_robot.learner.engine import compiled, threads
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
-from td3_robot.learner.replay_buffer.storage import Memory
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 from td3_robot.util import machine
@@ -171,7 +171,7 @@ def test_the_example_has_the_memory_layout_of_batches(
     monkeypatch.setattr(compiled, "compile_whole", compiler)
     overrides = [f"learner.normalise_observations={str(normalised).lower()}", "learner.batch_size=8"]
     config = parse({"network": {"hidden": [8]}, "learner": {"compile": True, "buffer_size": 50}}, overrides)
-    training = Training(spec, config, Memory)
+    training = Training(spec, config, Storage)
     random, o, a = np.random.default_rng(4), spec.observation_size, spec.action_size
     rows = [random.standard_normal((20, *shape)).astype(np.float32) for shape in ((o,), (a,), (), (o,), ())]
     training.experience.replay.add(*rows)

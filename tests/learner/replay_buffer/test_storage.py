@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from td3_robot.errors import BundleError
 from td3_robot.learner.replay_buffer import storage
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from td3_robot.learner.replay_buffer.storage import File, Memory, Note
+from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 from td3_robot.util import machine
 
 WIDTH = 10  # of a robot with 3 observations and 2 actions
@@ -74,7 +74,7 @@ def test_a_truncated_journal_is_read_up_to_its_end_and_a_changed_one_refused(
     except BundleError as error:
         refusal = str(error)
         assert changed
-        assert f"journal' is damaged at byte {sizes[hit]}; bring it back" in refusal
+        assert f"journal' is damaged at byte {sizes[hit]}; restore it" in refusal
         assert (tmp_path / "journal").read_bytes() == content
         return
     if changed:
@@ -99,16 +99,14 @@ def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path
     path.write_bytes(path.read_bytes()[:left]) if left is not None else path.unlink()
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     for _ in range(2):  # the first try must not create a file that the second one accepts
-        with pytest.raises(
-            BundleError, match=f"rows.float32' has {left or 0} bytes; the one .* goes on with has 320: "
-        ):
+        with pytest.raises(BundleError, match=f"rows.float32' has {left or 0} bytes, and this run needs 320: "):
             File(tmp_path, 8, WIDTH)
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_a_required_file_is_not_created(tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes; the one that the run goes on with has 320"):
+        with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes, and this run needs 320"):
             File(tmp_path / "replay", 8, WIDTH, needed=True)
         assert list(tmp_path.iterdir()) == []
     File(tmp_path / "replay", 8, WIDTH, recovers=False, needed=True).close()
@@ -150,12 +148,10 @@ def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
     again.recover()
     assert again.total_added == 10
     assert again.sample(16).reward.tolist() == drawn
-    assert "from 10 transitions; its file has 0 of them by its journal, which is not there" in caplog.text
+    assert "the replay file has no journal; the learner uses the 10 rows of the checkpoint" in caplog.text
     again.storage.commit(note(9))
     third = opened()
-    with pytest.raises(
-        BundleError, match="its file has 9 of them; to go on with those that are there, move its journal"
-    ):
+    with pytest.raises(BundleError, match=r"has 10 transitions, but the journal .* records 9; to continue"):
         third.restore(arrays, scalars)
 
 
@@ -163,17 +159,17 @@ def test_an_incomplete_note_is_an_error_and_earlier_ones_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk accepts five bytes at a time and then becomes full."""
-    room, real = [10_000], os.write
+    room, real = [10_000], os.pwrite
 
-    def write(descriptor: int, content: bytes) -> int:
+    def write(descriptor: int, content: bytes, offset: int) -> int:
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        taken = real(descriptor, content[: min(5, room[0])])
+        taken = real(descriptor, content[: min(5, room[0])], offset)
         room[0] -= taken
         return taken
 
     file = File(tmp_path, 8, WIDTH)
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     file.commit(note(1))
     room[0] = 7
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'journal'}'"):
@@ -203,7 +199,7 @@ def test_another_shape_or_an_unknown_journal_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BundleError, match="capacity"):
             File(tmp_path, *shape)
     (tmp_path / "journal").write_bytes(b"")
-    with pytest.raises(BundleError, match="is for nothing"):
+    with pytest.raises(BundleError, match=r"has the header \{\}; this run needs"):
         File(tmp_path, 8, WIDTH)
 
 
@@ -218,7 +214,7 @@ def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng:
         assert batches[0] == batches[1]
     arrays, scalars = buffers[1].state()
     assert arrays == {}
-    with pytest.raises(BundleError, match="from 131 transitions; its file has 0 of them"):
+    with pytest.raises(BundleError, match="has 131 transitions, but the journal of the replay file records 0"):
         ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "b", *size)).restore(arrays, scalars)
     buffers[1].storage.commit(note(131))
     again = ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "a", *size))
@@ -282,6 +278,6 @@ def test_a_containers_memory_limit_counts(
     assert machine.available_memory() == expected
 
 
-def test_memory_storage_is_not_durable() -> None:
-    assert not Memory(4, WIDTH).durable
-    assert Memory(4, WIDTH).rows.nbytes == 160
+def test_storage_in_memory_is_not_durable() -> None:
+    assert not Storage(4, WIDTH).durable
+    assert Storage(4, WIDTH).rows.nbytes == 160

@@ -12,9 +12,11 @@ import pytest
 from msgspec.structs import replace as changed
 
 from td3_robot.core_types import Output, Peer
+from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing import state
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.factory import make_core
+from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.scheduling.lockstep import TRANSITIONS, State
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
@@ -22,8 +24,6 @@ from tests.learner.world import World, config, published, throttles
 
 
 def lockstep_config() -> Any:
-    from msgspec.structs import replace as changed
-
     return changed(config(learning_starts=2), timing="lockstep", simulators=2)
 
 
@@ -173,8 +173,6 @@ def test_the_last_round_ends_with_a_snapshot(world: World) -> None:
 
 
 def test_a_state_needs_its_arrays(world: World) -> None:
-    from td3_robot.errors import BundleError
-
     a, b, _ = begin(world)
     first_snapshot(world, a, b)
     arrays, scalars = state.save(world.core, 0.0)
@@ -203,7 +201,7 @@ def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(worl
 class Rollouts:
     """An on-policy algorithm. An update needs 6 transitions and consumes them."""
 
-    durable, notes, compiled, on_policy = False, (), False, True
+    storage, compiled, on_policy = Storage(0, 0), False, True
     exploration = progress = None
 
     def __init__(self, spec: RobotSpec) -> None:
@@ -232,8 +230,6 @@ def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     """Two sources, 6 transitions a rollout: rounds 3, 6 and 9 end with an update and publish its version."""
-    from msgspec.structs import replace as changed
-
     base = lockstep_config()
     learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))

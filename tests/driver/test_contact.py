@@ -1,0 +1,135 @@
+"""The driver's contact with the policy server: who may move the robot, and which messages it repeats."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from td3_robot.driver.contact import HOLD_OFF
+from td3_robot.driver.node import unset
+from td3_robot.driver.robot import EmergencyStop
+from td3_robot.messages import Heartbeat, LifecycleChange, Step, Welcome
+from td3_robot.safety.limits import SafetyConfig
+from tests.driver.toy import SAFE, Make, Toy, action, one, operator, stops
+
+
+def test_only_the_policy_servers_welcome_is_answered_with_a_step(make_core: Make) -> None:
+    """The supervisor may send a Welcome again after a pause."""
+    core = make_core(learner=True)
+    assert core.step([("supervisor", Welcome(1, "supervisor", 6))], 0.003) == []
+    assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
+
+
+def test_a_robots_own_stop_is_repeated_to_a_returning_server(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    welcome = ("policy", Welcome(1, "policy", 6))
+    assert stops(core.step([welcome], 0.001)) == []
+    robot.sees = EmergencyStop("the red button")
+    core.step([], 0.02)
+    robot.sees = [1.0, 2.0, 3.0]
+    for now in (0.025, 0.03):
+        assert stops(core.step([welcome], now)) == ["leg: the red button"]
+    core.step([operator("reset")], 0.035)
+    assert stops(core.step([welcome], 0.036)) == []
+
+
+def test_an_operators_stop_is_not_repeated_as_a_stop_of_all(make_core: Make) -> None:
+    """The operator may have stopped only this robot."""
+    core = make_core()
+    core.step([operator("estop")], 0.01)
+    assert core.guard.lifecycle.stopped
+    assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.015)) == []
+
+
+def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
+    """Otherwise an operator's later stop of this robot would become a stop of all at the next server."""
+    core = make_core()
+    robot.sees = EmergencyStop("the red button")
+    core.step([], 0.02)
+    robot.sees = [1.0, 2.0, 3.0]
+    core.step([operator("reset"), operator("activate"), operator("estop")], 0.03)
+    assert core.guard.lifecycle.stopped
+    assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.035)) == []
+
+
+def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
+    """Another driver may be in control. Then the server answers differently."""
+    core = make_core(holds_off=True)
+    for now in (1.0, 1.2, 1.49):
+        assert core.step([], now) == []
+    assert core.due == 1.0 + HOLD_OFF == 1.5
+    assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
+    outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
+    assert core.contact.in_charge
+    assert robot.applied[0] == [0.25, 0.0]
+    assert [type(message) for _, message in outputs] == [Step, LifecycleChange, LifecycleChange]
+
+
+@pytest.mark.parametrize("deadline", [50, None])
+def test_a_driver_without_an_answer_makes_the_robot_safe(
+    make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy server is gone. An earlier driver may have been killed during a movement."""
+    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), holds_off=True)
+    core.step([], 1.0)
+    for now in (1.5, 1.7, 2.0, 2.5):  # only the safe action, every 0.5 s: no observation, no reset, no Step
+        assert core.step([], now) == []
+    assert core.contact.in_charge
+    assert core.due == 3.0
+    assert (robot.applied, robot.resets) == ([[0.25, 0.0]] * 3, 0)
+    assert [record.message for record in caplog.records if record.name == "td3_robot.driver.core"] == [
+        "leg: the policy server has been silent for 0.5 s; until it answers, the robot gets only the safe action"
+    ]
+    assert one(core.step([("policy", Welcome(1, "policy", 5))], 2.6)).sequence == 0
+    assert robot.resets == 1
+
+
+def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
+    """Another driver may have its name. Until the server knows, it sends a Heartbeat every 0.25 s, for up to 2 s."""
+    core = make_core(holds_off=True)
+    wait = ("policy", Heartbeat(0, 5))
+    for number in range(9):
+        assert core.step([wait], 1.0 + number * 0.25) == []
+    assert core.due == 3.0 + HOLD_OFF
+    assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
+    core.step([], 3.5)  # now the server is gone too
+    assert (robot.applied, core.contact.in_charge) == ([[0.25, 0.0]], True)
+    core.step([wait], 3.6)
+    assert not core.contact.in_charge
+    core.step([("policy", Welcome(1, "policy", 5))], 3.7)
+    assert core.contact.in_charge
+    assert robot.resets == 1
+
+
+def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
+    """After a restart or a silence, the server knows another driver of this name, which moves the robot now."""
+    core = make_core(SAFE, holds_off=True)
+    core.step([("policy", Welcome(1, "policy", 5))], 1.0)
+    core.step([action(0, 1.5, -0.25)], 1.003)
+    assert robot.applied[-1] == [1.5, -0.25]
+    before = len(robot.applied)
+    for now in (1.01, 1.26, 1.51):
+        assert core.step([("policy", Heartbeat(0, 6))], now) == []
+        assert core.step([], now + 0.2) == []
+    assert (len(robot.applied), core.contact.in_charge) == (before, False)
+    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other driver is gone
+    assert core.contact.in_charge
+    assert robot.applied[before:][0] == [0.25, 0.0]  # the deadline of 50 ms has passed
+
+
+@pytest.mark.parametrize(
+    ("safety", "named"),
+    [
+        (SafetyConfig(), ["safety.action_deadline_ms", "safety.hang_ms", "safety.safe_action"]),
+        (SafetyConfig(safe_action="hold", hang_ms=500), ["safety.action_deadline_ms"]),
+        (SafetyConfig(action_deadline_ms=50, hang_ms=500), ["safety.safe_action"]),
+        (SAFE, ["safety.hang_ms"]),
+        (SafetyConfig(safe_action="zero", action_deadline_ms=50, hang_ms=500), []),
+    ],
+)
+def test_missing_settings_of_a_deployed_driver_are_named_in_one_line(safety: SafetyConfig, named: list[str]) -> None:
+    line = unset(safety)
+    assert re.findall(r"safety\.\w+", line) == named
+    assert line.count("for ever") == len(named)
+    assert "\n" not in line

@@ -1,0 +1,75 @@
+"""A robot without hardware for tests of the driver, and the messages that the driver gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from td3_robot.core_types import Output
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.robot import Robot
+from td3_robot.messages import Action, Command, LifecycleChange, Phase, Step
+from td3_robot.safety.limits import SafetyConfig
+from td3_robot.specs import Float32, RobotSpec
+
+PERIOD = 0.02  # s, of the toy robot
+SAFE = SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=50)
+
+Make = Callable[..., SourceCore]
+
+
+class Toy(Robot):
+    """A robot that observes ``sees``, or raises it, and records the actions it receives."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.sees: Any = [1.0, 2.0, 3.0]
+        self.motor: Exception | None = None
+        self.ends = Phase.MID
+        self.applied: list[list[float]] = []
+        self.resets = 0
+        self.on_reset: Callable[[], object] = lambda: None
+
+    def observe(self) -> Float32:
+        if isinstance(self.sees, Exception):
+            raise self.sees
+        return np.array(self.sees, np.float32)
+
+    def apply(self, action: Float32) -> None:
+        if self.motor:
+            raise self.motor
+        self.applied.append(action.tolist())
+
+    def phase(self, observation: Float32) -> Phase:
+        del observation
+        return self.ends
+
+    def reward(self, observation: Float32, action: Float32) -> float:
+        return float(observation[0] + action[0])
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.on_reset()
+
+
+def action(answers: int, *values: float, version: int = 7) -> tuple[str, Action]:
+    return "policy", Action("leg", 2, answers, 0, np.array([values], np.float32), version, 0, 0)
+
+
+def operator(verb: str) -> tuple[str, Command]:
+    return "policy", Command(5, "", verb, "", 0, "", b"")
+
+
+def one(outputs: list[Output]) -> Step:
+    [step] = [message for to, message in outputs if isinstance(message, Step) and to == "policy"]
+    return step
+
+
+def stops(outputs: list[Output]) -> list[str]:
+    return [message.reason for _, message in outputs if isinstance(message, Command) and message.verb == "estop"]
+
+
+def states(outputs: list[Output]) -> list[str]:
+    return [message.state for _, message in outputs if isinstance(message, LifecycleChange)]
