@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from td3_robot.cli.train_setup import Prepared, new_run, resumed_run
-from td3_robot.config.schema import Config
-from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
-from td3_robot.learner.evaluations import evaluation_record
-from td3_robot.runtime import launch, metrics
+from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.runtime.supervisor import Supervisor
-from td3_robot.util import files
+from td3_robot.runtime.training import evaluate_final, train
 
-FINAL_EPISODES = 10
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
@@ -39,9 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if not 0 < options.log_every < math.inf:  # excludes NaN
         raise UsageError(f"--log-every is {options.log_every:g}; allowed: above 0 s")
-    prepared = resumed_run(options) if options.resume else new_run(options)
-    with prepared.run.locked():
-        return _train(prepared, options.log_every)
+    prepared = _resumed(options) if options.resume else _new(options)
+    run = prepared.run
+    progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
+    with run.locked():
+        trained = train(prepared, progress)
+        if trained.exit_code != EXIT_GOOD:
+            how = f"td3-robot train --resume {_quoted(run.path)}"
+            progress.say(f"stopped; everything learned is saved; continue: {how}")
+            return trained.exit_code
+        try:
+            result = evaluate_final(prepared, trained.wall_s)
+        except KeyboardInterrupt:
+            progress.say(f"stopped; the trained policy is saved: td3-robot eval {_quoted(run.policy_file)}")
+            raise
+    returns = " ".join(f"{value:.0f}" for value in result["returns"])
+    print(
+        f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
+    )
+    print(f"returns: {returns}")
+    print(_next_steps(run))
+    return EXIT_GOOD
 
 
 def _parser() -> Parser:
@@ -69,104 +80,39 @@ def _parser() -> Parser:
     return parser
 
 
-def _train(prepared: Prepared, log_every: float) -> int:
-    run, config, notices = prepared
-    description = launch.load(config.launch)
-    progress = Progress(sys.stderr, config.total_steps, log_every, run.steps_made())
-    for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
-        progress.say(line)
-    run.write_run(config=config.to_yaml())
-    begin = time.monotonic()
-    with Supervisor(run, config, launch.expand(description, config), progress.say) as supervisor:
-        try:
-            code = supervisor.supervise(progress)
-        finally:
-            progress.end()
-    run.write_final(supervisor.statuses())
-    lost = _report_losses(supervisor, progress)
-    if code != EXIT_GOOD:
-        progress.say(f"stopped; everything learned is saved; continue: td3-robot train --resume {_quoted(run.path)}")
-        return code
-    figures = supervisor.statuses()["learner"].figures
-    if figures.get("target_reached"):
-        progress.say(f"an evaluation reached evaluation.target_return {config.evaluation.target_return:g}")
-    minutes = (time.monotonic() - begin) / 60
-    progress.say(f"trained in {minutes:.1f} min; {lost} Steps lost; evaluating the final policy")
-    try:
-        result = _evaluate(run, config, description.evaluate, figures["wall_s"])
-    except KeyboardInterrupt:
-        progress.say(f"stopped; the trained policy is saved: td3-robot eval {_quoted(run.policy_file)}")
-        raise
-    returns = " ".join(f"{value:.0f}" for value in result["returns"])
-    print(
-        f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
-    )
-    print(f"returns: {returns}")
-    print(_next_steps(run))
-    return EXIT_GOOD
+def _new(options: argparse.Namespace) -> Prepared:
+    if options.config is None:
+        raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
+    return new_run(options.config, _overrides(options), options.out)
 
 
-def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
-    """Print what went wrong during the training. Return the number of Steps that the learner missed."""
-    statuses = supervisor.statuses()
-    for name, times in supervisor.restarts.items():
-        progress.say(f"{name} died and was restarted {times} times")
-    for name, status in statuses.items():
-        if lost := int(status.counters.get("episodes_not_restored", 0)):
-            progress.say(f"{name}: {lost} episodes could not be continued, and new ones began; see its log")
-    counters: dict[str, int] = statuses["learner"].counters if "learner" in statuses else {}
-
-    def count(name: str) -> int:
-        return int(counters.get(name, 0))
-
-    if cut := count("cut"):
-        progress.say(f"{cut} episodes were cut short by a restart or a gap; their transitions before it are kept")
-    if failed := count("checkpoints_failed"):
-        progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
-    if skipped := count("evaluations_skipped") + count("evaluations_pending"):
-        progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
-    if missed := count("missed"):
-        progress.say(f"{missed} published Steps never reached the learner, at {count('gaps')} gaps")
-    return missed
+def _resumed(options: argparse.Namespace) -> Prepared:
+    only_new = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
+    given = [name for name, value in only_new.items() if value is not None and value is not False and value != []]
+    if given:
+        raise UsageError(f"{given[0]} cannot be given with --resume; allowed: CONFIG, --steps and --set")
+    steps = [] if options.steps is None else [f"total_steps={options.steps}"]
+    return resumed_run(options.resume, options.config, [*options.set, *steps], "--steps" if steps else "total_steps")
 
 
-def _evaluate(run: RunFolder, config: Config, module: str, wall: float) -> dict[str, Any]:
-    """Evaluate the final policy in another process, and add the result to the metrics and the curve.
-
-    Args:
-        module: module that evaluates a policy.
-        wall: training time of the run in s.
-
-    Returns:
-        The result, as ``td3-robot eval --json`` prints it.
-    """
-    command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
-    command += ["--episodes", str(FINAL_EPISODES), "--seed", str(config.seed)]
-    command += ["--max-steps", str(config.evaluation.max_steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or ["no message"]
-        raise NodeError(f"the final evaluation failed: {words[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    provenance = result["provenance"]
-    record = evaluation_record(
-        env_steps=provenance["env_steps"],
-        updates=provenance["updates"],
-        wall_s=wall,
-        weights_version=provenance["version"],
-        returns=result["returns"],
-        lengths=result["lengths"],
-        final=True,
-    )
-    with run.metrics_file.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-    from td3_robot.runtime import learning_curve  # imported lazily: matplotlib takes a second to load
-
-    learning_curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
-    best = max(item["eval_return_mean"] for item in metrics.read(run.metrics_file, "evaluation"))
-    if record["eval_return_mean"] >= best or not run.best_file.exists():
-        files.write_atomically(run.best_file, run.policy_file.read_bytes())
-    return result
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``."""
+    overrides = list(options.set)
+    for option, key in (("steps", "total_steps"), ("seed", "seed")):
+        value = getattr(options, option)
+        if value is None:
+            continue
+        if any(override.partition("=")[0] == key for override in options.set):
+            raise UsageError(f"--{option} and --set {key} set the same key; give one of them")
+        overrides.append(f"{key}={value}")
+    if options.lockstep:
+        overrides.append("timing=lockstep")
+    if options.recordings:
+        recordings = [str(Path(file).resolve()) for file in options.recordings]
+        overrides.append(f"learner.recordings={json.dumps(recordings)}")
+    if options.offline is not None:
+        overrides.append(f"learner.offline_updates={options.offline}")
+    return overrides
 
 
 def _next_steps(run: RunFolder) -> str:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -39,6 +40,9 @@ _SILENCE = 0.05  # seconds without a report after which no report of an ended pr
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnations for each start of the run; restarts use them up
 
+Watch = Callable[[dict[str, Status]], bool | None]
+"""Called with the newest Status of each process; returns False to stop the run."""
+
 
 class Supervisor:
     """Starts, watches and stops the processes of one run.
@@ -50,6 +54,9 @@ class Supervisor:
         config: the run's configuration.
         processes: the processes to start.
         say: prints one line for the person who started the run.
+
+    Attributes:
+        signal: number of the newest signal that asked to stop; 0 without one.
     """
 
     def __init__(self, run: RunFolder, config: Config, processes: list[Process], say: Callable[[str], None]) -> None:
@@ -57,6 +64,7 @@ class Supervisor:
         self.config = config
         self.children = [Child(process, run) for process in processes]
         self._say = say
+        self.signal = 0
         self._interrupts = 0
         self._exit_code = 0  # the highest of all processes
         self._clock = 0.0  # seconds; does not count while the supervisor itself is suspended
@@ -65,7 +73,9 @@ class Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
         # Catch signals before creating anything that needs a clean-up. Under nohup, SIGHUP stays ignored.
-        caught = [n for n in _CAUGHT if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        # Python allows handlers only in the main thread.
+        main = threading.current_thread() is threading.main_thread()
+        caught = [n for n in _CAUGHT if main and (n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN)]
         self._handlers = {number: signal.signal(number, self._signalled) for number in caught}
         try:
             self._open(keys, facts)
@@ -105,11 +115,11 @@ class Supervisor:
             self._clean_up()
             self._restore_handlers()
 
-    def supervise(self, watch: Callable[[dict[str, Status]], None]) -> int:
+    def supervise(self, watch: Watch) -> int:
         """Run until a process with ``ends_run`` has ended, or until an interrupt.
 
         Args:
-            watch: called about ten times a second with the newest Status of each process.
+            watch: called about ten times a second with the newest Status of each process. False stops the run.
 
         Returns:
             The exit code of the run.
@@ -136,7 +146,8 @@ class Supervisor:
             if not announced and all(child.ready for child in self.children):
                 announced = True
                 self._say(f"ready: {_names(self.children)}")
-            watch(self.statuses())
+            if watch(self.statuses()) is False:
+                self._interrupts += 1
         self._stop_all()
         watch(self.statuses())
         return EXIT_INTERRUPTED if self._interrupts else self._exit_code
@@ -241,7 +252,9 @@ class Supervisor:
                         child.report(message)
         return bool(inputs)
 
-    def _signalled(self, *_: Any) -> None:
+    def _signalled(self, number: int, frame: Any) -> None:
+        del frame
+        self.signal = number
         self._interrupts += 1
 
     def _restore_handlers(self) -> None:

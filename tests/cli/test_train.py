@@ -12,10 +12,10 @@ import pytest
 from td3_robot_sims import tasks
 
 from td3_robot.bundle import Bundle
-from td3_robot.cli import train_setup
 from td3_robot.cli.main import main
-from td3_robot.cli.train_setup import compile_notices, thread_notices
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.runtime import prepare
+from td3_robot.runtime.prepare import compile_notices, thread_notices
 from tests.contract.point_mass import PointMassBackend
 
 
@@ -67,9 +67,9 @@ def test_train_needs_the_packages_of_the_tasks_backend_only(
     task: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither gymnasium nor pybullet is installed. The toy backend needs another package."""
-    found = train_setup.version
+    found = prepare.version
     monkeypatch.setattr(
-        train_setup, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
+        prepare, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
     )
     monkeypatch.setattr(PointMassBackend, "packages", ("numpy", "no-such-engine"))
     monkeypatch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")

@@ -1,11 +1,9 @@
-"""Prepares a training: makes choices and checks, before ``td3-robot train`` starts a process."""
+"""Prepares a training: makes choices and checks, before the supervisor starts a process."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,36 +44,41 @@ class Prepared(NamedTuple):
     notices: list[str]
 
 
-def new_run(options: argparse.Namespace) -> Prepared:
-    """Create a run from the command line.
+def new_run(source: str | Path, overrides: Sequence[str], out: Path | None) -> Prepared:
+    """Create a run.
+
+    Args:
+        source: a configuration file, or the name of a shipped one.
+        overrides: configuration keys to change, each as ``KEY=VALUE``.
+        out: the new run folder; None for ``runs/CONFIG-DATE-TIME``.
 
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
     """
-    if options.config is None:
-        raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
-    wanted = configuration.load(options.config, _overrides(options))
+    wanted = configuration.load(source, overrides)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
         warm_start.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
-    path = options.out or Path("runs") / f"{Path(options.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     notices = [*notices, *_check(config, path, device_memory)]
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
-def resumed_run(options: argparse.Namespace) -> Prepared:
-    """Open the run of ``--resume``, and write the configuration to resume with.
+def resumed_run(folder: Path, source: str | None, overrides: Sequence[str], steps: str = "total_steps") -> Prepared:
+    """Open a run, and write the configuration to resume with.
+
+    Args:
+        folder: the run folder.
+        source: a configuration file, or the name of a shipped one; None for the configuration of the run.
+        overrides: configuration keys to change, each as ``KEY=VALUE``.
+        steps: the option or key that sets the total steps, for the error.
 
     Raises:
-        UsageError, ConfigError, …: the run cannot be resumed with these options; nothing was written.
+        UsageError, ConfigError, …: the run cannot be resumed with this configuration; nothing was written.
     """
-    only_new = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
-    given = [name for name, value in only_new.items() if value is not None and value is not False and value != []]
-    if given:
-        raise UsageError(f"{given[0]} cannot be given with --resume; allowed: CONFIG, --steps and --set")
-    run = RunFolder.open(options.resume)
+    run = RunFolder.open(folder)
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
@@ -83,36 +86,15 @@ def resumed_run(options: argparse.Namespace) -> Prepared:
             "policies still work; start a new run"
         )
     before = run.trained_with() or run.config()
-    overrides = list(options.set) + ([f"total_steps={options.steps}"] if options.steps is not None else [])
-    wanted = configuration.load(options.config or run.config_file, overrides)
+    wanted = configuration.load(source or run.config_file, overrides)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted, before)
     changed = changes.accepted(before, config, {override.partition("=")[0] for override in overrides})
-    _check_progress(run, before, config, "--steps" if options.steps is not None else "total_steps")
+    _check_progress(run, before, config, steps)
     notices = [*notices, *(f"changed: {line}" for line in changed), *_check(config, run.path, device_memory)]
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
-
-
-def _overrides(options: argparse.Namespace) -> list[str]:
-    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``."""
-    overrides = list(options.set)
-    for option, key in (("steps", "total_steps"), ("seed", "seed")):
-        value = getattr(options, option)
-        if value is None:
-            continue
-        if any(override.partition("=")[0] == key for override in options.set):
-            raise UsageError(f"--{option} and --set {key} set the same key; give one of them")
-        overrides.append(f"{key}={value}")
-    if options.lockstep:
-        overrides.append("timing=lockstep")
-    if options.recordings:
-        recordings = [str(Path(file).resolve()) for file in options.recordings]
-        overrides.append(f"learner.recordings={json.dumps(recordings)}")
-    if options.offline is not None:
-        overrides.append(f"learner.offline_updates={options.offline}")
-    return overrides
 
 
 def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -> None:

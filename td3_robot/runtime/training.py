@@ -1,0 +1,139 @@
+"""Runs a prepared training: its processes, then the evaluation of the final policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+from td3_robot.errors import EXIT_GOOD, NodeError
+from td3_robot.learner.evaluations import evaluation_record
+from td3_robot.runtime import launch, metrics
+from td3_robot.runtime.prepare import Prepared
+from td3_robot.runtime.progress import Progress
+from td3_robot.runtime.supervisor import Supervisor, Watch
+from td3_robot.util import files
+
+_FINAL_EPISODES = 10
+
+
+class Trained(NamedTuple):
+    """How the processes of a training ended.
+
+    Attributes:
+        exit_code: 0 if the training is complete.
+        wall_s: training time of the whole run in s; 0 if the training is not complete.
+        signal: number of the signal that stopped the training; 0 without a signal.
+    """
+
+    exit_code: int
+    wall_s: float
+    signal: int
+
+
+def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) -> Trained:
+    """Run the processes of a training until its end. The caller holds the lock of the run folder.
+
+    Args:
+        prepared: the run.
+        progress: shows what happens.
+        watch: called about ten times a second with the newest Status of each process; False stops the training.
+
+    Raises:
+        NodeError: a process cannot run, or died too often.
+    """
+    run, config, notices = prepared
+    for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
+        progress.say(line)
+    run.write_run(config=config.to_yaml())
+    begin = time.monotonic()
+
+    def show(statuses: dict[str, Any]) -> bool | None:
+        progress(statuses)
+        return watch(statuses) if watch else None
+
+    processes = launch.expand(launch.load(config.launch), config)
+    with Supervisor(run, config, processes, progress.say) as supervisor:
+        try:
+            code = supervisor.supervise(show)
+        finally:
+            progress.end()
+    run.write_final(supervisor.statuses())
+    lost = _report_losses(supervisor, progress)
+    if code != EXIT_GOOD:
+        return Trained(code, 0.0, supervisor.signal)
+    figures = supervisor.statuses()["learner"].figures
+    if figures.get("target_reached"):
+        progress.say(f"an evaluation reached evaluation.target_return {config.evaluation.target_return:g}")
+    minutes = (time.monotonic() - begin) / 60
+    progress.say(f"trained in {minutes:.1f} min; {lost} Steps lost; evaluating the final policy")
+    return Trained(code, figures["wall_s"], 0)
+
+
+def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
+    """Print what went wrong during the training. Return the number of Steps that the learner missed."""
+    statuses = supervisor.statuses()
+    for name, times in supervisor.restarts.items():
+        progress.say(f"{name} died and was restarted {times} times")
+    for name, status in statuses.items():
+        if lost := int(status.counters.get("episodes_not_restored", 0)):
+            progress.say(f"{name}: {lost} episodes could not be continued, and new ones began; see its log")
+    counters: dict[str, int] = statuses["learner"].counters if "learner" in statuses else {}
+
+    def count(name: str) -> int:
+        return int(counters.get(name, 0))
+
+    if cut := count("cut"):
+        progress.say(f"{cut} episodes were cut short by a restart or a gap; their transitions before it are kept")
+    if failed := count("checkpoints_failed"):
+        progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
+    if skipped := count("evaluations_skipped") + count("evaluations_pending"):
+        progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
+    if missed := count("missed"):
+        progress.say(f"{missed} published Steps never reached the learner, at {count('gaps')} gaps")
+    return missed
+
+
+def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
+    """Evaluate the final policy in another process, and add the result to the metrics and the curve.
+
+    Args:
+        prepared: the run.
+        wall_s: training time of the run in s.
+
+    Returns:
+        The result, as ``td3-robot eval --json`` prints it.
+    """
+    run, config, _ = prepared
+    module = launch.load(config.launch).evaluate
+    command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
+    command += ["--episodes", str(_FINAL_EPISODES), "--seed", str(config.seed)]
+    command += ["--max-steps", str(config.evaluation.max_steps)]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as for the simulators: sums need the same order
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["no message"]
+        raise NodeError(f"the final evaluation failed: {words[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    provenance = result["provenance"]
+    record = evaluation_record(
+        env_steps=provenance["env_steps"],
+        updates=provenance["updates"],
+        wall_s=wall_s,
+        weights_version=provenance["version"],
+        returns=result["returns"],
+        lengths=result["lengths"],
+        final=True,
+    )
+    with run.metrics_file.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    from td3_robot.runtime import learning_curve  # imported lazily: matplotlib takes a second to load
+
+    learning_curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
+    best = max(item["eval_return_mean"] for item in metrics.read(run.metrics_file, "evaluation"))
+    if record["eval_return_mean"] >= best or not run.best_file.exists():
+        files.write_atomically(run.best_file, run.policy_file.read_bytes())
+    return result
