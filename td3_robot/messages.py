@@ -484,7 +484,7 @@ class Turn(Message, frozen=True):
         return None
 
 
-class Heard(Message, frozen=True):
+class RobotReport(Message, frozen=True):
     """The state that a robot reports to its driver besides observations; recorded at each change."""
 
     NAME: ClassVar[str] = "heard"
@@ -496,7 +496,7 @@ class Heard(Message, frozen=True):
     stop: Annotated[str, wire("text", "reason of an emergency stop; empty without one", limit=4096)]
 
 
-class Told(Message, frozen=True):
+class MotorCommand(Message, frozen=True):
     """A driver's command to the motors of its robot."""
 
     NAME: ClassVar[str] = "told"
@@ -507,7 +507,7 @@ class Told(Message, frozen=True):
     action: Annotated[Float32, array("<f4", "A", "the command, valid until the next one", "of channel", tolerance=1e-5)]
 
 
-class InForce(Message, frozen=True):
+class Latches(Message, frozen=True):
     """Stops and other latches of a policy server, recorded at each change. Only a person releases them."""
 
     NAME: ClassVar[str] = "latches"

@@ -91,9 +91,9 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.LifecycleChange, "driver", "policy server", "policy", "at every change", "never drop", "sent"),
     Topic(messages.Start, "every core's node", "recorder", "recorder", "once", "never wait", "sent"),
     Topic(messages.Turn, "every core's node", "recorder", "recorder", "once for each turn", "never wait", "sent"),
-    Topic(messages.Heard, "driver", "recorder", "recorder", "at every change", "never wait", "sent"),
-    Topic(messages.Told, "driver", "recorder", "recorder", "once or twice for each Step", "never wait", "sent"),
-    Topic(messages.InForce, "policy server", "recorder", "recorder", "at every change", "never wait", "sent"),
+    Topic(messages.RobotReport, "driver", "recorder", "recorder", "at every change", "never wait", "sent"),
+    Topic(messages.MotorCommand, "driver", "recorder", "recorder", "once or twice for each Step", "never wait", "sent"),
+    Topic(messages.Latches, "policy server", "recorder", "recorder", "at every change", "never wait", "sent"),
     Topic(messages.Record, "every node", "recorder", "recorder", "once for each message", "never wait", "no"),
     Topic(messages.Record, "every node", "monitor", "monitor", "once for each message", "never wait", "no"),
 )

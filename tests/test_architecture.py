@@ -192,8 +192,8 @@ def test_cores_send_nothing_to_a_recorder() -> None:
     for place in ("policy", "driver", "learner", "safety"):
         for module in (ROOT / "td3_robot" / place).glob("*.py"):
             names = set(imported(module))
-            told = {f"td3_robot.messages.{name}" for name in ("Start", "Turn", "Heard", "Told", "InForce")}
-            assert module.name == "node.py" or not names & {"td3_robot.topics.RECORDER", *told}, module
+            recorded = {f"td3_robot.messages.{n}" for n in ("Start", "Turn", "RobotReport", "MotorCommand", "Latches")}
+            assert module.name == "node.py" or not names & {"td3_robot.topics.RECORDER", *recorded}, module
 
 
 def test_package_init_files_are_empty() -> None:

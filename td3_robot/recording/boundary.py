@@ -6,9 +6,9 @@ These messages are enough to replay a core bit for bit:
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records it once
 Turn            the inputs and the time of one call of ``step``
-Heard           the robot's report, besides its Steps: an input of a driver's core
-Told            the action that the robot's motors get: an output of a driver's core
-InForce         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
+RobotReport     the robot's report, besides its Steps: an input of a driver's core
+MotorCommand    the action that the robot's motors get: an output of a driver's core
+Latches         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
 =============== =====================================================================================================
 
 All other outputs are messages on links. The transport records the bytes that it sends.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from td3_robot.core_types import Core, Input, Origin, Output
-from td3_robot.messages import Heard, InForce, LifecycleChange, Message, Told
+from td3_robot.messages import Latches, LifecycleChange, Message, MotorCommand, RobotReport
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32
 from td3_robot.topics import RECORDER
@@ -94,7 +94,7 @@ class PolicyObserver:
         state = self._core.safety_state
         if state is not self._state:
             if state != self._state:
-                facts.append(InForce(state.plain()))
+                facts.append(Latches(state.plain()))
             self._state = state
         return facts
 
@@ -109,8 +109,8 @@ class RecordedBody:
     def __init__(self, body: Any) -> None:
         self._body = body
         self._actions: list[Float32] = []
-        self._reports: list[Heard] = []
-        self._newest = Heard(0, 0, "", "")
+        self._reports: list[RobotReport] = []
+        self._newest = RobotReport(0, 0, "", "")
         self._calls = 0
         self._next_step = 0
         self._stepped = False
@@ -143,7 +143,7 @@ class RecordedBody:
     def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
         """The actions and reports since the last call."""
         del outputs
-        actions = [Told(self._next_step, int(now * 1e9), action) for action in self._actions]
+        actions = [MotorCommand(self._next_step, int(now * 1e9), action) for action in self._actions]
         facts: list[Message] = [*actions, *self._reports]
         self._next_step += self._stepped
         self._stepped = False
@@ -153,7 +153,7 @@ class RecordedBody:
     def _note_report(self, refused: int) -> None:
         """Keep the robot's report after a call if it differs from the previous report."""
         self._calls += 1
-        report = Heard(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
+        report = RobotReport(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
         previous = self._newest
         if (report.refused, report.trouble, report.stop) != (previous.refused, previous.trouble, previous.stop):
             self._newest = report

@@ -22,11 +22,11 @@ from td3_robot.messages import (
     FieldType,
     LifecycleChange,
     Message,
+    MotorCommand,
     Reply,
     SimulatorState,
     Step,
     Throttle,
-    Told,
     Weights,
     wire_fields,
 )
@@ -39,7 +39,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     LifecycleChange.NAME: ("node",),
     Reply.NAME: ("id", "node"),
     Command.NAME: ("id", "target", "verb"),
-    Told.NAME: ("step",),
+    MotorCommand.NAME: ("step",),
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
 """For each topic, the fields that make the key of a message. Messages of other topics are paired by position."""

@@ -12,7 +12,7 @@ from td3_robot.core_types import Output
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.body import OneRobot
 from td3_robot.errors import ConfigError, SessionError
-from td3_robot.messages import Command, Heard, LifecycleChange, Message, Phase, Reply, Step, Told
+from td3_robot.messages import Command, LifecycleChange, Message, MotorCommand, Phase, Reply, RobotReport, Step
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
@@ -21,7 +21,7 @@ from td3_robot.replay.lives import Life, Memory
 from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
-TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Heard.NAME, Told.NAME)
+TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
 """The topics of a driver that are compared."""
 _PACKAGES = ("numpy",)
 
@@ -33,20 +33,20 @@ class ReplayedBody(OneRobot):
         said: the recorded messages of its driver, by topic. The lists grow while the recording is read.
 
     Attributes:
-        reported: the recorded ``Heard`` that took effect in this turn.
+        reported: the recorded ``RobotReport`` that took effect in this turn.
     """
 
     def __init__(self, spec: RobotSpec, said: dict[str, list[tuple[Entry, Message, int]]]) -> None:
         super().__init__(spec)
-        self.reported: list[Heard] = []
+        self.reported: list[RobotReport] = []
         self._steps = said.setdefault(Step.NAME, [])
-        self._reports = said.setdefault(Heard.NAME, [])
+        self._reports = said.setdefault(RobotReport.NAME, [])
         self._calls = self._taken = self._next_report = 0
-        self._heard = Heard(0, 0, "", "")
+        self._newest_report = RobotReport(0, 0, "", "")
 
     @property
     def problem(self) -> str:
-        return self._heard.trouble
+        return self._newest_report.trouble
 
     def command(self, action: Float32) -> None:
         self._report()
@@ -54,7 +54,7 @@ class ReplayedBody(OneRobot):
 
     def step(self, action: Float32) -> int | None:
         self._report()
-        if self._heard.refused:
+        if self._newest_report.refused:
             return None
         if self._taken == len(self._steps):  # an extra call: the comparison of Steps reports it
             self.phase[:] = Phase.MID
@@ -72,21 +72,21 @@ class ReplayedBody(OneRobot):
         """Take over the recorded report for this call."""
         self._calls += 1
         while self._next_report < len(self._reports):
-            heard = self._reports[self._next_report][1]
-            assert isinstance(heard, Heard)
-            if heard.call > self._calls:
+            report = self._reports[self._next_report][1]
+            assert isinstance(report, RobotReport)
+            if report.call > self._calls:
                 break
-            self._heard = heard
+            self._newest_report = report
             self._next_report += 1
-            self.reported.append(heard)
-        self.stop = self._heard.stop
+            self.reported.append(report)
+        self.stop = self._newest_report.stop
 
 
 class _ReplayedRecordedBody(RecordedBody):
     """Records a replayed robot. Its reports are inputs, so it returns the recorded ones unchanged."""
 
     def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
-        actions = [fact for fact in super().observe(outputs, now) if not isinstance(fact, Heard)]
+        actions = [fact for fact in super().observe(outputs, now) if not isinstance(fact, RobotReport)]
         reported, self._body.reported = self._body.reported, []
         return [*reported, *actions]
 

@@ -16,7 +16,7 @@ from td3_robot.messages import (
     NO_NOISE,
     Action,
     Command,
-    InForce,
+    Latches,
     LifecycleChange,
     Message,
     Reply,
@@ -37,7 +37,7 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
-TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, InForce.NAME)
+TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Latches.NAME)
 """The compared topics: all messages of a policy server, the Commands that it took, and its safety state."""
 _PACKAGES = ("numpy",)
 _HELD = 8  # the most cores kept, one per weights version

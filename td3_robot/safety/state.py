@@ -32,7 +32,7 @@ class SafetyState:
     withdrawn: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The state as plain values, for an InForce message. Only the texts show the causes."""
+        """The state as plain values, for a Latches message. Only the texts show the causes."""
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
         return {

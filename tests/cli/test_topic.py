@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
-from td3_robot.messages import MESSAGES, Step, Told, Weights, wire_fields
+from td3_robot.messages import MESSAGES, MotorCommand, Step, Weights, wire_fields
 from td3_robot.recording.values import whole
 from td3_robot.topics import TOPICS
 
@@ -79,6 +79,6 @@ def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable
 
 
 def test_printed_messages_without_robots() -> None:
-    told = dict.fromkeys(wire_fields(Told), 0) | {"action": np.array([0.5, 0.25], np.float32)}
-    assert whole(Told(**told), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
+    fields = dict.fromkeys(wire_fields(MotorCommand), 0) | {"action": np.array([0.5, 0.25], np.float32)}
+    assert whole(MotorCommand(**fields), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"

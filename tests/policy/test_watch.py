@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
-from td3_robot.messages import Action, Bye, Command, InForce, LifecycleChange, Reply, Step, Weights
+from td3_robot.messages import Action, Bye, Command, Latches, LifecycleChange, Reply, Step, Weights
 from td3_robot.policy.core import PolicyCore
 from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
@@ -244,7 +244,7 @@ def test_the_state_of_many_robots_fits_into_a_message(
     assert (len(told["sources"]), len(told["connected"])) == (256, 512)
     assert {each["watch"] for each in told["sources"].values()} == {"fault"}
     assert len(told["stopped"]) == 999
-    assert len(codec.encode(InForce(core.safety_state.plain()))) < InForce.MAX_BYTES
+    assert len(codec.encode(Latches(core.safety_state.plain()))) < Latches.MAX_BYTES
 
 
 def test_an_emergency_stop_overrides_actions_until_reset_and_activate(

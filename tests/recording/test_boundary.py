@@ -14,7 +14,18 @@ from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
-from td3_robot.messages import Action, Command, Heard, InForce, LifecycleChange, Message, Step, Told, Turn, Welcome
+from td3_robot.messages import (
+    Action,
+    Command,
+    Latches,
+    LifecycleChange,
+    Message,
+    MotorCommand,
+    RobotReport,
+    Step,
+    Turn,
+    Welcome,
+)
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
 from td3_robot.safety.limits import SafetyConfig
@@ -92,7 +103,7 @@ def test_latches_are_recorded_when_they_change(
 
     def latches(*inputs: Input) -> list[dict[str, Any]]:
         core.step(inputs, 0.0)
-        return [message.latches for message in records.take(InForce)]
+        return [message.latches for message in records.take(Latches)]
 
     arm = {**SafetyState().plain(), "stopped": ["arm"]}
     assert latches((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # as restored
@@ -153,20 +164,20 @@ def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(d
     records.take()
     action = Action("leg", 2, 0, 0, np.array([[1.5, -0.25]], np.float32), 7, 0, 0)
     assert core.step([("policy", action)], 0.003) == []
-    [told] = records.take(Told)
+    [told] = records.take(MotorCommand)
     assert (told.step, told.stamp, told.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
 
 
 def test_the_robots_reports_are_recorded_when_they_change(driver: Driver) -> None:
     """Calls 1 and 2 are apply and observe at 0.0 s. Call 3 observes and fails. Call 4 applies the safe action."""
     core, records, robot = driver
-    assert records.take(Heard) == []
+    assert records.take(RobotReport) == []
     robot.error = EmergencyStop("the red button")
     core.step([], 0.02)
-    heard = [(it.call, it.refused, it.trouble, it.stop) for it in records.take(Heard)]
-    assert heard == [(3, 0, "", "the red button"), (4, 0, "", "")]
+    reports = [(it.call, it.refused, it.trouble, it.stop) for it in records.take(RobotReport)]
+    assert reports == [(3, 0, "", "the red button"), (4, 0, "", "")]
     robot.error = OSError("no answer")
     for number in range(2, 5):
         core.step([], number * 0.02)
-    [trouble] = records.take(Heard)
+    [trouble] = records.take(RobotReport)
     assert (trouble.refused, trouble.trouble, trouble.stop) == (1, "observe: OSError: no answer", "")

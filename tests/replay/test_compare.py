@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from td3_robot.messages import Action, InForce, Message, Step, Weights, wire_fields
+from td3_robot.messages import Action, Latches, Message, Step, Weights, wire_fields
 from td3_robot.replay.compare import Comparison, compare, plot
 
 Make = Callable[..., Any]
@@ -145,7 +145,7 @@ def test_a_difference_inside_a_map_is_located() -> None:
         ({"stopped": ["leg"], "held": held["held"]}, "latches[stopped]", "['leg']"),
         ({"stopped": [], "held": {}}, "latches[held]", "{}"),
     ):
-        for result in both([InForce(held)], [InForce(other)], "latches"):
+        for result in both([Latches(held)], [Latches(other)], "latches"):
             assert result.counts == {"latches": 1}
             assert (result.first[0].field, result.first[0].got) == (field, got)
 
