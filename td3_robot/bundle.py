@@ -13,10 +13,12 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
+from msgspec import Meta
 from safetensors import SafetensorError
 
 from td3_robot import noises
@@ -33,11 +35,8 @@ OBSERVATION_MEAN, OBSERVATION_STD = "observation.mean", "observation.std"
 OBSERVATION_CLIP = 10.0
 """The actor clips normalised observations to [-10, 10]."""
 _KEY = "td3_robot"
-_NO_SAFETY = SafetyConfig()
 _LONGEST = 1 << 28  # bytes of a file
 _MAX_HEADER = 1 << 22  # bytes of the safetensors header
-_MAX_LAYERS, _MAX_WIDTH = 64, 1 << 16
-_LONGEST_KIND = 64  # characters of the name of a noise
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Exploration:
         kind: a row of :data:`td3_robot.noises.NOISES`.
         scale: standard deviation of the noise, as a fraction of half the range of each action. With a range
             [low, high], the robots of a source have different scales in it. ``none`` and ``uniform`` ignore it.
-        parameters: of the noise, by name. Missing ones have their defaults.
+        parameters: of the noise, by name. Missing parameters have their defaults.
 
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.
@@ -59,9 +58,8 @@ class Exploration:
     parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or len(self.kind) > _LONGEST_KIND:
-            allowed = f"text of at most {_LONGEST_KIND} characters"
-            raise ConfigError(f"exploration kind is {repr(self.kind)[:80]}; allowed: {allowed}")
+        if not isinstance(self.kind, str) or len(self.kind) > 64:
+            raise ConfigError(f"exploration kind is {repr(self.kind)[:80]}; allowed: text of at most 64 characters")
         low, high = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
         if not 0 <= low <= high < float("inf"):
             raise ConfigError(f"exploration scale is {self.scale}; allowed: 0 or more, or [low, high]")
@@ -69,23 +67,28 @@ class Exploration:
 
     def describe(self) -> dict[str, Any]:
         """Return the value of ``exploration`` in a bundle's header."""
-        scale = list(self.scale) if isinstance(self.scale, tuple) else self.scale
-        return {"kind": self.kind, "scale": scale, **self.parameters}
+        return {"kind": self.kind, "scale": self.scale, **self.parameters}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Exploration:
         """The inverse of :meth:`describe`.
 
         Raises:
-            ConfigError, KeyError, TypeError, ValueError: a key is missing, or a value has another type or is out of
-                range.
+            ConfigError, KeyError, TypeError, ValueError, msgspec.ValidationError: a key is missing, or a value has
+                another type or is out of range.
         """
-        kind, scale = description["kind"], description["scale"]
-        if isinstance(scale, list):
-            low, high = scale
-            scale = float(low), float(high)
-        bare = cls(kind, scale if isinstance(scale, tuple) else float(scale))
+        bare = cls(description["kind"], msgspec.convert(description["scale"], float | tuple[float, float]))
         return replace(bare, parameters={name: float(description[name]) for name in bare.parameters})
+
+
+class _Header(msgspec.Struct):
+    """The JSON header of a bundle, besides its format."""
+
+    spec: RobotSpec
+    hidden: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 16)], ...], Meta(max_length=64)]
+    exploration: dict[str, Any]
+    provenance: dict[str, Any]
+    safety: SafetyConfig = SafetyConfig()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,7 @@ class Bundle:
     tensors: Mapping[str, Float32]
     exploration: Exploration = field(default_factory=Exploration)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    safety: SafetyConfig = _NO_SAFETY
+    safety: SafetyConfig = field(default_factory=SafetyConfig)
 
     def encode(self) -> bytes:
         """The bytes of the file; equal bundles give equal bytes."""
@@ -126,11 +129,7 @@ class Bundle:
 
     @classmethod
     def decode(cls, payload: bytes, source: str = "policy") -> Bundle:
-        """The bundle from its bytes.
-
-        Args:
-            payload: bytes of a file or a Weights message.
-            source: names the bytes in errors.
+        """The bundle from the bytes of a file or a Weights message; ``source`` names them in errors.
 
         Raises:
             BundleError: the payload is no bundle, has another format version or an unknown noise, or its tensors do not
@@ -145,29 +144,16 @@ class Bundle:
                 raise BundleError(
                     f"{source}: bundle format {str(header['format'])[:40]!r}; this version reads format {FORMAT}"
                 )
-            spec = RobotSpec.from_description(header["spec"])
-            hidden = tuple(int(width) for width in header["hidden"])
-            exploration = Exploration.from_description(header["exploration"])
-            provenance = dict(header["provenance"])
-            settings = safety.parse(header.get("safety", {}))
-            safety.joined(SafetyConfig(), settings, spec)
+            found = msgspec.convert(header, _Header)
+            exploration = Exploration.from_description(found.exploration)
+            safety.joined(SafetyConfig(), found.safety, found.spec)
             tensors = safetensors.numpy.load(payload)
-        except ConfigError as error:  # in the noise or the safety settings
+        except ConfigError as error:  # in the specification, the noise or the safety settings
             raise BundleError(f"{source}: {error}") from None
-        except (KeyError, TypeError, ValueError, OverflowError, SafetensorError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, SafetensorError, msgspec.ValidationError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
-        if len(hidden) > _MAX_LAYERS or not all(1 <= width <= _MAX_WIDTH for width in hidden):
-            raise BundleError(
-                f"{source}: hidden is {hidden[:8]}; allowed: up to {_MAX_LAYERS} widths of 1 to {_MAX_WIDTH}"
-            )
-        shapes = layer_shapes(spec, hidden)
-        if OBSERVATION_MEAN in tensors or OBSERVATION_STD in tensors:
-            shapes |= dict.fromkeys((OBSERVATION_MEAN, OBSERVATION_STD), (spec.observation_size,))
-        _check_tensors(tensors, shapes, source)
-        if OBSERVATION_STD in tensors and not (tensors[OBSERVATION_STD] > 0).all():
-            lowest = tensors[OBSERVATION_STD].min()
-            raise BundleError(f"{source}: the lowest {OBSERVATION_STD} is {lowest}; allowed: above 0")
-        return cls(spec, hidden, tensors, exploration, provenance, settings)
+        _check_tensors(tensors, found.spec, found.hidden, source)
+        return cls(found.spec, found.hidden, tensors, exploration, found.provenance, found.safety)
 
     @classmethod
     def verified(cls, payload: bytes, digest: str, source: str) -> Bundle:
@@ -182,7 +168,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The version number under which a learner published it, from 1; 0 if no learner did."""
+        """The version number under which a learner published it, from 1; 0 if it is not from a learner."""
         version = self.provenance.get("version")
         return version if isinstance(version, int) and version > 0 else 0
 
@@ -198,11 +184,7 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path) -> Bundle:
-        """Read a file.
-
-        Raises:
-            BundleError: the file cannot be read, or see :meth:`decode`.
-        """
+        """Read a file. See :meth:`load_with_bytes`."""
         return cls.load_with_bytes(path)[0]
 
     @classmethod
@@ -210,7 +192,7 @@ class Bundle:
         """Read a file; returns the bundle and the bytes of the file.
 
         Raises:
-            BundleError: see :meth:`load`.
+            BundleError: the file cannot be read, or :meth:`decode` refuses it.
         """
         from td3_robot.util import files
 
@@ -254,7 +236,10 @@ def sha256(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def _check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+def _check_tensors(tensors: Mapping[str, Any], spec: RobotSpec, hidden: tuple[int, ...], source: str) -> None:
+    shapes = layer_shapes(spec, hidden)
+    if OBSERVATION_MEAN in tensors or OBSERVATION_STD in tensors:
+        shapes |= dict.fromkeys((OBSERVATION_MEAN, OBSERVATION_STD), (spec.observation_size,))
     if tensors.keys() != shapes.keys():
         raise BundleError(f"{source}: its tensors are {sorted(tensors)[:8]}…; needed: {sorted(shapes)}")
     for name, shape in shapes.items():
@@ -263,3 +248,6 @@ def _check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
             raise BundleError(f"{source}: {name} is {tensor.dtype}{list(tensor.shape)}, needed is float32{list(shape)}")
         if not np.isfinite(tensor).all():
             raise BundleError(f"{source}: {name} holds values that are not finite")
+    if OBSERVATION_STD in tensors and not (tensors[OBSERVATION_STD] > 0).all():
+        lowest = tensors[OBSERVATION_STD].min()
+        raise BundleError(f"{source}: the lowest {OBSERVATION_STD} is {lowest}; allowed: above 0")

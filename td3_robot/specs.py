@@ -5,10 +5,12 @@ The handshake compares specifications, so that a policy drives only the robot it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
-"""The most observation or action channels: far above any robot, and low enough that no peer can exhaust our memory."""
+"""The most observation or action channels. A peer must not be able to exhaust the memory of a node."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -58,30 +60,28 @@ class RobotSpec:
     control_period: float
 
     def __post_init__(self) -> None:
-        for kind, channels in (("observation", self.observations), ("action", self.actions)):
-            names = [channel.name for channel in channels]
-            if not names:
-                raise ConfigError(f"robot {self.name}: it has no {kind} channel; at least one is needed")
-            if len(names) > MAX_CHANNELS:
-                raise ConfigError(
-                    f"robot {self.name}: {len(names)} {kind} channels; at most {MAX_CHANNELS} are allowed"
-                )
-            if len(set(names)) != len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise ConfigError(f"robot {self.name}: {kind} channel {twice!r} appears twice; names must be unique")
-            for channel in channels:
-                if not channel.low < channel.high:
-                    raise ConfigError(
-                        f"robot {self.name}: {kind} {channel.name!r} has range [{channel.low}, {channel.high}]; "
-                        "low must be below high"
-                    )
-                if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
-                    raise ConfigError(
-                        f"robot {self.name}: action {channel.name!r} has range [{channel.low}, {channel.high}]; "
-                        "actions need finite float32 limits"
-                    )
+        problem = self._problem("observation", self.observations) or self._problem("action", self.actions)
         if not (np.isfinite(self.control_period) and self.control_period > 0):
-            raise ConfigError(f"robot {self.name}: control_period is {self.control_period}; it must be above 0 s")
+            problem = f"control_period is {self.control_period}; it must be above 0 s"
+        if problem:
+            raise ConfigError(f"robot {self.name}: {problem}")
+
+    def _problem(self, kind: str, channels: tuple[Channel, ...]) -> str:
+        names = [channel.name for channel in channels]
+        if not names:
+            return f"it has no {kind} channel; at least one is needed"
+        if len(names) > MAX_CHANNELS:
+            return f"{len(names)} {kind} channels; at most {MAX_CHANNELS} are allowed"
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            return f"{kind} channel {twice!r} appears twice; names must be unique"
+        for channel in channels:
+            shown = f"{kind} {channel.name!r} has range [{channel.low}, {channel.high}]"
+            if not channel.low < channel.high:
+                return f"{shown}; low must be below high"
+            if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
+                return f"{shown}; actions need finite float32 limits"
+        return ""
 
     @property
     def observation_size(self) -> int:
@@ -110,38 +110,25 @@ class RobotSpec:
         """The inverse of :meth:`describe`.
 
         Raises:
-            ConfigError: a key is missing or unknown, or a value has the wrong type.
+            ConfigError: a key is missing, or a value has the wrong type or is not allowed.
         """
         try:
-            channels = {
-                kind: tuple(_channel(item) for item in description[kind]) for kind in ("observations", "actions")
-            }
-            return cls(str(description["name"]), control_period=float(description["control_period"]), **channels)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"robot specification: {type(error).__name__} {error}; see the protocol page") from None
+            return msgspec.convert(description, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"robot specification: {error}; see the protocol page") from None
 
     def difference(self, other: RobotSpec) -> str | None:
-        """The first difference between this specification and another; None if they agree.
-
-        The meaning texts may differ: they have no effect.
-        """
+        """The first difference to another specification; None if they agree. The meanings of channels may differ."""
         if self.name != other.name:
             return f"robot is {self.name!r} here, {other.name!r} there"
         if self.control_period != other.control_period:
             return f"control_period is {self.control_period} s here, {other.control_period} s there"
         for kind in ("observations", "actions"):
-            mine: tuple[Channel, ...] = getattr(self, kind)
-            theirs: tuple[Channel, ...] = getattr(other, kind)
+            mine, theirs = getattr(self, kind), getattr(other, kind)
             if len(mine) != len(theirs):
                 return f"{len(mine)} {kind} here, {len(theirs)} there"
-            for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-                for key in ("name", "unit", "low", "high"):
-                    if getattr(a, key) != getattr(b, key):
-                        return f"{kind}[{index}].{key} is {getattr(a, key)!r} here, {getattr(b, key)!r} there"
+            for index, key in itertools.product(range(len(mine)), ("name", "unit", "low", "high")):
+                a, b = getattr(mine[index], key), getattr(theirs[index], key)
+                if a != b:
+                    return f"{kind}[{index}].{key} is {a!r} here, {b!r} there"
         return None
-
-
-def _channel(item: Mapping[str, Any]) -> Channel:
-    return Channel(
-        str(item["name"]), str(item["unit"]), float(item["low"]), float(item["high"]), str(item.get("meaning", ""))
-    )

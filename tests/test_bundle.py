@@ -171,7 +171,7 @@ def test_wrong_header_value_is_refused(make_bundle: Make, key: str, value: Any) 
         del ours[key]
     else:
         ours[key] = value
-    if key == "provenance" and value in ([], {}):
+    if key == "provenance" and value == {}:
         assert Bundle.decode(put_together(tensors, ours, data)).provenance == {}
     else:
         reason(put_together(tensors, ours, data))
@@ -221,7 +221,7 @@ def test_wrong_exploration_is_refused(make_bundle: Make, exploration: Any) -> No
     [
         ({"control_period": 0}, "control_period is 0.0; it must be above 0 s"),
         ({"control_period": 10**400}, "damaged policy bundle"),
-        ({"control_period": "soon"}, "robot specification"),
+        ({"control_period": "soon"}, "damaged policy bundle"),
         ({"observations": []}, "it has no observation channel"),
         (
             {"actions": [{"name": "a", "unit": "N", "low": 0, "high": float("inf")}]},

@@ -12,10 +12,12 @@ class Actor:
     """Deterministic policy network: optional normalisation of observations, ReLU layers, tanh, action limits.
 
     Attributes:
+        bundle: the policy.
         low, high, half, middle: float32[1, A], limits of the actions, half their distance, and their mean.
     """
 
     def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]

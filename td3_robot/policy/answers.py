@@ -29,9 +29,6 @@ class Answers:
         store: holds the policies.
         safety: decides which robots a policy may move.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
-
-    Attributes:
-        exploring: as given.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class Answers:
         self._explorers: dict[Peer, Explorer] = {}
 
     def take(self, peer: Peer, step: Step, now: float) -> None:
-        """A new Step has come from a source, at ``now`` (s)."""
+        """Take a Step that has arrived from a source at ``now`` (s)."""
         self._counters["steps"] += 1
         if peer in self._waiting:
             self._counters["skipped"] += 1
@@ -55,18 +52,15 @@ class Answers:
         self._waiting[peer] = step, now
 
     def leave(self, peer: Peer) -> None:
-        """A source has left."""
+        """Forget a source that has left."""
         self._waiting.pop(peer, None)
         self._explorers.pop(peer, None)
 
     def missing(self, robots: dict[str, Peer], now: float) -> list[Output]:
         """Safe actions for the connected ``robots`` whose observations became overdue in this call."""
-        outputs: list[Output] = []
-        for name, newest in self._safety.missing(now):
-            peer, policy = robots.get(name), self._store.serving
-            if peer and policy:
-                outputs.append((peer, self.safe(newest, policy)))
-        return outputs
+        policy = self._store.serving
+        overdue = [(robots.get(name), newest) for name, newest in self._safety.missing(now)]
+        return [(peer, self.safe(newest, policy)) for peer, newest in overdue if peer and policy]
 
     def answer_all(self, now: float) -> list[Output]:
         """The Actions for all Steps that can be answered at ``now`` (s)."""
@@ -80,23 +74,13 @@ class Answers:
         return outputs
 
     def answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
-        """The Action for one Step.
-
-        Args:
-            peer: source of the Step.
-            step: the Step.
-            since: when it came, in seconds.
-            now: the time, in seconds.
-
-        Returns:
-            The Action; None if no Action is possible now.
-        """
+        """The Action for a Step that arrived at ``since`` (s); None if no Action is possible at ``now`` (s)."""
         store = self._store
         policy = store.held.get(step.needs_version) if step.needs_version else store.serving
         if policy is None or self._safety.lifecycle.state is State.UNCONFIGURED:
-            unread = self._safety.watches.get(peer.name)
-            if unread and since == now:  # the observation arrived, so it is not overdue
-                unread.put_off(now)
+            watch = self._safety.watches.get(peer.name)
+            if watch and since == now:  # the observation arrived, so it is not overdue
+                watch.watchdog.put_off(now)
             return None
         if self._is_useless(step, policy, now - since):
             return None

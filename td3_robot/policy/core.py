@@ -21,6 +21,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Step, Weights
+from td3_robot.policy.actor import Actor
 from td3_robot.policy.answers import Answers
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.safety import Safety
@@ -37,22 +38,14 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, LifecycleChange)),
     "operator": (Command,),
 }
-"""What a policy server takes from clients of each role."""
+"""The messages that a policy server accepts, by the role of the client."""
 _SOURCES = 256  # the most watches that a Reply describes, because the size of a message is limited
-_CONNECTED = 512  # the most robot names in a Reply: an operator who asks all of them must not fill a queue
-_REASON = 200  # characters of the reason of each watch
+_CONNECTED = 512  # the most robot names in a Reply
+_REASON = 200  # the most characters of a watch's reason in a Reply
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
-    """The core of a policy server.
-
-    Args:
-        config: of the server.
-        name: of the server.
-        exploring: add the exploration noise that weights ask for.
-        frozen: refuse the weights of learners, whatever the configuration says.
-        examine: checks the bytes of policies, see :class:`PolicyStore`.
-    """
+    """The core of the policy server ``name`` with this configuration; ``frozen`` overrides the configuration."""
     return PolicyCore(
         config.seed,
         exploring=exploring,
@@ -75,7 +68,7 @@ class PolicyCore:
         seed: of the exploration noise.
         exploring: add the exploration noise that weights ask for.
         lockstep: a Step names the version that answers it, and versions may go back.
-        safety: the robot's settings; the server joins those of each policy to them.
+        safety: the robot's settings; the server joins them with those of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
         name: of this server.
@@ -83,7 +76,7 @@ class PolicyCore:
 
     Attributes:
         safety_state: the state that a restart must keep; a new object when it may have changed.
-        changes: the changes of state in the newest turn, also those of robots.
+        changes: the changes of state in the newest turn, including those of robots.
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class PolicyCore:
 
     @property
     def version(self) -> int:
-        """The newest version of weights so far; 0 for none."""
+        """The highest version of weights so far; 0 before the first."""
         return self.store.newest
 
     @property
@@ -125,23 +118,11 @@ class PolicyCore:
         return self.safety.due
 
     def load(self, version: int, bundle: Bundle) -> None:
-        """Serve this policy, which a person chose, from the next action on.
-
-        Raises:
-            BundleError: see :meth:`PolicyStore.add`.
-        """
-        self.store.add(version, bundle, loaded=True)
+        """Serve this policy, which a person chose, from the next action on. See :meth:`PolicyStore.add`."""
+        self.store.add(version, Actor(bundle), loaded=True)
 
     def resume(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the stops, faults and decisions from before a restart.
-
-        Args:
-            state: from before the restart.
-            now: the time, in seconds.
-
-        Returns:
-            One line for the log about each restored stop, fault or decision.
-        """
+        """Restore the stops, faults and decisions from before a restart; returns a line for the log about each."""
         lines: list[str] = []
         self.store.withdrawn = state.withdrawn
         if state.frozen and not self.store.frozen:
@@ -149,7 +130,7 @@ class PolicyCore:
             lines.append("frozen before the restart: learners' weights are refused until unfreeze")
         lines += self.safety.restore(state, now)
         lines += self._resume_server(state.server, now)
-        self.safety_state = self._in_force()
+        self.safety_state = self._state_to_keep()
         return lines
 
     def _resume_server(self, held: Held | None, now: float) -> list[str]:
@@ -165,11 +146,11 @@ class PolicyCore:
             self.lifecycle.stop(held.reason, now)
             return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
         if withdrawn:
-            return ["this policy was rolled back from: it is not activated until activate, or another load"]
+            return ["a rollback withdrew this policy: activate it, or load another one"]
         return ["it was not active before the restart: activate"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Process the inputs at time ``now`` (s), and answer every Step that a policy can answer."""
+        """Process the inputs at ``now`` (s), and answer every Step that a policy can answer."""
         if self._autostart and self.lifecycle.state is State.UNCONFIGURED:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
@@ -198,7 +179,7 @@ class PolicyCore:
         changes += self.safety.changes()
         if changes or commanded:
             self.safety.forget_the_longest_away(self.desk.robots)
-            self.safety_state = self._in_force()
+            self.safety_state = self._state_to_keep()
         self.changes = changes
         return outputs + self.desk.announce(changes) if changes else outputs
 
@@ -217,7 +198,7 @@ class PolicyCore:
                 self.safety.leave(peer.name)
         return []
 
-    def _in_force(self) -> SafetyState:
+    def _state_to_keep(self) -> SafetyState:
         return self.safety.state(frozen=self.store.frozen, withdrawn=self.store.withdrawn)
 
     # -- operators -----------------------------------------------------------------------------------------------
@@ -250,9 +231,9 @@ class PolicyCore:
             "state": lambda *_: None,
             **dict.fromkeys(moves, self._move),
             "load": lambda command, _: self.store.load(command.version, command.sha256, command.payload),
-            "rollback": self._roll_back,
-            "freeze": self._freeze,
-            "unfreeze": self._freeze,
+            "rollback": lambda command, _: self._roll_back(command.version),
+            "freeze": lambda *_: self._freeze(True),
+            "unfreeze": lambda *_: self._freeze(False),
         }
 
     def _move(self, command: Command, now: float) -> None:
@@ -260,11 +241,9 @@ class PolicyCore:
         if command.verb == "activate":
             self.store.choose()
 
-    def _roll_back(self, command: Command, now: float) -> None:
-        del now
-        policy = self.store.roll_back(command.version)
+    def _roll_back(self, version: int) -> None:
+        policy = self.store.roll_back(version)
         log.info("%s: back to weights version %d, frozen", self.lifecycle.node, policy.version)
 
-    def _freeze(self, command: Command, now: float) -> None:
-        del now
-        self.store.frozen = command.verb == "freeze"
+    def _freeze(self, frozen: bool) -> None:
+        self.store.frozen = frozen

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from td3_robot.core_types import ROBOT_ROLES, Output, Peer
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.policy.safety import Safety
-from td3_robot.safety.commands import TO_ALL, Verbs, carry_out
+from td3_robot.safety.commands import Verbs, carry_out
 
 log = logging.getLogger(__name__)
 
+_TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
+"""Verbs that the server passes on to all its robots when the Command has no target."""
 _RELAYS = 1024  # relayed Commands without a Reply; beyond this number the desk forgets the oldest
 _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b"")
 
@@ -65,12 +67,8 @@ class Desk:
         if peer.role in ROBOT_ROLES:
             if command.verb == "estop" and not command.target:
                 return self._to_all(peer, command, now)[0]
-            log.warning(
-                "%s: %r from %s is not carried out: a robot may only send estop, for all",
-                self._lifecycle.node,
-                command.verb[:40],
-                peer.name,
-            )
+            refusal = "%s: %r from %s is not carried out: a robot may only send estop, for all"
+            log.warning(refusal, self._lifecycle.node, command.verb[:40], peer.name)
             return []
         if command.target not in ("", self._lifecycle.node):
             return self._to_one(peer, command, now)
@@ -78,13 +76,13 @@ class Desk:
         return [*outputs, (peer, reply)]
 
     def _to_all(self, peer: Peer, command: Command, now: float) -> tuple[list[Output], Reply]:
-        """Carry out a Command for the server itself, and relay it to the robots if its verb is in TO_ALL."""
+        """Carry out a Command for the server itself, and relay it to the robots if its verb is in _TO_ALL."""
         outputs: list[Output] = []
         reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self._lifecycle, self._detail, now)
-        if command.verb in TO_ALL and not command.target and not reply.error:
-            errors, follow_watch = [], self._safety.follow_watch
+        if command.verb in _TO_ALL and not command.target and not reply.error:
+            errors = []
             for name, robot in self.robots.items():
-                if error := self._safety.follow_all(name, command) or follow_watch(name, command, now):
+                if error := self._safety.command(name, command, now):
                     errors.append(error)
                 else:
                     outputs.append((robot, replace(command, id=0)))
@@ -102,16 +100,14 @@ class Desk:
         return [(operator, replace(reply, id=number, node=robot.name))] if operator in self._operators else []
 
     def announce(self, changes: list[LifecycleChange]) -> list[Output]:
-        """Tell every connected operator of every change of state."""
+        """Send every change of state to every connected operator."""
         return [(operator, change) for change in changes for operator in self._operators]
 
     def _to_one(self, peer: Peer, command: Command, now: float) -> list[Output]:
         robot = self.robots.get(command.target)
-        stopped = command.target in self._safety.stopped
-        error = self._safety.follow_name(command.target, command)
         if robot is None:
-            return [(peer, self._to_nobody(command, error, stopped, now))]
-        if error := error or self._safety.follow_watch(command.target, command, now):
+            return [(peer, self._to_absent(command, now))]
+        if error := self._safety.command(command.target, command, now):
             return [(peer, self._refusal(command, error))]
         self._relays += 1
         self._relayed[self._relays] = robot.name, peer, command.id
@@ -119,25 +115,23 @@ class Desk:
             del self._relayed[next(iter(self._relayed))]
         return [(robot, replace(command, id=self._relays, target=""))]
 
-    def _to_nobody(self, command: Command, error: str, stopped: bool, now: float) -> Reply:
+    def _to_absent(self, command: Command, now: float) -> Reply:
         """The Reply to a Command for a robot that is not connected.
 
         The Reply is an error even if the server keeps the stop: a mistyped name must not look like a stopped robot.
         """
+        ends_stop = command.verb == "reset" and command.target in self._safety.stopped
+        watched = ends_stop or command.verb in ("estop", "deactivate")
+        if error := self._safety.command(command.target, command, now, watched=watched):
+            return self._refusal(command, error)
+        if ends_stop:
+            return Reply(command.id, self._lifecycle.node, "", self._lifecycle.state.value, self._detail())
         known = ", ".join(sorted(self.robots)[:20]) or "none"
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
-        if error:
-            return self._refusal(command, error)
-        if command.verb in ("estop", "deactivate") or (command.verb == "reset" and stopped):
-            if error := self._safety.follow_watch(command.target, command, now):
-                return self._refusal(command, error)
-            if command.verb == "reset":
-                return Reply(command.id, self._lifecycle.node, "", self._lifecycle.state.value, self._detail())
-            if command.verb == "estop":
-                absent += "; the stop is latched: one of that name is told of it when it comes"
+        if command.verb == "estop":
+            absent += "; the stop is latched: one of that name is told of it when it comes"
         return self._refusal(command, absent)
 
     def _refusal(self, command: Command, error: str) -> Reply:
-        return Reply(
-            command.id, self._lifecycle.node, f"{self._lifecycle.node}: {error}", self._lifecycle.state.value, {}
-        )
+        node = self._lifecycle.node
+        return Reply(command.id, node, f"{node}: {error}", self._lifecycle.state.value, {})

@@ -1,7 +1,7 @@
 """A thread that examines a learner's weights outside the control loop, so that no robot waits.
 
-To hash, check and rearrange weights takes one millisecond for a usual actor, and tens of milliseconds for a large one.
-The core gets the weights some turns later, with the result. Policies that a person loads are examined by the core
+Hashing, checking and rearranging weights takes one millisecond for a usual actor, and tens of milliseconds for a large
+one. The core gets the weights some turns later, with the result. A policy that a person loads is examined by the core
 itself, because commands must keep their order.
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from td3_robot.core_types import Input, Origin
 from td3_robot.errors import BundleError
 from td3_robot.messages import Command, Weights
-from td3_robot.policy.store import Examine, Examined, examine
+from td3_robot.policy.actor import Actor
+from td3_robot.policy.store import Examine, examine
 from td3_robot.runtime import realtime
 
 _MOST = 4  # waiting weights
@@ -24,21 +25,21 @@ _Offer = tuple[Origin, Weights]
 
 
 @dataclass(frozen=True, eq=False)
-class _Look:
+class _Examination:
     """One examination. ``result`` yields a policy or an error text; it raises if the examination itself failed."""
 
     offer: _Offer
-    result: Future[Examined | str]
+    result: Future[Actor | str]
 
 
 class Examiner:
-    """Holds weights back until they are examined. It starts with the newest; older ones follow if the core refuses it.
+    """Delays weights until they are examined. It examines the newest first, and older ones if the core refuses it.
 
-    The core calls this object as its ``examine`` and gets the finished result at once. Unknown bytes are examined in
-    the calling thread.
+    The core calls this object as its ``examine``. It gets a finished result at once. The calling thread examines all
+    other bytes.
 
     Args:
-        counters: counts the weights that are never examined, because newer ones serve, a person has loaded a policy
+        counters: counts the weights that are not examined, because newer ones serve, a person has loaded a policy
             meanwhile, or too many wait.
         examine: examines bytes.
     """
@@ -47,21 +48,21 @@ class Examiner:
         self._counters = counters
         self._examine = examine
         self._waiting: list[_Offer] = []  # in the order of arrival
-        self._now: _Look | None = None
-        self._told: _Look | None = None  # the examination that the core gets in this turn
+        self._current: _Examination | None = None
+        self._delivered: _Examination | None = None  # its weights go to the core in this turn
         self._thread = ThreadPoolExecutor(1, "examiner")
         self._thread.submit(realtime.stand_back)  # now, so that the loop never waits for a starting thread
 
-    def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
-        """The result for these bytes, known or new.
+    def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
+        """The policy in these bytes.
 
         Raises:
-            BundleError: the bytes are no policy, see :func:`~td3_robot.policy.store.examine`.
+            BundleError: the bytes are not a policy.
         """
-        if self._told and not self._told.result.exception():
-            (_, weights), result = self._told.offer, self._told.result.result()
+        if self._delivered and not self._delivered.result.exception():
+            (_, weights), result = self._delivered.offer, self._delivered.result.result()
             if weights.payload is payload and weights.sha256 == digest:
-                if isinstance(result, Examined):
+                if isinstance(result, Actor):
                     return result
                 if weights.version == version:
                     raise BundleError(result)
@@ -71,40 +72,40 @@ class Examiner:
     @property
     def busy(self) -> bool:
         """Whether the core will soon get weights, even without further inputs."""
-        return self._now is not None or bool(self._waiting)
+        return self._current is not None or bool(self._waiting)
 
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
-        """The inputs for the core in this turn; called once a turn.
+        """Return the inputs for the core in this turn. The caller calls it once a turn.
 
         Weights that the core wants pass after their examination. When a person loads a policy, all earlier weights are
         dropped, because the person's choice replaces them. All other inputs pass at once.
 
         Args:
-            inputs: what arrived.
+            inputs: all inputs that arrived.
             wanted: whether the core would examine these weights now.
         """
-        self._told = None
-        told: list[Input] = []
+        self._delivered = None
+        passed: list[Input] = []
         loads = False
         for origin, message in inputs:
             if isinstance(message, Weights) and wanted(message):
                 self._waiting.append((origin, message))
                 continue
-            told.append((origin, message))
+            passed.append((origin, message))
             if isinstance(message, Command) and message.verb == "load":
                 self._forget()
                 loads = True
         # A load may change what the core wants, so no examination starts in the same turn.
-        if self._now and self._now.result.done():
-            told.insert(0, self._now.offer)
-            self._told, self._now = self._now, None
-        elif self._waiting and not self._now and not loads:
+        if self._current and self._current.result.done():
+            passed.insert(0, self._current.offer)
+            self._delivered, self._current = self._current, None
+        elif self._waiting and not self._current and not loads:
             self._keep([offer for offer in self._waiting if wanted(offer[1])])
             if self._waiting:
                 offer = self._waiting.pop()
-                self._now = _Look(offer, self._thread.submit(self._look, offer[1]))
+                self._current = _Examination(offer, self._thread.submit(self._examined, offer[1]))
         self._keep(self._waiting[-_MOST:])
-        return told
+        return passed
 
     def close(self) -> None:
         """End the thread. Waiting weights are lost."""
@@ -112,10 +113,10 @@ class Examiner:
 
     def _forget(self) -> None:
         """Drop all weights that wait or are being examined."""
-        if self._now:
-            self._now.result.cancel()
-            self._waiting.append(self._now.offer)
-            self._now = None
+        if self._current:
+            self._current.result.cancel()
+            self._waiting.append(self._current.offer)
+            self._current = None
         self._keep([])
 
     def _keep(self, kept: list[_Offer]) -> None:
@@ -124,8 +125,8 @@ class Examiner:
             self._counters["weights_not_examined"] += skipped
             self._waiting = kept
 
-    def _look(self, weights: Weights) -> Examined | str:
+    def _examined(self, weights: Weights) -> Actor | str:
         try:
             return self._examine(weights.version, weights.sha256, weights.payload)
         except BundleError as error:
-            return str(error)  # text only: the traceback of the error would keep the bytes alive
+            return str(error)  # text only: the traceback of the error would keep the bytes in memory

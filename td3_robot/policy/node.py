@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 _SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
 _SWITCH = 0.0002
-"""Seconds after which a thread passes the interpreter to a waiting thread. The other threads do their long work
-(hashing, checking numbers, files) without the interpreter. Only copying weights holds it: 0.1 ms a megabyte."""
+"""Seconds after which a thread passes the interpreter to a waiting thread. Hashing, number checks and file access do
+not hold the interpreter. Only copying weights holds it: 0.1 ms a megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -73,7 +73,7 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 def _serve(node: Node, arguments: argparse.Namespace) -> None:
     if node.folder and (arguments.bundle or arguments.explore or arguments.state):
-        raise UsageError("--bundle, --explore and --state need --config: in a run, the learner says what is served")
+        raise UsageError("--bundle, --explore and --state need --config: in a run, the learner sends the policy")
     if not (arguments.bundle or node.folder or node.config.endpoints.learner):
         raise UsageError("there is nothing to serve: give --bundle FILE, or set endpoints.learner")
     sys.setswitchinterval(_SWITCH)
@@ -82,13 +82,7 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
 
 
 class _Server:
-    """The policy server's core with its files, links and threads.
-
-    Args:
-        node: the process.
-        arguments: of the command line.
-        resources: closes the threads and files at the end.
-    """
+    """The policy server's core with its files, links and threads. ``resources`` closes them at the end."""
 
     def __init__(self, node: Node, arguments: argparse.Namespace, resources: contextlib.ExitStack) -> None:
         config = node.config
@@ -120,7 +114,7 @@ class _Server:
 
     def run(self) -> None:
         """Serve until a signal or a shutdown."""
-        self._after()  # so that the first Hello says which weights this server holds
+        self._after()  # so that the first Hello names the weights that this server holds
         self.node.spin(
             self.recorded,
             busy=lambda: False,
@@ -163,7 +157,7 @@ class _Server:
         return core.lifecycle.state is State.FINALIZED
 
     def _report(self) -> Figures:
-        # Ready once the endpoint is bound: weights come only after a simulator has told the learner its robot.
+        # Ready once the endpoint is bound: the learner sends weights only after a simulator has joined it.
         core = self.core
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 

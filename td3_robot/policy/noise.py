@@ -1,8 +1,8 @@
 """Exploration noises: each a pure function of (seed, source, incarnation, robot, episode, step).
 
-No number depends on earlier calls. Requests in any order and in any batches give the same numbers, and a recorded
-action can be computed again. The generator is Philox (Salmon et al. 2011), which is counter-based: the key identifies
-the robot, the counter identifies the time.
+Requests in any order and in any batches give the same numbers, so a recorded action can be computed again. The
+generator is Philox (Salmon et al. 2011), which is counter-based: the key identifies the robot, the counter identifies
+the time.
 
 To add a noise, write a subclass of :class:`Noise` and its row in :data:`td3_robot.noises.NOISES`. An installed package
 adds the row with an entry point in the group ``td3_robot.noises``::
@@ -16,6 +16,7 @@ adds the row with an entry point in the group ``td3_robot.noises``::
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -55,7 +56,7 @@ class Noise:
 
     Attributes:
         NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
-            chooses one from 1000 to 2^32 - 1; lower ones are for the noises of this package.
+            chooses a number from 1000 to 2^32 - 1; lower numbers are for the noises of this package.
         PARAMETERS: what a configuration can set, by name.
         shape: (BLOCK, A), the shape of a block.
     """
@@ -85,20 +86,16 @@ class Noise:
         self._drawn = b""  # a copy of episodes and numbers, as bytes
 
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
-        """The numbers for the action after each robot's given step.
+        """The numbers for the next action of each robot, float32[N, A], a new array.
 
         Args:
-            episode: uint64[N].
-            step: uint32[N], ``episode_step`` of the Step to be answered.
-
-        Returns:
-            float32[N, A], a new array.
+            episode, step: uint64[N] and uint32[N], ``episode`` and ``episode_step`` of the Step to be answered.
         """
         number = step >> _WHICH
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
-            if len(robots):
+            if len(robots):  # none differs if a peer sends the episode _NOTHING_DRAWN
                 self._values[robots] = self.draw(robots, episode, number)
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
@@ -106,16 +103,13 @@ class Noise:
         return self._rows.take(self._starts + (step & _WHERE), axis=0)
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
-        """The robots' actions with this noise.
+        """The robots' actions with this noise, float32[N, A], within the limits of the actions; a new array.
 
         Args:
             actor: the policy.
             observation: float32[N, O].
             episode, step: as in a call.
             scale: float32[N, A], the standard deviation that the policy asks for, in the unit of the channel.
-
-        Returns:
-            float32[N, A], within the limits of the actions; a new array.
         """
         action = actor.unclipped(observation)
         drawn = self(episode, step)
@@ -124,14 +118,11 @@ class Noise:
         return actor.clip(action)
 
     def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """A block for each of these robots.
+        """A block for each of R robots, float32[R, BLOCK, A].
 
         Args:
-            robots: indices of robots, R of them.
+            robots: indices of the R robots.
             episode, number: uint64[N] and uint32[N], for every robot the episode and the number of the block in it.
-
-        Returns:
-            float32[R, BLOCK, A].
         """
         return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
 
@@ -201,17 +192,11 @@ class Categorical(Noise):
         return np.where(chosen, actor.high, actor.low)
 
 
-class OrnsteinUhlenbeck(Noise):
-    """x(t) = (1 - theta) x(t - 1) + N(0, scale), from 0 at each reset (Lillicrap et al. 2016).
-
-    It remembers about 1 / theta steps.
-    """
+class OrnsteinUhlenbeck(Gaussian):
+    """x(t) = (1 - theta) x(t - 1) + N(0, scale), from 0 at each reset (Lillicrap et al. 2016)."""
 
     NUMBER = 3
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {"theta": Parameter(0.15, 0.01, 1.0)}
-
-    def block(self, generator: np.random.Generator) -> Float32:
-        return generator.standard_normal(self.shape, np.float32)
 
     def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
         keep = 1.0 - self.parameters["theta"]
@@ -232,10 +217,7 @@ class OrnsteinUhlenbeck(Noise):
 
 def blocks_remembered(theta: float) -> int:
     """After how many blocks the weight of a number in an Ornstein-Uhlenbeck process is at most 2^-24."""
-    blocks = 0
-    while (1.0 - theta) ** (BLOCK * blocks) > 2.0**-24:
-        blocks += 1
-    return blocks
+    return next(blocks for blocks in itertools.count() if (1.0 - theta) ** (BLOCK * blocks) <= 2.0**-24)
 
 
 def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -> Float32:
@@ -260,7 +242,6 @@ class Explorer:
         step: any Step of the source; its robots, actions and incarnation stay the same.
 
     Attributes:
-        incarnation: of the source.
         number: ``noise_kind`` of the newest actions.
     """
 
@@ -277,10 +258,10 @@ class Explorer:
     def act(self, actor: Actor, exploration: Exploration, step: Step) -> Float32:
         """The actions that answer a Step, float32[N, A], within the limits of the actions."""
         if actor is not self._actor or exploration is not self._exploration:
-            self._follow(actor, exploration)
+            self._adopt(actor, exploration)
         return self._noise.act(actor, step.observation, step.episode, step.episode_step, self._scale)
 
-    def _follow(self, actor: Actor, exploration: Exploration) -> None:
+    def _adopt(self, actor: Actor, exploration: Exploration) -> None:
         known = self._exploration
         if known is None or (known.kind, known.parameters) != (exploration.kind, exploration.parameters):
             self._noise = NOISES.load(exploration.kind)(*self._identity, **exploration.parameters)

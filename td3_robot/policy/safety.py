@@ -8,14 +8,13 @@ from collections.abc import Container, Iterator
 from td3_robot.errors import LifecycleError
 from td3_robot.messages import Command, LifecycleChange, Step
 from td3_robot.policy.watch import Watch
-from td3_robot.safety.commands import watch_follows
 from td3_robot.safety.lifecycle import Cause, Held, Lifecycle
 from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
 _AWAY = 1024  # the most absent robots to remember that no policy may move
-_STOPS = 1024  # names of individually stopped robots
+_STOPS = 1024  # the most names of individually stopped robots
 _LONGEST_REASON = 500  # characters of a reason that is kept over a restart
 
 
@@ -42,7 +41,8 @@ class Safety:
     @property
     def due(self) -> float | None:
         """When :meth:`missing` is needed next, in seconds."""
-        return min((watch.due for watch in self.watches.values() if watch.due is not None), default=None)
+        dues = (watch.watchdog.due for watch in self.watches.values())
+        return min((due for due in dues if due is not None), default=None)
 
     def acts(self, name: str) -> bool:
         """Whether the server is active and this robot is not stopped by its name."""
@@ -54,7 +54,7 @@ class Safety:
         return self.lifecycle.stopped or name in self.stopped or bool(watch and watch.lifecycle.stopped)
 
     def watch(self, name: str, now: float) -> Watch:
-        """A new watch over a robot."""
+        """Begin to watch over a robot."""
         watch = self.watches[name] = Watch(f"{self.lifecycle.node}/{name}", now)
         return watch
 
@@ -73,31 +73,41 @@ class Safety:
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    def follow_watch(self, name: str, command: Command, now: float) -> str:
-        """Apply a Command to the watch over a robot; returns the error, or an empty text."""
+    def command(self, name: str, command: Command, now: float, *, watched: bool = True) -> str:
+        """Apply a Command for one robot or for all robots to the stop of one robot and to the watch over it.
+
+        Args:
+            name: of the robot.
+            command: its target is empty if it is for all robots.
+            now: the time, in seconds.
+            watched: apply it to the watch over the robot, too.
+
+        Returns:
+            Why the server refuses the Command; empty if it does not.
+        """
+        if error := self._latch(name, command):
+            return error
         watch = self.watches.get(name)
+        # A Command for all robots does not deactivate a watch: the server itself is inactive then.
+        verbs = ("activate", "reset", "estop", "deactivate") if command.target else ("activate", "reset", "estop")
         try:
-            if watch and watch_follows(command):
+            if watched and watch and command.verb in verbs:
                 watch.command(command.verb, now, command.reason)
         except LifecycleError as error:
             return str(error)
         return ""
 
-    def follow_name(self, name: str, command: Command) -> str:
-        """Apply a Command for one robot to the stop of that robot; returns the error, or an empty text."""
-        if command.verb == "estop":
-            if len(self.stopped) >= _STOPS and name not in self.stopped:
-                return f"{_STOPS} robots are individually stopped already; stop all with estop, without a target"
-            self.stopped.add(name)
-            log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
-        return self.follow_all(name, command)
-
-    def follow_all(self, name: str, command: Command) -> str:
-        """Apply a Command for all robots to the stop of one robot; returns the error, or an empty text."""
+    def _latch(self, name: str, command: Command) -> str:
+        """Apply a Command to the stop of one robot. Returns the error, or an empty text."""
         if command.verb == "reset":
             self.stopped.discard(name)
         elif command.verb in ("configure", "activate", "deactivate") and name in self.stopped:
             return f"{self.lifecycle.node}/{name[:64]}: an emergency stop is in force; reset it first"
+        elif command.verb == "estop" and command.target:
+            if len(self.stopped) >= _STOPS and name not in self.stopped:
+                return f"{_STOPS} robots are individually stopped already; stop all with estop, without a target"
+            self.stopped.add(name)
+            log.warning("%s: emergency stop of %r: %r", self.lifecycle.node, name[:64], command.reason[:200])
         return ""
 
     # -- robots that leave ---------------------------------------------------------------------------------------
@@ -109,11 +119,7 @@ class Safety:
             self.watches[name] = watch  # at the end: the robots that left last
 
     def forget_the_longest_away(self, here: Container[str]) -> None:
-        """Bound the memory of robots that are away; an emergency stop is never forgotten.
-
-        Args:
-            here: names of the robots that are connected.
-        """
+        """Bound the memory of robots that are not ``here``. An emergency stop is never forgotten."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets %r: %d robots that left later are remembered", self.lifecycle.node, name, _AWAY)
@@ -133,26 +139,16 @@ class Safety:
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the stops and faults of robots from before a restart.
-
-        Args:
-            state: from before the restart.
-            now: the time, in seconds.
-
-        Returns:
-            One line for the log about each restored stop or fault.
-        """
+        """Restore the stops and faults of robots from before a restart; returns one line for the log about each."""
         lines = []
         for name, held in state.sources.items():
             lifecycle = self.watch(name, now).lifecycle
-            reason = held.reason
             if held.cause is Cause.STOP:
-                lifecycle.stop(reason, now)
+                lifecycle.stop(held.reason, now)
             elif held.cause is Cause.FAULT:
-                lifecycle.fault(reason, now)
+                lifecycle.fault(held.reason, now)
             else:
-                reason = "it was not active before the restart"
-                lifecycle.command("deactivate", now, reason)
+                lifecycle.command("deactivate", now, "it was not active before the restart")
             lines.append(f"no policy moves {name!r} until activate: {lifecycle.reason}")
         if state.stopped:
             self.stopped.update(state.stopped)

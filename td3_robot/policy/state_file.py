@@ -38,7 +38,7 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        refusal = f"state file {str(path)!r} is another policy server's, which runs; name another with --state FILE"
+        refusal = f"state file {str(path)!r} belongs to another running policy server; name another with --state FILE"
         self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
             self.kept = self._read()
@@ -69,29 +69,28 @@ class StateFile:
         self._claim.close()
 
     def _work(self) -> None:
-        failed = False
-        while True:
+        over = False
+        while not over:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._over or self._newest is not self._tried, _RETRY if failed else None
-                )
+                failed = self._tried != self.kept
+                timeout = _RETRY if failed else None
+                self._changed.wait_for(lambda: self._over or self._newest is not self._tried, timeout)
                 again = failed and self._newest is self._tried
                 self._tried, over = self._newest, self._over
-            failed = self._tried != self.kept and not self._written(self._tried, quiet=again)
-            if again and not failed:
-                log.warning("state file %r is written now", str(self.path))
-            if over:
-                return
+            if self._tried != self.kept:
+                self._attempt(self._tried, again=again)
 
-    def _written(self, state: SafetyState, *, quiet: bool) -> bool:
+    def _attempt(self, state: SafetyState, *, again: bool) -> None:
+        """Try to write a state. ``again``: the last attempt with this state has failed."""
         try:
             self._write(state)
         except ConfigError as error:
-            if not quiet:
-                log.error("%s; until it is written, a restart would forget what is in force now", error)
-            return False
+            if not again:
+                log.error("%s; until the file is written, a restart forgets the newest stops and faults", error)
+            return
         self.kept = state
-        return True
+        if again:
+            log.warning("state file %r is written now", str(self.path))
 
     def _read(self) -> SafetyState:
         try:
@@ -105,8 +104,8 @@ class StateFile:
             return safety_state.read(msgspec.json.decode(content))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
-                f"state file {str(self.path)!r} is damaged ({str(error)[:200]}): a stop may be in force that it does "
-                "not tell; remove it once you know that none is"
+                f"state file {str(self.path)!r} is damaged ({str(error)[:200]}) and may hold a stop; check the robots, "
+                "then remove the file"
             ) from None
 
     def _write(self, state: SafetyState) -> None:

@@ -1,4 +1,4 @@
-"""The policies of a server: the newest ones, those that people loaded, and the one that serves."""
+"""The policies of a server: the newest ones, those that a person loaded, and the one that serves."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ _WITHDRAWN = 16  # withdrawn policies to remember
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """Weights ready to act. The server swaps policies as a whole, between two actions.
+    """A policy that is ready to act. The server swaps policies as a whole, between two actions.
 
     Attributes:
-        version: of the weights.
-        bundle: the weights with their settings.
-        actor: computes the actions.
-        safety: filters the actions.
         floor: the safety settings of the policy that a person deployed last: this policy or an earlier one. A
             learner's weights can tighten these settings, but not drop them.
     """
@@ -40,32 +36,18 @@ class Policy:
     safety: SafetyFilter
     floor: SafetyConfig
 
-
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """A policy from checked bytes, with the actor, which takes long to make."""
-
-    bundle: Bundle
-    actor: Actor
+    @property
+    def digest(self) -> str:
+        return sha256(self.bundle.encode())
 
 
-Examine = Callable[[int, str, bytes], Examined]
+Examine = Callable[[int, str, bytes], Actor]
 """Checks the bytes of weights. Arguments: version, SHA-256, bytes. Raises a BundleError if they are no policy."""
 
 
-def examine(version: int, digest: str, payload: bytes) -> Examined:
-    """Check bytes, and make the actor.
-
-    Args:
-        version: of the weights.
-        digest: SHA-256 that the bytes must have.
-        payload: the bytes of a bundle.
-
-    Raises:
-        BundleError: the hash does not fit, or they are no bundle.
-    """
-    bundle = Bundle.verified(payload, digest, f"weights version {version}")
-    return Examined(bundle, Actor(bundle))
+def examine(version: int, digest: str, payload: bytes) -> Actor:
+    """Check the hash and the bytes of a bundle, and make the actor. This takes milliseconds for a large policy."""
+    return Actor(Bundle.verified(payload, digest, f"weights version {version}"))
 
 
 class PolicyStore:
@@ -73,9 +55,9 @@ class PolicyStore:
 
     Args:
         safety: the robot's settings. The store joins them with those of each policy, and with those of the policy that
-            a person deployed before it.
-        lockstep: take every version of a learner, in order. Versions may go back, because a learner that returns to a
-            checkpoint makes the same versions again. An older or equal version replaces all from its number on.
+            a person deployed last.
+        lockstep: take every version of a learner, in order. A learner that returns to a checkpoint sends an older
+            version again. That version replaces all versions from its number on.
         frozen: refuse the weights of learners.
         examine: checks bytes: :func:`examine`, or a function that has the results already.
         counters: counts the weights that the store does not take.
@@ -83,20 +65,13 @@ class PolicyStore:
     Attributes:
         held: policies by version: at most the four newest, and the four newest that a person loaded.
         serving: the policy that answers unless a Step needs another one; None before the first.
-        newest: the highest version so far; 0 for none.
+        newest: the highest version so far; 0 before the first policy.
         loaded: at most the four newest versions that a person loaded, oldest first.
-        frozen: whether the store refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
     """
 
     def __init__(
-        self,
-        safety: SafetyConfig,
-        *,
-        lockstep: bool = False,
-        frozen: bool = False,
-        examine: Examine = examine,
-        counters: Counter[str] | None = None,
+        self, safety: SafetyConfig, *, lockstep: bool, frozen: bool, examine: Examine, counters: Counter[str]
     ) -> None:
         self.held: dict[int, Policy] = {}
         self.serving: Policy | None = None
@@ -107,21 +82,21 @@ class PolicyStore:
         self._safety = safety
         self._lockstep = lockstep
         self._examine = examine
-        self._counters = Counter[str]() if counters is None else counters
+        self._counters = counters
 
-    def add(self, version: int, bundle: Bundle, *, loaded: bool = False, actor: Actor | None = None) -> None:
-        """Serve this policy from the next action on.
+    def add(self, version: int, actor: Actor, *, loaded: bool = False) -> None:
+        """Serve a policy from the next action on.
 
         Args:
             version: of the policy.
-            bundle: the policy.
+            actor: the policy.
             loaded: a person chose it.
-            actor: its actor, if there is one already.
 
         Raises:
             BundleError: the policy is not newer than all before (except in lock-step), is for another robot, or its
-                safety settings and the robot's leave no action.
+                safety settings contradict the robot's.
         """
+        bundle = actor.bundle
         if self._lockstep:
             self.held = {held: policy for held, policy in self.held.items() if held < version}
             self.newest = max(self.held, default=0)
@@ -133,8 +108,8 @@ class PolicyStore:
         try:
             envelope = joined(self._safety, bundle.safety, bundle.spec, floor=floor)
         except ConfigError as error:
-            raise BundleError(f"weights version {version}, with this server's own safety settings: {error}") from None
-        policy = Policy(version, bundle, actor or Actor(bundle), SafetyFilter(envelope, bundle.spec), floor)
+            raise BundleError(f"weights version {version}, with the safety settings of this server: {error}") from None
+        policy = Policy(version, bundle, actor, SafetyFilter(envelope, bundle.spec), floor)
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
             self.loaded = [*self.loaded[1 - _KEPT :], version]
@@ -145,12 +120,12 @@ class PolicyStore:
 
     def wanted(self, weights: Weights) -> bool:
         """Whether the store would examine a learner's weights now."""
-        return not self.frozen and self.unseen(weights.version, weights.payload) is None
+        return not self.frozen and self._early_refusal(weights.version, weights.payload) is None
 
     def receive_all(self, queued: list[Weights]) -> None:
         """Take a learner's weights, and empty the queue.
 
-        The newest good ones serve. The store examines older ones only in lock-step, where a Step may need them.
+        The newest valid weights serve. Older ones are examined only in lock-step, where a Step may need them.
         """
         while queued:
             weights = queued.pop(0 if self._lockstep else -1)
@@ -176,19 +151,18 @@ class PolicyStore:
             loaded: a person chose the policy.
 
         Raises:
-            BundleError: the hash does not fit; the bytes are no bundle; :meth:`add` refuses the policy; or a learner's
-                policy is much larger than the one that serves, so that its examination would take too long.
+            BundleError: the hash does not fit, the bytes are not a bundle, or :meth:`add` refuses the policy. The
+                bytes of a learner must not be far more than those of the serving policy: an examination takes time.
         """
         try:
-            if not loaded and (refusal := self.unseen(version, payload)):
+            if not loaded and (refusal := self._early_refusal(version, payload)):
                 raise BundleError(refusal)
-            examined = self._examine(version, digest, payload)
-            self.add(version, examined.bundle, loaded=loaded, actor=examined.actor)
+            self.add(version, self._examine(version, digest, payload), loaded=loaded)
         except BundleError:
             self._counters["weights_refused"] += 1
             raise
 
-    def unseen(self, version: int, payload: bytes) -> str | None:
+    def _early_refusal(self, version: int, payload: bytes) -> str | None:
         """Why the store refuses a learner's weights without examination; None if it examines them."""
         if version <= self.newest and not self._lockstep:
             return self._not_newer(version)
@@ -198,33 +172,24 @@ class PolicyStore:
         if len(payload) <= most:
             return None
         return (
-            f"weights version {version} take {len(payload):,} bytes; at most {most:,}, twice what serves "
-            "and a megabyte, are taken from a learner"
+            f"weights version {version} have {len(payload):,} bytes; allowed: at most {most:,}, which is 1 MiB and "
+            "twice the size of the serving policy"
         )
 
     def _not_newer(self, version: int) -> str:
         return f"weights version {version} is not newer than {self.newest}, which is served"
 
-    # -- what people decide --------------------------------------------------------------------------------------
+    # -- decisions of people -------------------------------------------------------------------------------------
 
     def load(self, version: int, digest: str, payload: bytes) -> None:
-        """Serve a policy that a person sends.
-
-        Args:
-            version: of the policy; 0: the next after the newest.
-            digest: SHA-256 that the bytes must have.
-            payload: the bytes of a bundle.
-
-        Raises:
-            BundleError: see :meth:`receive`.
-        """
+        """Serve a policy that a person sends; version 0 stands for the next after the newest. See :meth:`receive`."""
         self.receive(version or self.newest + 1, digest, payload, loaded=True)
         self.choose()
 
     def choose(self) -> None:
         """A person wants the policy that serves, even if it was withdrawn before."""
         if self.withdrawn and self.serving:
-            chosen = sha256(self.serving.bundle.encode())
+            chosen = self.serving.digest
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
 
     def roll_back(self, version: int = 0) -> Policy:
@@ -253,11 +218,11 @@ class PolicyStore:
         policy = self.serving = self.held[chosen]
         if before is not policy:
             self.choose()
-            self.withdrawn = (*self.withdrawn[1 - _WITHDRAWN :], sha256(before.bundle.encode()))
+            self.withdrawn = (*self.withdrawn[1 - _WITHDRAWN :], before.digest)
         self.frozen = True  # without the freeze, a learner's next weights would undo the rollback
         return policy
 
     @property
     def is_withdrawn(self) -> bool:
         """Whether a rollback withdrew the policy that serves, and no person has chosen it since."""
-        return self.serving is not None and sha256(self.serving.bundle.encode()) in self.withdrawn
+        return self.serving is not None and self.serving.digest in self.withdrawn

@@ -12,6 +12,7 @@ class Watch:
 
     Attributes:
         lifecycle: its state, named ``server/source``.
+        watchdog: takes the lifecycle to FAULT when observations are missing.
         newest: the newest Step. If no further Step comes, the server answers it with the safe action.
     """
 
@@ -19,18 +20,13 @@ class Watch:
         self.lifecycle = Lifecycle(name)
         self.lifecycle.command("configure", now, "a source has joined")
         self.lifecycle.command("activate", now, "a source has joined")
+        self.watchdog = Watchdog(self.lifecycle, "observation")
         self.newest: Step | None = None
-        self._watchdog = Watchdog(self.lifecycle, "observation")
         self._problem: str | None = None  # of the newest observation
         self._different = now  # when the observation changed last
 
-    @property
-    def due(self) -> float | None:
-        """When :meth:`missing` is needed next, in seconds."""
-        return self._watchdog.due
-
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """Take in a new Step.
+        """Take a new Step.
 
         Args:
             step: from the source.
@@ -41,7 +37,7 @@ class Watch:
             Why the policy may not answer it; None if it may.
         """
         envelope = safety.envelope
-        self._watchdog.deadline_s, self._watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
+        self.watchdog.deadline_s, self.watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)
         again = before is not None and (before.incarnation, before.sequence) == (step.incarnation, step.sequence)
@@ -52,25 +48,21 @@ class Watch:
                 problem = problem or f"the observation has been the same for {envelope.frozen_s * 1e3:.0f} ms"
         self._problem = problem
         if problem is None and not again:  # a repeated Step is not new
-            self._watchdog.feed(now)
+            self.watchdog.feed(now)
         elif not again:
-            self._watchdog.arm(now)  # invalid observations only: FAULT after the deadline
+            self.watchdog.arm(now)  # invalid observations only: FAULT after the deadline
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def missing(self, now: float) -> bool:
         """Whether this call found that observations have been missing for too long."""
-        return self._watchdog.bites(now, self._problem)
-
-    def put_off(self, now: float) -> None:
-        """An observation has come that the server does not examine."""
-        self._watchdog.put_off(now)
+        return self.watchdog.bites(now, self._problem)
 
     def command(self, verb: str, now: float, reason: str) -> None:
-        """Follow a Command: activate, deactivate, reset or estop.
+        """Apply a Command: activate, deactivate, reset or estop.
 
         Raises:
             LifecycleError: the state forbids it.
         """
         if verb == "activate" and not self.lifecycle.active:
-            self._watchdog.disarm()
+            self.watchdog.disarm()
         self.lifecycle.command(verb, now, reason)

@@ -25,6 +25,7 @@ from td3_robot.messages import (
     Weights,
 )
 from td3_robot.policy import core as policy_core
+from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
 from td3_robot.recording.entries import Entry
@@ -212,7 +213,7 @@ class _Policies:
             for each in sorted({floor, version}):
                 bundle = _bundle(self.loaded.get(each, weights))
                 bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
-                core.store.add(each, bundle, loaded=each == floor)
+                core.store.add(each, Actor(bundle), loaded=each == floor)
             if len(self._cores) > _HELD:
                 self._cores.popitem(last=False)
         self._cores.move_to_end(version)

@@ -16,14 +16,6 @@ log = logging.getLogger(__name__)
 Verbs = Mapping[str, Callable[[Command, float], None]]
 """Maps each verb to a function of the Command and the time (s). To refuse the Command it raises a Td3RobotError."""
 
-TO_ALL = ("configure", "activate", "deactivate", "reset", "estop")
-"""Verbs that a policy server passes on to all its robots when the Command has no target."""
-
-
-def watch_follows(command: Command) -> bool:
-    """Whether a policy server's watch over a robot follows a Command. It follows ``deactivate`` only with a target."""
-    return command.verb in ("activate", "reset", "estop") or (command.verb == "deactivate" and bool(command.target))
-
 
 def carry_out(
     command: Command, sender: str, verbs: Verbs, lifecycle: Lifecycle, detail: Callable[[], dict[str, Any]], now: float
@@ -32,7 +24,7 @@ def carry_out(
 
     Args:
         command: the Command.
-        sender: its sender, for the log.
+        sender: of the Command, for the log.
         verbs: the verbs of this node.
         lifecycle: of this node.
         detail: returns the contents of the Reply besides the state.

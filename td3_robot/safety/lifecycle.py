@@ -50,12 +50,7 @@ STOP_PREFIX = "emergency stop: "
 
 @dataclass(frozen=True)
 class Held:
-    """Why no policy moves a robot. ``str()`` gives the text for people.
-
-    Attributes:
-        cause: every decision uses this value.
-        reason: for people only.
-    """
+    """Why no policy moves a robot. Code decides by the cause. The reason and ``str()`` are for people."""
 
     cause: Cause
     reason: str = ""
@@ -78,11 +73,9 @@ _KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:
-    """The state of one node. The lifecycle logs every change, and keeps it until a caller fetches it.
+    """The state of the node with this name. It logs every change, and keeps it until a caller fetches it.
 
     Attributes:
-        node: name of the node.
-        state: its state.
         held: why no policy moves the robot; None while unconfigured or active. A shutdown leaves it as it is.
         reason: why the state changed last, for people.
     """
@@ -110,12 +103,12 @@ class Lifecycle:
         return "" if self.active else f"{self.state}: {self.reason}"
 
     def command(self, verb: str, now: float, reason: str = "") -> None:
-        """Follow an operator's command. If the node is already in the target state, nothing changes.
+        """Apply an operator's command at ``now`` (s). If the node is already in the target state, nothing changes.
 
         Args:
             verb: configure, activate, deactivate, reset, estop or shutdown.
             now: the time, in seconds.
-            reason: why, for people.
+            reason: why the operator sends it, for people.
 
         Raises:
             LifecycleError: the state or an emergency stop forbids the command.
@@ -128,8 +121,8 @@ class Lifecycle:
             raise LifecycleError(f"{self.node}: an emergency stop is in force ({self.reason}); reset it first")
         targets = _COMMANDS[verb]
         if self.state not in targets:
-            leads_on = (verb for verb, to in _COMMANDS.items() if to.get(self.state, self.state) is not self.state)
-            allowed = ", ".join(leads_on) or "nothing"
+            useful = (verb for verb, to in _COMMANDS.items() if to.get(self.state, self.state) is not self.state)
+            allowed = ", ".join(useful) or "nothing"
             raise LifecycleError(f"{self.node}: cannot {verb}, its state is {self.state}; allowed: {allowed}")
         target = targets[self.state]
         if verb == "reset" and self.state is State.FAULT and not self._configured:
@@ -138,29 +131,29 @@ class Lifecycle:
             reason = f"{reason} (was in fault: {self.reason})"
         self._configured = self._configured or verb == "configure"
         if target is not self.state:
-            self._go(target, reason, now, Cause.INACTIVE if target is State.INACTIVE else None)
+            self._change(target, reason, now, Cause.INACTIVE if target is State.INACTIVE else None)
 
     def fault(self, reason: str, now: float) -> None:
         """Take an active node to FAULT because of an error or missing data."""
         if self.state is State.ACTIVE:
-            self._go(State.FAULT, reason, now, Cause.FAULT)
+            self._change(State.FAULT, reason, now, Cause.FAULT)
 
     def recover(self, reason: str, now: float) -> None:
         """Return from FAULT to active without a command; never after an emergency stop."""
         if self.state is State.FAULT and not self.stopped:
-            self._go(State.ACTIVE, reason, now)
+            self._change(State.ACTIVE, reason, now)
 
     def stop(self, reason: str, now: float) -> None:
         """Emergency stop: take any node that is not finalized to FAULT until a reset."""
         if self.state is not State.FINALIZED and not self.stopped:
-            self._go(State.FAULT, reason[: _LONGEST_REASON - len(STOP_PREFIX)], now, Cause.STOP)
+            self._change(State.FAULT, reason[: _LONGEST_REASON - len(STOP_PREFIX)], now, Cause.STOP)
 
     def changes(self) -> list[LifecycleChange]:
         """The changes since the last call, oldest first."""
         taken, self._changes = self._changes, []
         return taken
 
-    def _go(self, state: State, reason: str, now: float, cause: Cause | None = None) -> None:
+    def _change(self, state: State, reason: str, now: float, cause: Cause | None = None) -> None:
         before, reason = self.state, reason[:_LONGEST_REASON]
         if state is not State.FINALIZED:
             self.held = Held(cause, reason) if cause else None
@@ -179,7 +172,6 @@ class Watchdog:
     The first feed arms the watchdog: before that, no deadline runs. :meth:`arm` arms it without a feed.
 
     Attributes:
-        lifecycle: the lifecycle it takes to FAULT.
         what: name of the feed.
         deadline_s: in seconds; None: the watchdog is off.
         recovery_s: after feeds without a pause for this many seconds, FAULT ends; None: feeds never end FAULT.
@@ -201,7 +193,7 @@ class Watchdog:
         return self.fed + self.deadline_s
 
     def feed(self, now: float) -> None:
-        """Take note of a feed."""
+        """A feed has come."""
         paused = self.fed is None or (self.deadline_s is not None and now - self.fed > self.deadline_s)
         self.fed = now
         if self.lifecycle.active or paused:
@@ -215,14 +207,11 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def bites(self, now: float, why: str | None = None) -> bool:
-        """Compare the time with the deadline.
+        """Compare the time with the deadline. Return whether this call took the lifecycle to FAULT.
 
         Args:
             now: the time, in seconds.
             why: why no feed came, for people.
-
-        Returns:
-            Whether this call took the lifecycle to FAULT.
         """
         if self.due is None or now <= self.due:
             return False

@@ -7,7 +7,7 @@ Settings come from two places: the policy bundle (settings of its training) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -74,18 +74,6 @@ class SafetyConfig(Section, frozen=True):
         return {key: value for key, value in msgspec.to_builtins(self).items() if value != nothing[key]}
 
 
-def parse(settings: Any) -> SafetyConfig:
-    """The inverse of :meth:`SafetyConfig.settings`.
-
-    Raises:
-        ConfigError: an unknown key, or a value that is not allowed.
-    """
-    try:
-        return msgspec.convert(settings, SafetyConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"safety settings: {error}") from None
-
-
 @dataclass(frozen=True, eq=False)
 class Envelope:
     """Settings joined and resolved for one robot.
@@ -146,9 +134,11 @@ def joined(
     low, high = _limits(every, spec)
     rate, cut_off = (_least([getattr(one, key) for one in every], key, spec) for key in ("rate", "low_pass"))
     chosen = next((one.safe_action for one in every if one.safe_action is not None), None)
-    automatic = robot.recovery == "automatic" and all(one.recovery != "manual" for one in every)
     refuse = any(one.refuse_out_of_range for one in every)
     period = spec.control_period
+    recovery_s = None
+    if robot.recovery == "automatic" and all(one.recovery != "manual" for one in every):
+        recovery_s = max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
     return Envelope(
         low=low,
         high=high,
@@ -158,13 +148,11 @@ def joined(
         safe=_safe(chosen, low, high, spec),
         observation_low=_range(spec.observations, "low") if refuse else None,
         observation_high=_range(spec.observations, "high") if refuse else None,
-        frozen_s=_seconds(*(one.frozen_ms for one in every)),
-        observation_deadline_s=_seconds(*(one.observation_deadline_ms for one in every)),
-        action_deadline_s=_seconds(*(one.action_deadline_ms for one in every)),
-        hang_s=_seconds(*(one.hang_ms for one in every)),
-        recovery_s=max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
-        if automatic
-        else None,
+        frozen_s=_seconds(one.frozen_ms for one in every),
+        observation_deadline_s=_seconds(one.observation_deadline_ms for one in every),
+        action_deadline_s=_seconds(one.action_deadline_ms for one in every),
+        hang_s=_seconds(one.hang_ms for one in every),
+        recovery_s=recovery_s,
         guarded=any(one != SafetyConfig() for one in every),
     )
 
@@ -175,7 +163,8 @@ def _range(channels: Sequence[Channel], end: str) -> Float32:
     return np.array(bounds, np.float32)
 
 
-def _seconds(*limits: float | None) -> float | None:
+def _seconds(limits: Iterable[float | None]) -> float | None:
+    """The smallest of the given limits in ms, as seconds."""
     given = [limit for limit in limits if limit is not None]
     return min(given) / 1e3 if given else None
 
@@ -192,9 +181,9 @@ def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec
     return {names.index(name): value for name, value in setting.items()}
 
 
-def _limits(both: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Float32]:
+def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Float32]:
     low, high = spec.action_low.astype(np.float64), spec.action_high.astype(np.float64)
-    for config in both:
+    for config in every:
         if config.limits is None:
             continue
         for index, (least, most) in _of_channels(config.limits, "limits", spec).items():
@@ -233,10 +222,9 @@ def _safe(chosen: str | dict[str, float] | None, low: Float32, high: Float32, sp
     if isinstance(chosen, dict):
         values: Mapping[int, float] = _of_channels(chosen, "safe_action", spec)
         for index, value in values.items():
+            channel = spec.actions[index]
             if not low[index] <= np.float32(value) <= high[index]:
-                raise ConfigError(
-                    f"safety.safe_action of {spec.actions[index].name!r} is {value} {spec.actions[index].unit}; "
-                    f"allowed: {low[index]} to {high[index]}"
-                )
+                text = f"safety.safe_action of {channel.name!r} is {value} {channel.unit}"
+                raise ConfigError(f"{text}; allowed: {low[index]} to {high[index]}")
             safe[index] = value
     return safe

@@ -20,7 +20,7 @@ class SafetyState:
     Attributes:
         server: an emergency stop of the server, or its deactivation by a person; None without either.
         sources: by robot name: why the server's watch over the robot is not active.
-        stopped: names of the robots with an emergency stop of their own.
+        stopped: names of the individually stopped robots.
         frozen: the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
     """

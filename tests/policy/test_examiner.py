@@ -19,9 +19,10 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Command, Step, Weights
+from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.examiner import Examiner
-from td3_robot.policy.store import Examined, examine
+from td3_robot.policy.store import examine
 from td3_robot.transport.link import hello
 from tests.conftest import poll_until
 
@@ -41,7 +42,7 @@ class Gate:
     asked: list[tuple[int, str]] = field(default_factory=list)
     failure: BaseException | None = None
 
-    def __call__(self, version: int, digest: str, payload: bytes) -> Examined:
+    def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
         self.asked.append((version, _thread()))
         assert self.passes.acquire(timeout=_PATIENCE)
         if self.failure:
@@ -285,10 +286,10 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
     """True means valid. Each version is delivered once or counted. After a valid one, no older ones follow."""
     released = threading.Semaphore(0)
-    policy = Examined.__new__(Examined)
+    policy = Actor.__new__(Actor)
     versions = iter(range(1, 100))
 
-    def slow(version: int, digest: str, payload: bytes) -> Examined:
+    def slow(version: int, digest: str, payload: bytes) -> Actor:
         del version, payload
         released.acquire(timeout=_PATIENCE)
         if digest:

@@ -181,7 +181,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
     file = StateFile(path)
     assert file.kept == SafetyState()
-    with pytest.raises(UsageError, match="is another policy server's, which runs; name another with --state FILE"):
+    with pytest.raises(UsageError, match="belongs to another running policy server; name another with --state"):
         StateFile(path)
     for number in range(20):
         file.keep(SafetyState(Held(Cause.STOP, f"reason {number}"), {"arm": Held(Cause.FAULT, "ñ")}, ("leg",)))
@@ -234,7 +234,7 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "policy.state"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged .*: a stop may be in force that it does not tell"):
+    with pytest.raises(ConfigError, match=r"is damaged .* and may hold a stop; check the robots, then remove the file"):
         StateFile(path)
     assert path.read_bytes() == content
 

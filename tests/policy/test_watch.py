@@ -15,6 +15,7 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.errors import BundleError
 from td3_robot.messages import Action, Bye, Command, Latches, LifecycleChange, Reply, Step, Weights
+from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
@@ -497,11 +498,11 @@ def test_a_rollback_restores_the_settings_of_that_deployed_policy(make_bundle: C
     core = PolicyCore(9)
     core.load(1, replace(make_bundle(1), safety=SafetyConfig(limits={"left": (-0.5, 0.5)})))
     core.load(2, make_bundle(2))
-    core.store.add(3, make_bundle(3))
+    core.store.add(3, Actor(make_bundle(3)))
     assert core.store.serving is not None
     assert core.store.serving.safety.envelope.high[0] > 0.5
     core.store.roll_back(1)
-    core.store.add(4, make_bundle(4))
+    core.store.add(4, Actor(make_bundle(4)))
     assert core.store.serving.safety.envelope.high[0] == 0.5
 
 
@@ -680,7 +681,7 @@ def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core
     junk = bytes(3_000_000)
     core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)
     assert core.counters["weights_refused"] == 1
-    with pytest.raises(BundleError, match=r"weights version 2 take 3,000,000 bytes; at most 1,04[0-9],[0-9]{3}, twice"):
+    with pytest.raises(BundleError, match=r"version 2 have 3,000,000 bytes; allowed: at most 1,04[0-9],[0-9]{3}"):
         core.store.receive(2, "0" * 64, junk)
     with pytest.raises(BundleError, match="hash"):
         core.store.receive(2, "0" * 64, junk, loaded=True)

@@ -115,7 +115,7 @@ def watchdogs_are_fed_by_bad_observations(patch: Patch) -> None:
     take = Watch.take
 
     def fed(self: Watch, step: Any, safety: Any, now: float) -> str | None:
-        self._watchdog.feed(now)
+        self.watchdog.feed(now)
         return take(self, step, safety, now)
 
     patch.setattr(Watch, "take", fed)
@@ -150,8 +150,7 @@ def stops_do_not_latch(patch: Patch) -> None:
 
 
 def stops_by_name_do_not_latch(patch: Patch) -> None:
-    patch.setattr(Safety, "follow_name", lambda *_: "")
-    patch.setattr(Safety, "follow_all", lambda *_: "")
+    patch.setattr(Safety, "_latch", lambda *_: "")
 
 
 def stops_by_name_are_not_sent(patch: Patch) -> None:
