@@ -2,15 +2,14 @@
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants compute only the matrix products of an update, one after the other in each thread. No update can be
-faster on this machine. Needs ``pip install stable-baselines3``.
+Two contestants compute only the matrix products of an update. No update can be faster on this machine. Needs ``pip
+install stable-baselines3``.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -30,10 +29,16 @@ Product = tuple[int, int, int]
 
 def main() -> int:
     description = "Compare TD3 updates with Stable-Baselines3's and with matrix products alone. Use idle cores."
-    options = learner.options("python benchmarks/learner_peers.py", description).parse(None)
-    report = learner.measure(options, peers, compare)
+    parser = learner.options("python benchmarks/learner_peers.py", description, ["stable-baselines3"])
+    options = parser.parse(None)
+    report = learner.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3")
-    return harness.show(report, options.json, learner.lines)
+    for row in report["results"]:
+        case = row["network"], row["threads"]
+        same = [other for other in report["results"] if (other["network"], other["threads"]) == case]
+        speeds = {other["kind"]: other["rounds"] for other in same}
+        row |= compare(learner.NETWORKS[row["network"]], speeds, row["kind"])
+    return harness.show(report, options.json, lines)
 
 
 def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
@@ -42,6 +47,7 @@ def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
 
 
 def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
+    """Compare a contestant with the others. ``speeds``: updates per second of each contestant in each round."""
     alone = f"products {kind.rpartition(' ')[2]}"
     critic, actor = products(hidden)  # every second update has an actor update
     gflop = sum(2 * m * k * n for m, k, n in critic + critic + actor) / 2e9
@@ -72,6 +78,12 @@ def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
     buffer.full = True
     # At its end, train() averages its losses in numpy. That waits for the device.
     return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
+
+
+def lines(report: harness.Report) -> Iterator[str]:
+    for row, line in zip(report["results"], learner.lines(report), strict=True):
+        share = "" if row["share_of_peak"] is None else f"  {row['share_of_peak']:4.0%} of peak"
+        yield f"{line}  {row['over_sb3']:5.2f} × sb3{share}"
 
 
 def products_alone(precision: str, hidden: Sequence[int], threads: int, device_name: str) -> Run:
@@ -124,4 +136,4 @@ def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

@@ -176,4 +176,4 @@ def _lines(report: harness.Report) -> Iterator[str]:
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in KINDS:
         attack(sys.argv[1:])
-    sys.exit(main())
+    harness.run_script(main)

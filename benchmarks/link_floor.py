@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -161,4 +160,4 @@ def _lines(report: harness.Report) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

@@ -135,4 +135,4 @@ def _lines(report: harness.Report) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

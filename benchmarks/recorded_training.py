@@ -274,4 +274,4 @@ def _figure(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

@@ -9,7 +9,6 @@ insert also writes the journal record and the state of the source.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -98,4 +97,4 @@ def _lines(report: harness.Report) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

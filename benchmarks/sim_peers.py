@@ -8,11 +8,11 @@ Needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import gymnasium
 from td3_robot_sims import bench_sim
-from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, Contestants, Times
+from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, Contestants
 from td3_robot_sims.quiet import c_output_on_stderr
 
 from td3_robot.bench import harness
@@ -33,7 +33,7 @@ class Gymnasium:
             robot.reset(seed=SEED + number)
 
     def step(self, action: Float32) -> None:
-        """Step every robot, and reset those whose episode has ended.
+        """Step every robot, and reset the robots whose episode has ended.
 
         A single robot is reset in the step that ends its episode. A robot of a fleet is reset in its next step, which
         does nothing else. Our own fleet does the same.
@@ -59,21 +59,27 @@ def peers(task: str) -> Contestants:
     return {(WRAPPED, ALONE): Gymnasium(f"td3_robot/{task}-v0", ALONE), **published}
 
 
-def compare(times: Times, size: int) -> dict[str, float]:
-    names = [name for name in (OURS, WRAPPED) if (name, size) in times]
-    return {f"{name}_over_published": harness.ratio(times[PUBLISHED, size], times[name, size]) for name in names}
+def compare(row: dict[str, Any]) -> None:
+    """Compare our robots of one task and fleet size with the published ones."""
+    for name in (OURS, WRAPPED):
+        if name in row:
+            row[f"{name}_over_published"] = harness.ratio(row[name]["rounds"], row[PUBLISHED]["rounds"])
 
 
 def main() -> int:
-    options = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.").parse(None)
+    parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.", [PUBLISHED])
+    options = parser.parse(None)
     with c_output_on_stderr():  # the published robots print at connect, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
 
-        report = bench_sim.measure(options, peers, compare)
+        report = bench_sim.measure(options, peers)
+    for task in bench_sim.TASKS:
+        for row in (report["one_robot"][task], *report["fleet"][task].values()):
+            compare(row)
     report["machine"] = harness.describe("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED)
     return harness.show(report, options.json, bench_sim.lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

@@ -10,10 +10,9 @@ Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``.
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,27 +20,34 @@ from typing import Any
 from td3_robot_sims.quiet import c_output_on_stderr
 
 from td3_robot.bench import harness, train
-from td3_robot.bench.train import WARM_UP, Contestants, Speeds
+from td3_robot.bench.train import WARM_UP, Contestants
 
-_PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "stable-baselines3", "pybullet_envs_gymnasium")
+_PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
 
 def main() -> int:
     description = "Compare the speed of a training with Stable-Baselines3's TD3. Takes minutes."
-    options = train.options("python benchmarks/train_peers.py", description).parse(None)
-    report = train.measure(options, peers, compare)
-    report["machine"] = harness.describe(*_PACKAGES)
-    return harness.show(report, options.json, train.lines)
+    options = train.options("python benchmarks/train_peers.py", description, _PEERS).parse(None)
+    report = train.measure(options, peers)
+    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS)
+    compare(report["results"])
+    return harness.show(report, options.json, lines)
 
 
 def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
     return {("sb3", count): partial(stable_baselines3, threads=count, **sizes) for count in threads}
 
 
-def compare(speeds: Speeds, own: Sequence[float]) -> dict[str, float]:
-    """In each round, compare with the fastest number of threads of Stable-Baselines3."""
-    best = [max(made) for made in zip(*(made for (kind, _), made in speeds.items() if kind == "sb3"), strict=True)]
-    return {"over_faster_sb3": harness.ratio(own, best)}
+def compare(results: list[dict[str, Any]]) -> None:
+    """In each round, compare every contestant with the fastest number of threads of Stable-Baselines3."""
+    best = [max(made) for made in zip(*(row["rounds"] for row in results if row["kind"] == "sb3"), strict=True)]
+    for row in results:
+        row["over_faster_sb3"] = harness.ratio(row["rounds"], best)
+
+
+def lines(report: harness.Report) -> Iterator[str]:
+    for row, line in zip(report["results"], train.lines(report), strict=True):
+        yield f"{line}  {row['over_faster_sb3']:5.2f} × the faster sb3"
 
 
 def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
@@ -72,4 +78,4 @@ def _their_training(pipe: Connection, threads: int, hidden: list[int], batch: in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run_script(main)

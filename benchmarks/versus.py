@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.bench import harness
-from td3_robot.errors import NodeError, Td3RobotError, UsageError
+from td3_robot.errors import NodeError, UsageError
 
 ROOT = Path(__file__).parents[1]
 Figures = dict[str, tuple[float, str]]
@@ -153,8 +153,4 @@ def _lines(report: harness.Report) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Td3RobotError as error:
-        print(f"versus.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    harness.run_script(main)

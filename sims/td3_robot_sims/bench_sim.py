@@ -39,8 +39,6 @@ class Robots(Protocol):
 
 Contestants = dict[tuple[str, int], Robots]
 """Robots by name and fleet size."""
-Times = Mapping[tuple[str, int], Sequence[float]]
-"""Seconds per robot step in each round, by name and fleet size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,30 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return harness.show(report, given.json, lines)
 
 
-def options(command: str, description: str) -> harness.Options:
-    """Return the command-line options of this benchmark."""
-    parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"))
+def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
+    parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"), needs)
     parser.number("--steps", 1000, "N", "steps in one turn")
     parser.number("--rounds", 5, "N", "turns of each contestant")
     parser.number("--resets", 1000, "N", "resets over which to watch memory")
     return parser
 
 
-def measure(
-    options: argparse.Namespace,
-    others: Callable[[str], Contestants] = lambda _: {},
-    compare: Callable[[Times, int], dict[str, float]] = lambda *_: {},
-) -> Report:
+def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = lambda _: {}) -> Report:
     """Measure memory and speed of every task.
 
     Args:
         options: parsed by :func:`options`.
         others: takes a task; returns further robots to measure.
-        compare: takes all times and a fleet size; returns further figures.
     """
     # Measure memory first: the speed test frees memory, and a new robot would reuse it.
     used = {task: memory(task, options.resets) for task in TASKS}
-    rows = {task: speeds(task, options, others(task), compare) for task in TASKS}
+    rows = {task: speeds(task, options, others(task)) for task in TASKS}
     return {
         "benchmark": "sim",
         "machine": harness.describe("td3-robot", "pybullet", "numpy"),
@@ -130,9 +122,7 @@ class _Alone:
             self._robot.reset()
 
 
-def speeds(
-    task: str, options: argparse.Namespace, others: Contestants, compare: Callable[[Times, int], dict[str, float]]
-) -> dict[int, dict[str, Any]]:
+def speeds(task: str, options: argparse.Namespace, others: Contestants) -> dict[int, dict[str, Any]]:
     """Measure robot steps per second for each fleet size, and the ratio to a fleet of one robot.
 
     In each round every contestant has one turn. A ratio compares turns of the same round.
@@ -152,7 +142,7 @@ def speeds(
     for robots in contestants.values():
         robots.close()
     each = {key: [time / robot_steps[key] for time in times] for key, times in seconds.items()}
-    figures: dict[int, dict[str, Any]] = {size: {**compare(each, size)} for size in (ALONE, *FLEETS)}
+    figures: dict[int, dict[str, Any]] = {size: {} for size in (ALONE, *FLEETS)}
     for (name, size), times in each.items():
         figures[size][name] = speed(1, times)
     for size, fleet in fleets.items():

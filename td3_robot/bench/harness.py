@@ -12,13 +12,15 @@ import json
 import math
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from td3_robot.errors import EXIT_GOOD, NodeError, UsageError
+from td3_robot.errors import EXIT_GOOD, NodeError, Td3RobotError, UsageError
 from td3_robot.runtime.arguments import Parser
 from td3_robot.util import machine
 
@@ -36,30 +38,34 @@ class Options(Parser):
         command: the command line that runs the benchmark.
         description: what the benchmark measures.
         examples: arguments for the examples in the help text.
+        needs: packages that the benchmark needs and no extra of td3-robot installs.
     """
 
-    def __init__(self, command: str, description: str, examples: Sequence[str] = ("", "--json")) -> None:
+    def __init__(
+        self, command: str, description: str, examples: Sequence[str] = ("", "--json"), needs: Sequence[str] = ()
+    ) -> None:
         lines = [f"  {command} {example}".rstrip() for example in examples]
         super().__init__(prog=command, description=description, epilog="\n".join(["examples:", *lines]))
         self.add_argument("--json", action="store_true", help="print one JSON object")
         self._lowest: dict[str, float] = {}
+        self._needs = needs
 
-    def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1, **more: Any) -> None:
+    def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1) -> None:
         """Add an option that takes a number, or a list of numbers if ``default`` is a list."""
         several = isinstance(default, list)
         kind = type(default[0] if several else default)
         shown = " ".join(map(str, default)) if several else default
-        text = f"{purpose} (default: {shown})"
+        nargs = "+" if several else None
         self.add_argument(
-            flag, type=kind, default=default, metavar=metavar, help=text, nargs="+" if several else None, **more
+            flag, type=kind, default=default, metavar=metavar, help=f"{purpose} (default: {shown})", nargs=nargs
         )
         self._lowest[flag] = low
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse the arguments and check the numbers.
+        """Parse the arguments.
 
         Raises:
-            UsageError: a number is too low, infinite or NaN.
+            UsageError: a number is too low, infinite or NaN, or a package is missing.
         """
         options = self.parse_args(arguments)
         for flag, low in self._lowest.items():
@@ -67,7 +73,18 @@ class Options(Parser):
             for value in given if isinstance(given, list) else [given]:
                 if not low <= value < math.inf:
                     raise UsageError(f"{flag} is {value}; it must be at least {low}")
+        if missing := [name for name in self._needs if not machine.version(name)]:
+            raise UsageError(f"needs {' and '.join(missing)}; pip install {' '.join(missing)}")
         return options
+
+
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """Run a benchmark script, and exit. An expected error becomes one line and an exit code, as in ``td3-robot``."""
+    try:
+        sys.exit(main())
+    except Td3RobotError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -126,9 +143,9 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
     return calls, passed
 
 
-def summary(unit: str, values: Sequence[float]) -> dict[str, float]:
-    """Return median, lowest and highest value. The key of the median is the unit."""
-    return {unit: statistics.median(values), "lowest": min(values), "highest": max(values)}
+def summary(unit: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return median, lowest and highest value, and ``rounds``: all values. The key of the median is the unit."""
+    return {unit: statistics.median(values), "lowest": min(values), "highest": max(values), "rounds": list(values)}
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
@@ -149,7 +166,6 @@ def percentiles(nanoseconds: Any) -> dict[str, float]:
 
 
 def percentile_row(name: str, figures: Mapping[str, float]) -> str:
-    """Return one row of the printed table."""
     return f"{name:24} {figures['p50']:9.1f} {figures['p99']:9.1f} {figures['p999']:9.1f} {figures['max']:10.1f}"
 
 
@@ -193,15 +209,12 @@ class Worker:
 
 
 def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> int:
-    """Print a report as JSON, or as text that begins with the machine.
+    """Print a report as JSON, or as text that begins with the machine. Return the exit code.
 
     Args:
         report: must have the key ``machine``. ``not_measured`` maps a contestant to the reason why it is missing.
         as_json: print JSON.
         lines: returns this benchmark's part of the text.
-
-    Returns:
-        The exit code.
     """
     if as_json:
         print(json.dumps(report, indent=2))

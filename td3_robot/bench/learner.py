@@ -12,10 +12,10 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return harness.show(measure(given := parser.parse(arguments)), given.json, lines)
 
 
-def options(command: str, description: str) -> harness.Options:
-    """Return the options of this benchmark."""
-    parser = harness.Options(command, description, ("", "--json", "--networks 400-300 --threads 2 --repetitions 9"))
+def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
+    examples = ("", "--json", "--networks 400-300 --threads 2 --repetitions 9")
+    parser = harness.Options(command, description, examples, needs)
     parser.number("--seconds", 1.5, "S", "length of one turn", low=0.01)
     parser.number("--repetitions", 5, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
@@ -78,17 +78,13 @@ def options(command: str, description: str) -> harness.Options:
 
 
 def measure(
-    options: argparse.Namespace,
-    others: Callable[[Sequence[int], int, str], Contestants] = lambda *_: {},
-    compare: Callable[[Sequence[int], Mapping[str, Sequence[float]], str], dict[str, Any]] = lambda *_: {},
+    options: argparse.Namespace, others: Callable[[Sequence[int], int, str], Contestants] = lambda *_: {}
 ) -> Report:
     """Measure every kind of update with each network and number of threads.
 
     Args:
         options: of :func:`options`.
         others: returns additional contestants. Its arguments are the widths of the networks, threads and device.
-        compare: returns additional figures of a contestant. Its arguments are the widths, the speeds of all
-            contestants in each round, and the contestant's name.
     """
     device = compute.device(options.device)
     problem = compute.bf16_problem(device)
@@ -114,17 +110,15 @@ def measure(
             report["not_measured"][kind] = f"this {problem}"
             del contestants[kind]
         turns = take_turns(contestants, options.seconds, options.repetitions, report["not_measured"])
-        speeds = {kind: [turn.updates_per_s for turn in made] for kind, made in turns.items()}
         report["results"] += [
             {
                 "network": network,
                 "threads": threads,
                 "kind": kind,
-                **harness.summary("updates_per_s", values),
-                "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in turns[kind]),
-                **compare(hidden, speeds, kind),
+                **harness.summary("updates_per_s", [turn.updates_per_s for turn in made]),
+                "cpu_ms_per_update": statistics.median(turn.cpu_ms for turn in made),
             }
-            for kind, values in speeds.items()
+            for kind, made in turns.items()
         ]
     return report
 
@@ -186,14 +180,14 @@ def take_turns(
 
 def _turn(worker: harness.Worker, seconds: float) -> Turn:
     worker.send(seconds)
-    made: Turn = worker.receive()
-    return made
+    return Turn(*worker.receive())
 
 
 def serve(pipe: Connection, make: Callable[[], Run]) -> None:
     """Run a contestant in its process.
 
-    First send None, or what the machine lacks. Then receive a number of seconds, measure for so long, and send a Turn.
+    First send None, or what the machine lacks. Then receive how many seconds to measure, and send a Turn, again and
+    again.
     """
     try:
         run = make()
@@ -214,7 +208,5 @@ def serve(pipe: Connection, make: Callable[[], Run]) -> None:
 def lines(report: Report) -> Iterator[str]:
     for row in report["results"]:
         text = f"{row['network']}  {row['threads']} thread(s)  {row['kind']:15}{row['updates_per_s']:8.1f} updates/s"
-        text += f" [{row['lowest']:.1f}, {row['highest']:.1f}] {row['cpu_ms_per_update']:6.2f} ms of processor time"
-        if over := row.get("over_sb3"):
-            text += f"  {over:5.2f} × sb3"
-        yield text + (f"  {share:4.0%} of peak" if (share := row.get("share_of_peak")) else "")
+        text += f" [{row['lowest']:.1f}, {row['highest']:.1f}]"
+        yield f"{text} {row['cpu_ms_per_update']:6.2f} ms of processor time"

@@ -20,15 +20,14 @@ import msgspec
 from td3_robot.bench import harness
 from td3_robot.bench.harness import Report, percentile_row, percentiles
 from td3_robot.bench.peers import Robot, serving
-from td3_robot.config.realtime import HIGHEST_PRIORITY, LONGEST_SPIN_US, RealtimeConfig
-from td3_robot.errors import UsageError
+from td3_robot.config import loading as configuration
+from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.runtime import realtime
 from td3_robot.transport.keys import AllowList, KeyFolder
 
 ROBOTS = (1, 8, 64)
 TRANSPORTS = ("ipc", "tcp", "curve")
 _WARM_UP = 200  # round trips
-_JITTER_US = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Link:
 
     Attributes:
         transport: one of :data:`TRANSPORTS`.
-        folder: folder for sockets and keys.
-        realtime: real-time settings of the server.
+        folder: for sockets and keys.
     """
 
     transport: str
@@ -85,13 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.number("--trips", 5000, "N", "round trips for each number of robots", low=_WARM_UP)
     parser.number("--seconds", 60.0, "S", "length of the control loop", low=0.1)
     parser.number("--rate", 1000.0, "HZ", "rate of the control loop")
-    parser.add_argument("--processors", type=_processors, default=(), metavar="N,N", help="pin both to these")
+    parser.add_argument("--processors", type=_processors, default=[], metavar="N,N", help="pin both to these")
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="SCHED_FIFO priority of both, 1 to 99")
     parser.add_argument("--lock-memory", action="store_true", help="keep the pages of both in RAM")
     parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of both")
     parser.add_argument("--spin", type=int, default=0, metavar="US", help="realtime.spin_us of the policy server")
     options = parser.parse(arguments)
-    requested = _realtime(options)
+    given = {"processors": options.processors, "priority": options.priority, "spin_us": options.spin}
+    given |= {"lock_memory": options.lock_memory, "freeze_gc": options.freeze_gc}
+    requested = configuration.parse({"realtime": given}, source="options").realtime
     computer = harness.describe("td3-robot", "numpy", "pyzmq")
     outcome = realtime.apply(requested)
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:
@@ -107,30 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return harness.show(report, options.json, _lines)
 
 
-def _realtime(options: argparse.Namespace) -> RealtimeConfig:
-    """Return the real-time settings that the options ask for.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-    for name, high in (("priority", HIGHEST_PRIORITY), ("spin", LONGEST_SPIN_US)):
-        if not 0 <= getattr(options, name) <= high:
-            raise UsageError(f"--{name} is {getattr(options, name)}; allowed: 0 to {high}")
-    if options.priority and options.spin:
-        raise UsageError(f"--spin is {options.spin} and --priority is {options.priority}; one of them must be 0")
-    return RealtimeConfig(
-        processors=options.processors,
-        priority=options.priority,
-        lock_memory=options.lock_memory,
-        freeze_gc=options.freeze_gc,
-        spin_us=options.spin,
-    )
-
-
-def _processors(text: str) -> tuple[int, ...]:
+def _processors(text: str) -> list[int]:
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of processors; allowed: numbers like 0,1")
-    return tuple(int(word) for word in text.split(","))
+    return [int(word) for word in text.split(",")]
 
 
 def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
@@ -144,7 +124,7 @@ def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
     """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
 
     ``late`` is the time from a deadline to the start of its turn: the jitter of the robot's own loop. ``round_trip`` is
-    the time from a Step to its Action. If a deadline passes while the process does not run, the loop skips its turn
+    the time from a Step to its Action. If a deadline passes while the process does not run, the loop skips the turn
     and counts a missed deadline.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
@@ -175,18 +155,8 @@ def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
         "missed_deadlines": missed,
         "missed_fraction": round(missed / turns, 6),
         "late_us": percentiles(late),
-        "late_histogram_us": _histogram(late),
         "round_trip_us": percentiles(trips) if trips else None,
     }
-
-
-def _histogram(nanoseconds: Sequence[int]) -> dict[str, int]:
-    """Count the values between one bound (µs) and the next."""
-    counts = dict.fromkeys([f"<={bound}" for bound in _JITTER_US] + [f">{_JITTER_US[-1]}"], 0)
-    for value in nanoseconds:
-        name = next((f"<={bound}" for bound in _JITTER_US if value <= bound * 1e3), f">{_JITTER_US[-1]}")
-        counts[name] += 1
-    return counts
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -202,4 +172,3 @@ def _lines(report: Report) -> Iterator[str]:
     if turned["round_trip_us"]:
         yield percentile_row("   round trip", turned["round_trip_us"])
     yield f"{turned['missed_deadlines']} of {turned['turns']} deadlines missed in {turned['seconds']:g} s"
-    yield from (f"  late {name:>7} µs  {count:8}" for name, count in turned["late_histogram_us"].items())

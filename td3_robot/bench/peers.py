@@ -23,35 +23,21 @@ TIMEOUT = 30.0  # seconds to wait for a server
 
 @contextlib.contextmanager
 def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`, and stop it at the end of the block.
-
-    Yields:
-        The server's process id and its endpoint.
-
-    Raises:
-        NodeError: the server ended before it was ready.
-    """
+    """Start :mod:`td3_robot.bench.server`; yield its process id and endpoint. Stop it at the end of the block."""
     command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         bound = process.stdout.readline().strip()
         if not bound:
             raise NodeError(f"the policy server of the benchmark ended with exit code {process.wait(TIMEOUT)}")
-        yield process.pid, bound
-    finally:
-        process.terminate()
         try:
-            process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
+            yield process.pid, bound
+        finally:
             process.kill()
-            process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 class Robot:
-    """A source with ``robots`` robots. It sends prepared Steps and receives Actions.
+    """A source with this many robots. It sends prepared Steps and receives Actions.
 
     Attributes:
         version: weights version of the newest Action.
@@ -68,7 +54,7 @@ class Robot:
         self._sent = self.version = 0
 
     def send(self) -> int:
-        """Send the next Step; return its sequence."""
+        """Send the next Step. Return its sequence."""
         step = self._steps[self._sent % len(self._steps)]
         self._sent += 1
         self.bus.send("policy", step)
@@ -77,8 +63,8 @@ class Robot:
     def answered(self, sequence: int, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether it came.
 
-        If this process was silent for some seconds, the server has ended the session and refuses the Step. The robot
-        then waits for a new Welcome and sends the Step again.
+        After a silence of some seconds, the server ends the session and refuses the Step. The robot then waits for a
+        new Welcome and sends the Step again.
         """
         end = time.monotonic() + timeout
         while True:

@@ -11,7 +11,7 @@ import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ _RECORD = 1000  # environment steps between two records of a run's metrics
 
 Contestants = dict[tuple[str, int], Callable[[], float]]
 """Kind and threads, mapped to a function that runs one training and returns its environment steps per second."""
-Speeds = Mapping[tuple[str, int], Sequence[float]]
-"""Kind and threads, mapped to the environment steps per second of each round."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return harness.show(measure(given), given.json, lines)
 
 
-def options(command: str, description: str) -> harness.Options:
-    """Return the options of this benchmark."""
+def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
     examples = ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5")
-    parser = harness.Options(command, description, examples)
+    parser = harness.Options(command, description, examples, needs)
     parser.number("--steps", 3000, "N", "environment steps in one turn")
     parser.number("--rounds", 3, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
@@ -53,18 +50,12 @@ def options(command: str, description: str) -> harness.Options:
     return parser
 
 
-def measure(
-    options: argparse.Namespace,
-    others: Callable[..., Contestants] = lambda **_: {},
-    compare: Callable[[Speeds, Sequence[float]], dict[str, Any]] = lambda *_: {},
-) -> Report:
+def measure(options: argparse.Namespace, others: Callable[..., Contestants] = lambda **_: {}) -> Report:
     """Measure every kind of training with each number of threads.
 
     Args:
         options: of :func:`options`.
         others: returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
-        compare: returns additional figures of a contestant. Its arguments are the speeds of all contestants, and the
-            contestant's own.
     """
     if options.steps % _RECORD:
         raise UsageError(f"--steps is {options.steps}; it must be a multiple of {_RECORD}")
@@ -82,7 +73,7 @@ def measure(
         "not_measured": missing,
         **sizes,
         "results": [
-            {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made), **compare(speeds, made)}
+            {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made)}
             for (kind, threads), made in speeds.items()
         ],
     }
@@ -158,5 +149,4 @@ def lines(report: Report) -> Iterator[str]:
     width = max((len(row["kind"]) for row in report["results"]), default=0)
     for row in report["results"]:
         text = f"{row['kind']:{width}}  {row['threads']} thread(s) {row['steps_per_s']:8.1f} steps/s"
-        text += f" [{row['lowest']:.1f}, {row['highest']:.1f}]"
-        yield text + (f"  {over:5.2f} × the faster sb3" if (over := row.get("over_faster_sb3")) else "")
+        yield text + f" [{row['lowest']:.1f}, {row['highest']:.1f}]"

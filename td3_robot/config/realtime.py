@@ -8,11 +8,6 @@ from msgspec import Meta
 
 from td3_robot.config.section import Natural, Section
 
-HIGHEST_PRIORITY = 99
-"""The highest priority of SCHED_FIFO."""
-LONGEST_SPIN_US = 20_000
-"""The longest ``spin_us``."""
-
 
 class RealtimeConfig(Section, frozen=True):
     """Real-time settings of the policy server; all are off by default.
@@ -29,10 +24,10 @@ class RealtimeConfig(Section, frozen=True):
     """
 
     processors: tuple[Natural, ...] = ()
-    priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] = 0
+    priority: Annotated[int, Meta(ge=0, le=99)] = 0
     lock_memory: bool = False
     freeze_gc: bool = False
-    spin_us: Annotated[int, Meta(ge=0, le=LONGEST_SPIN_US)] = 0
+    spin_us: Annotated[int, Meta(ge=0, le=20_000)] = 0
 
     def __post_init__(self) -> None:
         if self.spin_us and self.priority:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from td3_robot.bench import harness
+
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -72,8 +74,38 @@ def test_train_peers() -> None:
 
 def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
     """Theirs 10 and 20 on one thread, 30 and 5 on two: the faster is 30, then 20. So 60/30 and 60/20 give 2.5."""
-    speeds = {("sb3", 1): [10, 20], ("sb3", 2): [30, 5], ("fp32", 1): [60, 60]}
-    assert module("train_peers.py").compare(speeds, [60, 60]) == {"over_faster_sb3": 2.5}
+    rows = [
+        {"kind": kind, "rounds": rounds} for kind, rounds in (("sb3", [10, 20]), ("sb3", [30, 5]), ("fp32", [60, 60]))
+    ]
+    module("train_peers.py").compare(rows)
+    assert rows[2]["over_faster_sb3"] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("link_attack", "--trips"),
+        ("link_floor", "--trips"),
+        ("live_weights", "--seconds"),
+        ("recorded_training", "--blocks"),
+        ("versus", "--rounds"),
+    ],
+)
+def test_a_wrong_number_gives_one_line_of_error(script: str, option: str) -> None:
+    more = ["--base", "."] if script == "versus" else []
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), option, "0", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{script}.py: {option} is 0; it must be at least ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_package_gives_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
+    options = harness.Options("command", "Measure.", needs=["numpy", "no-such-package"])
+    with pytest.raises(SystemExit) as end:
+        harness.run_script(lambda: len(vars(options.parse([]))))
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith(": needs no-such-package; pip install no-such-package\n")
 
 
 recorded_training = module("recorded_training.py")
