@@ -155,7 +155,7 @@ def _step_all(robots: Robots, actions: Float32) -> None:
         robots.step(action)
 
 
-def speed(steps: int, seconds: Sequence[float]) -> dict[str, float]:
+def speed(steps: int, seconds: Sequence[float]) -> dict[str, Any]:
     """Steps per second: median, lowest and highest of all turns; a turn has ``steps`` steps."""
     return harness.summary("steps_per_s", [steps / value for value in seconds])
 
