@@ -28,10 +28,10 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     """Make the parser of the arguments that every node takes.
 
     Args:
-        role: role of the node, which is also its command: ``td3-robot ROLE``.
+        role: role of the node, and its command: ``td3-robot ROLE``.
         name: default name of the node in the run.
         description: what the node does.
-        deployable: whether the node can also be deployed: started with a configuration and without a run.
+        deployable: whether the node can start with a configuration instead of a run.
         epilog: examples for the help text.
     """
     result = Parser(
@@ -65,22 +65,18 @@ def _incarnation(text: str) -> int:
 
 
 def check_name(option: str, name: str) -> None:
-    """Check the name of a process.
-
-    Raises:
-        UsageError: the name is not allowed.
-    """
+    """Check the name of a process; raise UsageError if it is not allowed."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
-    """Find the run or the configuration that the arguments name.
+    """Open the run, or read the configuration, that the arguments name.
 
     ``--endpoint`` replaces a configuration file. It sets the endpoint of the link that the role serves.
 
     Returns:
-        The run and its configuration. Without a run: None, and the configuration to deploy with.
+        The run and its configuration; without a run, None and the configuration.
 
     Raises:
         UsageError: the arguments name no run and no configuration, or more than one of them.

@@ -17,17 +17,11 @@ from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
-"""Exit codes of a process that was asked to stop.
-
-The code is -number if the signal came before the process had installed its handler.
-"""
+"""Exit codes of a process that stops after a signal: -number if the signal came before the process had a handler."""
 
 
 class ChildState(enum.Enum):
-    """State of a process. :class:`Child` makes the transitions.
-
-    STARTING → READY → FINISHED → OVER. A restart sets STARTING again.
-    """
+    """State of a process: STARTING → READY → FINISHED → OVER. A restart sets STARTING again."""
 
     STARTING = "starting"  # or not started yet
     READY = "ready"
@@ -40,10 +34,6 @@ _REPORTED = {state.value: state for state in (ChildState.READY, ChildState.FINIS
 
 class Child:
     """A process that the supervisor starts and restarts.
-
-    Args:
-        process: the name of the process, and its row of the launch description.
-        run: the run that the process belongs to.
 
     Attributes:
         popen: the running process; None if no process runs.
@@ -74,12 +64,7 @@ class Child:
         return self.state is not ChildState.STARTING
 
     def start(self, lifeline: int, now: float) -> None:
-        """Start the process.
-
-        Args:
-            lifeline: reading end of a pipe that closes when the supervisor ends.
-            now: time in s, by the supervisor's clock.
-        """
+        """Start the process at ``now`` (s, the supervisor's clock). ``lifeline`` is the descriptor for LIFELINE."""
         arguments = ["--run", str(self._run), "--name", self.name, "--incarnation", str(self.incarnation)]
         with self.log.open("ab") as output:
             self.popen = subprocess.Popen(
@@ -114,8 +99,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self.popen.send_signal(number)
 
-    def last_words(self) -> str:
-        """Return the last line of the process's log."""
+    def last_log_line(self) -> str:
         with contextlib.suppress(OSError):
             lines = self.log.read_text(errors="replace").strip().splitlines()
             if lines:

@@ -1,8 +1,8 @@
 """Logging to standard error that never delays the node.
 
 Writing to standard error can block: Ctrl-S stops a terminal, a reader stops reading, or an ssh connection breaks. A
-control loop must not wait for that. So the node puts lines in a bounded queue, and a thread writes them. When the queue
-is full, the handler drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last milliseconds.
+control loop must not wait for that. So the node puts lines into a bounded queue, and a thread writes them. If the queue
+is full, the node drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last milliseconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LogQueue(QueueHandler):
             return
         lost = self._dropped + self._writer.failed
         if lost > self._reported:
-            record.msg = f"({lost - self._reported} lines are left out: nobody read them)\n{record.msg}"
+            record.msg = f"({lost - self._reported} lines are missing: nobody read them)\n{record.msg}"
             self._reported = lost
         self._queued += 1
         self.queue.put(record)

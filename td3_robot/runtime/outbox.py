@@ -14,12 +14,12 @@ from td3_robot.transport.interface import Transport
 class Outbox:
     """Sends a core's messages in order.
 
-    If the queue of a link to a client is full, the message is lost. If the queue of a link to a server is full, a
-    patient node keeps this message and all later ones until there is room. Another node loses the message.
+    If the queue of a link to a client is full, the outbox drops the message. If the queue of a link to a server is
+    full, a patient outbox keeps this message and all later ones until there is room; another outbox drops it.
 
     Attributes:
         patient: whether to wait for servers. Must be False for a robot in real time.
-        counters: ``undelivered`` counts lost messages.
+        counters: ``undelivered`` counts dropped messages.
     """
 
     def __init__(self, bus: Transport, counters: Counter[str]) -> None:
@@ -32,7 +32,7 @@ class Outbox:
         self._waiting.extend(outputs)
 
     def forget_steps(self, inputs: Iterable[Input]) -> None:
-        """Drop the Steps that wait for a server whose Welcome has come: the core sends them again if necessary."""
+        """Drop the waiting Steps for a server that has sent a Welcome: the core sends them again if necessary."""
         servers = [origin for origin, message in inputs if isinstance(message, Welcome)]
         if servers:
             kept = (item for item in self._waiting if item[0] not in servers or not isinstance(item[1], Step))
@@ -57,5 +57,5 @@ class Outbox:
             self._record(message)
 
     def _record(self, message: Message) -> None:
-        """Record a message that the outbox could not deliver: a replay compares every message that the core returns."""
+        """Record a message that the outbox did not deliver: a replay compares every message that the core returns."""
         self._bus.send(RECORDER, message)

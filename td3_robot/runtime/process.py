@@ -37,12 +37,7 @@ LIFELINE = "TD3_ROBOT_LIFELINE"
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
-    """Set up a node, run its body, and report how it ends.
-
-    Args:
-        role: role of the node.
-        arguments: from :func:`td3_robot.runtime.arguments.node_parser`.
-        body: does the work of the node; returns when the node stops.
+    """Set up a node, run its body until the node stops, and report how it ends.
 
     Returns:
         The exit code of the process.
@@ -106,10 +101,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report why this process ends, if the links still work.
-
-    The report goes to the supervisor. Without a supervisor it goes to recorder and monitor.
-    """
+    """Report why this process ends to its supervisor; without a supervisor, to recorder and monitor."""
     if node is None:
         return
     with contextlib.suppress(Exception):
@@ -145,7 +137,7 @@ def _catch_signals(node: Node) -> None:
 
 
 def _follow_lifeline() -> None:
-    """Stop this process when the supervisor ends, even by SIGKILL: its end of the pipe closes then."""
+    """Stop this process when the supervisor ends, for any reason: then the kernel closes its end of the pipe."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

@@ -53,9 +53,8 @@ class Progress:
     def _report_losses(self, figures: dict[str, float]) -> None:
         """If the learner continues from a checkpoint, print how many updates and steps it has lost."""
         begun = dict(figures)
-        if begun.get("began_at") != self._shown.get(
-            "began_at"
-        ):  # a restarted learner, which may have made new steps already
+        # A restarted learner may have made new steps already. So compare with the step at which it began.
+        if begun.get("began_at") != self._shown.get("began_at"):
             begun["env_steps"] = begun.get("began_at", 0)
         steps, updates = (max(0, self._shown.get(key, 0) - begun.get(key, 0)) for key in ("env_steps", "updates"))
         if steps or updates:

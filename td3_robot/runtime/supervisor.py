@@ -36,7 +36,7 @@ _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, f
 """Signals that stop a process, and the seconds until the next signal. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds without a report after which no report of an ended process is still on its way
+_SILENCE = 0.05  # seconds without any report; then all reports of an ended process have arrived
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnations for each start of the run; restarts use them up
 
@@ -53,7 +53,7 @@ class Supervisor:
         run: the run's folder.
         config: the run's configuration.
         processes: the processes to start.
-        say: prints one line for the person who started the run.
+        say: prints one line for the user.
 
     Attributes:
         signal: number of the newest signal that asked to stop; 0 without one.
@@ -72,54 +72,52 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
-        # Catch signals before creating anything that needs a clean-up. Under nohup, SIGHUP stays ignored.
-        # Python allows handlers only in the main thread.
-        main = threading.current_thread() is threading.main_thread()
-        caught = [n for n in _CAUGHT if main and (n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN)]
-        self._handlers = {number: signal.signal(number, self._signalled) for number in caught}
-        try:
-            self._open(keys, facts)
-        except BaseException:
-            self._restore_handlers()
-            raise
+        with contextlib.ExitStack() as resources:
+            # First, because all other resources need a clean-up. Python allows handlers only in the main thread.
+            for number in _CAUGHT if threading.current_thread() is threading.main_thread() else ():
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                    resources.callback(signal.signal, number, signal.signal(number, self._signalled))
+            self._open(resources, keys, facts)
+            self._resources = resources.pop_all()
         return self
 
-    def _open(self, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
+    def _open(self, resources: contextlib.ExitStack, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
         """Make the folder for sockets, publish the endpoints in the run folder, and serve the supervisor's link."""
         # A lock-step run without a checkpoint begins again from the start, with the same incarnations.
         begun = self.config.timing != "lockstep" or self.run.has_checkpoints
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
             _remove_stale(Path(str(facts["sockets"])))
-        self._sockets = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
-        addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{self._sockets}/{link}" for link in LINKS}
-        self.run.write_run(endpoints=addresses, sockets=str(self._sockets), starts=start, supervisor_pid=os.getpid())
+        sockets = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
+        resources.callback(shutil.rmtree, sockets, ignore_errors=True)
+        addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{sockets}/{link}" for link in LINKS}
+        resources.callback(self._withdraw_endpoints)
+        self.run.write_run(endpoints=addresses, sockets=str(sockets), starts=start, supervisor_pid=os.getpid())
         for child in self.children:
             child.incarnation = start * _STARTS
-        self._lifeline, self._held = os.pipe()
+        self._lifeline, write_end = os.pipe()
+        resources.callback(os.close, self._lifeline)
+        resources.callback(os.close, write_end)
         os.set_inheritable(self._lifeline, True)
         self.bus = Bus(keys=keys)
-        try:
-            link = ServerLink(
-                "supervisor", "supervisor", {"node": (Status,)}, self.config.agreement(), secrets.randbits(63)
-            )
-            self.bus.serve(addresses["supervisor"], link)
-        except BaseException:
-            self._clean_up()
-            raise
+        resources.callback(self.bus.close)
+        accepts = {"node": (Status,)}
+        link = ServerLink("supervisor", "supervisor", accepts, self.config.agreement(), secrets.randbits(63))
+        self.bus.serve(addresses["supervisor"], link)
+
+    def _withdraw_endpoints(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not hide the original error
+            self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with self._resources:
             self._stop_all()
-        finally:
-            self._clean_up()
-            self._restore_handlers()
 
     def supervise(self, watch: Watch) -> int:
         """Run until a process with ``ends_run`` has ended, or until an interrupt.
 
         Args:
-            watch: called about ten times a second with the newest Status of each process. False stops the run.
+            watch: called about ten times a second with the newest Status of each process, by name. False stops the run.
 
         Returns:
             The exit code of the run.
@@ -134,7 +132,7 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # After a suspension (Ctrl-Z), the reports of the processes are still unread. So limit the time that counts.
+            # After a suspension (Ctrl-Z), the reports of the processes are still unread. So limit the counted time.
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
@@ -173,7 +171,7 @@ class Supervisor:
                 child.state = ChildState.OVER
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
                 code = 1 if child.deaths else EXIT_USAGE  # the process ran before, so its arguments were valid
-                raise NodeError(f"{child.name} cannot run: {child.last_words()}", code)
+                raise NodeError(f"{child.name} cannot run: {child.last_log_line()}", code)
             elif not self._interrupts:
                 self._restart(child, code)
 
@@ -185,7 +183,7 @@ class Supervisor:
         """
         what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not child.died_too_often():
-            reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_words()})"
+            reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
             self._say(f"{child.name} {what}{reason}; starting it again")
             child.prepare_restart()
             child.start(self._lifeline, self._clock)
@@ -193,7 +191,7 @@ class Supervisor:
             rule = child.row.restart
             raise NodeError(
                 f"{child.name} {what}, more than {rule.times} times in {rule.window_s:g} s; "
-                f"last words: {child.last_words()}; see {child.log}"
+                f"its last log line: {child.last_log_line()}; see {child.log}"
             )
         else:
             child.state = ChildState.OVER
@@ -256,18 +254,6 @@ class Supervisor:
         del frame
         self.signal = number
         self._interrupts += 1
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _clean_up(self) -> None:
-        self.bus.close()
-        with contextlib.suppress(OSError):  # a full disk must not hide the original error
-            self.run.write_run(endpoints={}, sockets=None, supervisor_pid=None)
-        for descriptor in (self._lifeline, self._held):
-            os.close(descriptor)
-        shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 def _names(children: Iterable[Child]) -> str:

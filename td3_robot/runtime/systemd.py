@@ -13,8 +13,8 @@ class Notifier:
     """Notifies systemd once that the service is ready, then regularly that its loop still runs.
 
     Args:
-        environment: ``NOTIFY_SOCKET`` is systemd's socket; without it the notifier does nothing. ``WATCHDOG_USEC`` is
-            the longest time between two notifications in µs. It applies only to the process ``WATCHDOG_PID``.
+        environment: environment variables. ``NOTIFY_SOCKET`` is systemd's socket; without it the notifier does nothing.
+            ``WATCHDOG_USEC`` is the longest time between two notifications (µs) of the process ``WATCHDOG_PID``.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

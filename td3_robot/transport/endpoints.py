@@ -44,7 +44,9 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
             raise EndpointError(f"endpoint {endpoint!r} is not the path of a socket file; allowed: ipc://PATH")
         if len(os.fsencode(rest)) > LONGEST_SOCKET_PATH:
             size = len(os.fsencode(rest))
-            raise EndpointError(f"endpoint {endpoint!r} has a path of {size} bytes; allowed: {LONGEST_SOCKET_PATH}")
+            raise EndpointError(
+                f"endpoint {endpoint!r} has a path of {size} bytes; allowed: at most {LONGEST_SOCKET_PATH}"
+            )
         if bind:
             _check_free(endpoint, Path(rest))
         return

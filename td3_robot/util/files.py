@@ -17,7 +17,7 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
     Args:
         path: the file.
-        instead_of: prefix of temporary file names; an error with such a name gets ``path`` instead. Empty for none.
+        instead_of: prefix of a temporary file; an error that names this file gets ``path`` instead.
     """
     try:
         yield
@@ -114,7 +114,7 @@ def user_folder(variable: str, otherwise: str) -> Path:
 
     Args:
         variable: environment variable that names the parent folder.
-        otherwise: the parent folder if the variable is not set.
+        otherwise: parent folder if the variable is not set.
 
     Raises:
         RuntimeError: the path begins with ``~``, and the user has no home folder.

@@ -21,14 +21,12 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return processor, cores, load and versions, as plain JSON values.
 
     ``load`` is the average of the last minute. ``vector`` lists the instruction sets that affect the order of sums in
-    matrix products.
-
-    Args:
-        packages: names of packages; the result includes their versions.
+    matrix products. The result includes the versions of ``packages``.
     """
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return {
-        "processor": _processor(),
-        "vector": _vector(),
+        "processor": _cpuinfo("model name") or platform.processor() or "unknown",
+        "vector": " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR))),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
@@ -58,11 +56,11 @@ def compiler() -> str:
 
 
 def compiler_lack() -> str | None:
-    """Return what this machine lacks to compile with torch; None if it lacks nothing."""
+    """Return the reason why torch cannot compile on this machine; None if it can."""
     if not shutil.which(compiler()):
         return f"there is no C++ compiler {compiler()!r} (CXX names another one)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    return None if header.exists() else f"Python's headers are not here: {str(header)!r}"
+    return None if header.exists() else f"there are no headers of Python: {str(header)!r} does not exist"
 
 
 def resident_bytes(process: int | None = None) -> int | None:
@@ -86,48 +84,39 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The process has two kinds of limits: the available memory of the kernel, and the memory limits of its control
-    groups, which containers set. The result is the smallest remainder. File caches count as free memory.
+    The kernel limits the process, and so do the control groups that containers use. The result is the smallest number
+    of bytes that such a limit leaves. File caches count as free memory.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    known = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    for line in own:
+    left = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    for line in groups:
         number, controllers, path = line.split(":", 2)
         if number == "0":  # control groups version 2
-            known += _group_rooms(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
+            left += _left_in_groups(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            known += _group_rooms(_GROUPS / "memory", path, *names)
-    return max(0, min(known)) if known else None
+            left += _left_in_groups(_GROUPS / "memory", path, *names)
+    return max(0, min(left)) if left else None
 
 
-def _group_rooms(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
+def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
     """Return the bytes left in a control group and in each parent group. A container sees only the root group."""
-    rooms: list[int] = []
+    left: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
         with contextlib.suppress(OSError, ValueError):  # there is no such group, or no limit ("max")
             most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))
             rows = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-            rooms.append(most - now + next((int(row[1]) for row in rows if row[0] == cached), 0))
-    return rooms
-
-
-def _processor() -> str:
-    return _cpuinfo("model name") or platform.processor() or "unknown"
-
-
-def _vector() -> str:
-    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
-    return " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR)))
+            left.append(most - now + next((int(row[1]) for row in rows if row[0] == cached), 0))
+    return left
 
 
 def _cpuinfo(key: str) -> str:
-    """Return a value of the first processor; empty on systems other than Linux."""
+    """Return a value of the first processor; an empty text on systems other than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -24,8 +24,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Lock a file during the block, and create it if it is missing. Only users of this function respect the lock.
 
     Args:
-        path: of the file.
-        wait: if another process holds the lock, wait until it releases it.
+        path: the file.
+        wait: whether to wait while another process holds the lock.
 
     Raises:
         BlockingIOError: another process holds the lock, and ``wait`` is False.
@@ -42,46 +42,39 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
 def claim(
     what: str, refusal: str, patience: float = 0.0, stopped: Callable[[], object] = lambda: False
 ) -> socket.socket:
-    """Claim a name on this machine until the socket is closed or the process ends.
+    """Claim a name on this machine. The claim ends when the returned socket is closed or the process ends.
 
-    The claim is an abstract Unix address (unix(7)). It leaves no file behind and ignores permissions, so another user
-    can claim the name first. Processes in another network namespace count as another machine.
+    The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
+    name first. Processes in another network namespace count as another machine.
 
     Args:
         what: the name.
         refusal: text of the error. The function appends the process that holds the name, and its user.
-        patience: seconds to wait for the process that holds the name to end.
+        patience: seconds to wait until the process that holds the name ends.
         stopped: called while waiting; a true result ends the wait.
 
     Raises:
         UsageError: another process holds the name.
     """
     end = time.monotonic() + patience
-    while True:
-        try:
-            return _claim(what, refusal)
-        except UsageError:
-            if time.monotonic() >= end or stopped():
-                raise
-            time.sleep(_RETRY_PERIOD)
-
-
-def _claim(what: str, refusal: str) -> socket.socket:
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        held.bind(address)
-        held.listen(socket.SOMAXCONN)  # with this, other processes can ask the kernel who holds the name
-    except OSError as error:
-        held.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise UsageError(refusal + _holder(address)) from None
-    return held
+    while True:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            claim.bind(address)
+            claim.listen(socket.SOMAXCONN)  # so that other processes can ask the kernel which process holds the name
+            return claim
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        if time.monotonic() >= end or stopped():
+            raise UsageError(refusal + _holder(address))
+        time.sleep(_RETRY_PERIOD)
 
 
 def _holder(address: str) -> str:
-    """Return the process that holds an address, as text; empty if it is unknown."""
+    """Return the process that holds an address, as text for the error; an empty text if it is unknown."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:

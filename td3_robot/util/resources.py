@@ -29,7 +29,7 @@ def find(kind: str, name: str) -> Path:
 
     Args:
         kind: ``configs`` or ``launch``.
-        name: a path, or the name of a shipped file. For a bare word such as ``ant``, the shipped file comes first.
+        name: a path, or the name of a shipped file. A name such as ``ant`` means the shipped file if it exists.
 
     Raises:
         ConfigError: there is no such file. The error names similar shipped files.
@@ -45,13 +45,13 @@ def find(kind: str, name: str) -> Path:
                 return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
     alike = similar(path.stem, known, 3) or known
-    raise ConfigError(f"{kind}: no file {name!r}; shipped ones like it: {', '.join(alike)}")
+    raise ConfigError(f"{kind}: no file {name!r}; similar shipped files: {', '.join(alike)}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, and reads numbers as JSON and YAML 1.2 do. PyYAML keeps only the last duplicate.
+    """Refuses duplicate keys, of which PyYAML keeps only the last, and reads numbers as JSON and YAML 1.2 do.
 
-    1e-3 is a number. A number with an integer value is an integer, so that 1e5 may be a count.
+    1e-3 is a number. A number with an integer value is an integer, so that a count may be 1e5.
     """
 
     def construct_yaml_float(self, node: Any) -> float:

@@ -81,7 +81,7 @@ def test_a_folder_with_too_long_a_path_for_sockets(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     state, text = findings(capsys, code=1)["sockets of runs"]
     assert state == "BAD"
-    assert "at most 107 are allowed; see XDG_RUNTIME_DIR, TMPDIR" in text
+    assert "allowed: at most 107; see XDG_RUNTIME_DIR, TMPDIR" in text
 
 
 def test_real_time_is_granted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides:
 
 
 def test_files_that_cannot_be_read_or_parsed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no file 'walker3d'; shipped ones like it: walker2d"):
+    with pytest.raises(ConfigError, match=r"no file 'walker3d'; similar shipped files: walker2d"):
         configuration.load("walker3d")
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
     with pytest.raises(ConfigError, match="is not YAML"):

@@ -300,7 +300,7 @@ def test_info_check_finds_an_invalid_message(acted: Make, save: Make, capsys: py
     path = save("a.mcap", [*entries_of(acted(2)), bad])
     assert main(["info", str(path)]) == 0
     assert main(["info", str(path), "--check"]) == 1
-    assert "sim-0/step 99: step: has ['x']" in capsys.readouterr().out
+    assert "sim-0/step 99: step: Object missing required field" in capsys.readouterr().out
 
 
 def test_text_from_a_file_cannot_control_the_terminal(

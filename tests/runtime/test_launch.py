@@ -92,5 +92,5 @@ def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_error_for_an_unknown_name_suggests_shipped_descriptions() -> None:
-    with pytest.raises(ConfigError, match="no file 'trian'; shipped ones like it: train"):
+    with pytest.raises(ConfigError, match="no file 'trian'; similar shipped files: train"):
         launch.load("trian")

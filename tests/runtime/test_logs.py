@@ -63,7 +63,7 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
     poll_until(ended, lambda: f"read {len(read)} bytes, {read[-200:]!r}", 60)
     lines = read.decode().splitlines()
     assert [int(line.rstrip(".")) for line in lines[:-2]] == list(range(8))
-    assert lines[-2:] == ["(12 lines are left out: nobody read them)", "the end"]
+    assert lines[-2:] == ["(12 lines are missing: nobody read them)", "the end"]
 
 
 def test_a_mistake_in_a_log_call_raises_nothing(pipe: tuple[int, int]) -> None:
@@ -85,14 +85,14 @@ def test_a_non_blocking_descriptor_gets_every_line(pipe: tuple[int, int]) -> Non
     assert [int(line.rstrip(".")) for line in read.decode().splitlines()] == list(range(20))
 
 
-def said(code: str) -> list[str]:
+def logged(code: str) -> list[str]:
     begin = "import logging, os, sys, warnings; from td3_robot.runtime import logs; log = logging.getLogger('x')\n"
     done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=True, timeout=60)
     return done.stderr.splitlines()
 
 
 def test_a_child_writes_its_own_lines() -> None:
-    lines = said(
+    lines = logged(
         "warnings.simplefilter('ignore')\n"  # Python 3.12 warns about forks beside threads
         "logs.begin('leg'); pid = os.fork(); log.info('child' if not pid else 'parent'); pid and os.wait()"
     )
@@ -100,14 +100,14 @@ def test_a_child_writes_its_own_lines() -> None:
 
 
 def test_warnings_go_through_the_log() -> None:
-    [first, *_] = said("logs.begin('leg'); warnings.warn('overflow')")
+    [first, *_] = logged("logs.begin('leg'); warnings.warn('overflow')")
     assert first.endswith("UserWarning: overflow")
     assert " leg WARNING " in first
 
 
 def test_an_object_in_place_of_standard_error_gets_the_lines() -> None:
     """The object has only what a logging.StreamHandler needs."""
-    lines = said(
+    lines = logged(
         "class Tee:\n"
         "    def write(self, text): old.write(text)\n"
         "    def flush(self): pass\n"
@@ -118,7 +118,7 @@ def test_an_object_in_place_of_standard_error_gets_the_lines() -> None:
 
 
 def test_a_standard_error_closed_by_python_gets_nothing() -> None:
-    assert said("sys.stderr.close(); logs.begin('leg'); log.info('a line'); logs.last_words('the last')") == []
+    assert logged("sys.stderr.close(); logs.begin('leg'); log.info('a line'); logs.last_words('the last')") == []
 
 
 def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) ->
 
 
 def test_last_words_come_after_the_log() -> None:
-    lines = said(
+    lines = logged(
         "logs.begin('leg')\nfor number in range(500): log.info('line %d', number)\nlogs.last_words('leg: the end')"
     )
     assert len(lines) == 501
