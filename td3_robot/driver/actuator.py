@@ -9,17 +9,11 @@ from td3_robot.specs import Float32
 
 
 class Actuator:
-    """Applies actions to the robots of a source.
-
-    Args:
-        body: the robots.
-        guard: decides when the safe action is due.
-        source: name of the source, for the reason of an emergency stop.
+    """Applies actions to the robots of a source. The guard decides when the safe action is due.
 
     Attributes:
         made_safe: whether the robots got the safe action in this turn.
-        own_stop: the newest emergency stop that the robots raised, while it holds. The source repeats it to a new
-            server; it does not repeat stops of operators.
+        own_stop: the emergency stop that the robots raised, while it holds. The source repeats it to a new server.
     """
 
     def __init__(self, body: Body, guard: Guard, source: str) -> None:
@@ -30,10 +24,6 @@ class Actuator:
         self._source = source
         self._is_safe = False  # whether the safe action was already applied since it became due
         self._unsent: list[Command] = []
-
-    def begin_turn(self) -> None:
-        """A turn of the core begins."""
-        self.made_safe = False
 
     def apply(self, action: Float32) -> None:
         """Apply ``action``, float32[N, A], from now on."""
@@ -55,7 +45,7 @@ class Actuator:
         self._is_safe = False
 
     def listen(self, now: float) -> None:
-        """Handle the robots' reports: an emergency stop goes to all robots of the server, a problem leads to FAULT."""
+        """Handle the robots' reports: an emergency stop is for all robots of the server, a problem leads to FAULT."""
         if self._body.stop:
             reason, self._body.stop = self._body.stop, ""
             self._guard.lifecycle.stop(reason, now)
@@ -65,6 +55,6 @@ class Actuator:
             self._guard.trouble(self._body.problem, now)
 
     def take_stops(self) -> list[Command]:
-        """Return the emergency stops that still have to go to the policy server."""
+        """Return the emergency stops to send to the policy server, once."""
         taken, self._unsent = self._unsent, []
         return taken

@@ -32,12 +32,7 @@ class Allowance:
         return 0
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
-        """Whether the learner allows another Step.
-
-        Args:
-            transitions: number of transitions that the source has made.
-            newest: the newest Step; None before the first.
-        """
+        """Whether the learner allows a Step after ``newest``, if the source has made this number of transitions."""
         del newest
         return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
@@ -51,10 +46,9 @@ class Allowance:
             self.kept.popleft()
 
     def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has processed it.
+        """Keep a published Step until the learner has processed it. Returns how many older Steps it drops for that.
 
-        Returns:
-            How many older Steps were dropped to make room. A robot in real time continues while the learner is away.
+        A robot in real time continues while the learner is away, so the queue can become full.
         """
         self.kept.append(step)
         if len(self.kept) <= QUEUE_LENGTH + 1:

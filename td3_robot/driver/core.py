@@ -67,13 +67,10 @@ class SourceCore:
     """Publishes a Step, waits for its Action as long as the pacing says, applies it or a substitute, and repeats.
 
     Args:
-        body: the robots.
-        source: id of this process in its Steps.
-        incarnation: of this process in its Steps.
+        source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
             Throttle names. Only with :class:`Fast`.
-        pacing: when to step, and what to apply without an Action.
-        guard: what may move the robots; by default anything may.
+        guard: by default without settings: every action within the specification passes.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
         holds_off: do not move the robots before the policy server has welcomed the source.
@@ -139,7 +136,7 @@ class SourceCore:
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Process the inputs at time ``now`` (s), and make one Step if that is possible."""
-        self._actuator.begin_turn()
+        self._actuator.made_safe = False
         self.guard.look(now)
         outputs: list[Output] = []
         for origin, message in inputs:
@@ -156,11 +153,7 @@ class SourceCore:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def receive(self, origin: Origin, message: Message, now: float) -> list[Output]:
-        """Process one message. A subclass extends this for further kinds of messages.
-
-        Returns:
-            The messages that answer it at once.
-        """
+        """Process one message, and return the answers to it. A subclass extends this for more kinds of messages."""
         if isinstance(message, Action):
             self._answer(message, now)
         elif isinstance(message, Throttle) and message.incarnation == self.incarnation:

@@ -37,7 +37,7 @@ class Exchange:
         self.step: Step | None = None
         self.action: Action | None = None
         self.use: Float32 | None = None
-        self._asked = 0.0
+        self._sent_at = 0.0
 
     @property
     def may_step(self) -> bool:
@@ -49,26 +49,26 @@ class Exchange:
         return self.action is None or action.weights_version == 0
 
     def accept(self, action: Action, use: Float32) -> None:
-        """The Action has arrived; ``use``, float32[N, A], is its action within the guard's limits."""
+        """Take the Action; ``use``, float32[N, A], is its action within the guard's limits."""
         self.state, self.action, self.use = Progress.ANSWERED, action, use
 
     def publish(self, step: Step, now: float) -> None:
-        """A new Step goes out, and waits for its Action."""
+        """Make this the newest Step, which waits for its Action."""
         self.rewind(step)
-        self._asked = now
+        self._sent_at = now
 
     def lose_sight(self) -> None:
         """There is no observation to publish."""
         self.state, self.action, self.use = Progress.BLIND, None, None
 
     def rewind(self, step: Step | None) -> None:
-        """Make this the newest Step, without an Action."""
+        """Return to a Step without its Action; None: to the state before the first Step."""
         self.state = Progress.WAITING if step else Progress.NOTHING
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
         """Whether to send the Step again, because no Action has come for too long. True restarts the wait."""
-        if self.state is not Progress.WAITING or now - self._asked <= _ASK_AGAIN:
+        if self.state is not Progress.WAITING or now - self._sent_at <= _ASK_AGAIN:
             return False
-        self._asked = now
+        self._sent_at = now
         return True

@@ -101,15 +101,11 @@ class Guard:
         self._begun = self._watchdog.due is not None
 
     def safe_action(self, applied: Float32) -> Float32:
-        """The safe action, float32[N, A].
-
-        Args:
-            applied: float32[N, A], the newest applied action.
-        """
+        """The safe action, float32[N, A], after the newest ``applied`` action, float32[N, A]."""
         return self.envelope.safe_action(applied)
 
     def detail(self) -> Mapping[str, Any]:
-        """What a Reply contains about this robot."""
+        """The part of a Reply about this robot."""
         return {
             "robot": self._spec.name,
             "reason": self.lifecycle.reason,

@@ -20,9 +20,9 @@ _LOOKS = 4  # looks per limit: a call seen at five looks in a row has lasted for
 class HangWatch:
     """A thread that watches the calls of the control loop.
 
-    The thread counts its own looks and reads no clock. So while the process is stopped or the machine sleeps, no call
-    counts as hanging. After the thread gives up on a call, the calling thread never continues, even if the call
-    returns. So nothing moves the robot during or after ``stop``.
+    The thread counts its own looks and reads no clock. So no call counts as hanging while the process is stopped or the
+    machine sleeps. After the thread gives up on a call, the calling thread never continues, even if the call returns.
+    So nothing moves the robot during or after ``stop``.
 
     Args:
         limit: seconds that a call may take.

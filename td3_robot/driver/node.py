@@ -42,7 +42,6 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     driver has the same name, this driver does not touch the robot.
 
     Args:
-        robot: to drive.
         name: of this robot at its policy server; ``--name`` overrides it.
         arguments: of the command line, see ``--help``.
 

@@ -83,11 +83,7 @@ class RealTime:
         return missed
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """The fallback within the limits, float32[N, A].
-
-        Args:
-            last: float32[N, A], the newest applied action; 0 after a reset.
-        """
+        """The fallback within the limits; ``last``, float32[N, A], is the newest applied action, 0 after a reset."""
         wanted = last if self._origin is ActionOrigin.HELD else np.zeros_like(last)
         return np.clip(wanted, self._low, self._high), self._origin
 
@@ -97,5 +93,4 @@ class RealTime:
 
 
 def make_pacing(config: PacingConfig, spec: RobotSpec) -> Fast | RealTime:
-    """The pacing of a configuration."""
     return RealTime(spec, config.fallback) if config.mode == "realtime" else Fast()

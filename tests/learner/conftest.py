@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
+from td3_robot.learner.factory import make_core
+from td3_robot.messages import Step
+from td3_robot.specs import RobotSpec
+from tests.learner.world import World, config
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +28,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA GPU here")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
+    """A learner with the configuration of :func:`tests.learner.world.config`, and fake peers."""
+    return World(make_core(config()), spec, make_step)

@@ -23,13 +23,13 @@ from td3_robot.specs import Float32
 
 
 class Rows(NamedTuple):
-    """M rows for the replay buffer, in the units of the transitions, see :meth:`ReplayBuffer.add`."""
+    """M rows for the replay buffer: the arguments of :meth:`ReplayBuffer.add`."""
 
-    observation: Float32  # [M, O]
-    action: Float32  # [M, A]
-    reward: Float32  # [M]
-    next_observation: Float32  # [M, O]
-    discount: Float32  # [M]
+    observation: Float32
+    action: Float32
+    reward: Float32
+    next_observation: Float32
+    discount: Float32
 
 
 @dataclass(eq=False)
@@ -66,14 +66,12 @@ class NStep:
         self._windows: dict[str, _Window] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> Rows:
-        """The rows that these transitions complete, oldest first for each robot.
-
-        Args:
-            source: name of their source.
-            transitions: made from ``step`` by the source's :class:`Assembler`.
-        """
+        """The rows that the ``transitions`` of ``step`` complete, oldest first for each robot."""
         if self.steps == 1:  # no transition waits; the general code gives the same rows in ten times the time
-            return self._single(transitions)
+            factor = (self.discount * ~transitions.terminated).astype(np.float32)
+            return Rows(
+                transitions.observation, transitions.action, transitions.reward, transitions.next_observation, factor
+            )
         rows: list[Rows] = []
         window = self._windows.get(source)
         if window is None or not window.belong_to(step):
@@ -134,17 +132,6 @@ class NStep:
                     raise ValueError(f"count is {window.count.tolist()[:8]}")
         self._windows = windows
 
-    def _single(self, transitions: Transitions) -> Rows:
-        """A row for each transition."""
-        factor = self.discount * ~transitions.terminated
-        return Rows(
-            transitions.observation,
-            transitions.action,
-            transitions.reward,
-            transitions.next_observation,
-            factor.astype(np.float32),
-        )
-
     def _empty(self, incarnation: int, robots: int) -> _Window:
         o, a = self._sizes
         return _Window(
@@ -167,17 +154,9 @@ class NStep:
         return [rows]
 
     def _rows(
-        self,
-        window: _Window,
-        robots: NDArray[np.intp],
-        terminated: Bools | bool,
-        *,
-        oldest: bool = False,
+        self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
     ) -> Rows:
-        """Rows that end at the newest transition of these robots.
-
-        One row starts at each waiting transition. With ``oldest``, only the oldest transition of each robot has a row.
-        """
+        """Rows from each waiting transition, or only from the ``oldest`` of each robot, to the robot's newest one."""
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]

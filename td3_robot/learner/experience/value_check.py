@@ -79,7 +79,17 @@ class ValueCheck:
         """Add the transitions that ``step`` completed."""
         running = self._running.get(source)
         if running is None or not running.belong_to(step):
-            running = self._running[source] = self._empty(step)
+            robots = len(step.phase)
+            running = self._running[source] = _Running(
+                step.incarnation,
+                np.zeros(robots, np.uint64),
+                np.zeros(robots, np.uint32),
+                np.zeros(robots, bool),
+                np.zeros_like(step.observation),
+                np.zeros_like(step.action),
+                np.zeros(robots),
+                np.zeros(robots),
+            )
         who = transitions.robot
         begins = step.episode_step[who] == 1
         continues = running.advance(who, step)
@@ -156,17 +166,3 @@ class ValueCheck:
             "return_discounted_mean": float(discounted.mean()),
             "return_expected_mean": float(expected.mean()),
         }
-
-    @staticmethod
-    def _empty(step: Step) -> _Running:
-        robots = len(step.phase)
-        return _Running(
-            step.incarnation,
-            np.zeros(robots, np.uint64),
-            np.zeros(robots, np.uint32),
-            np.zeros(robots, bool),
-            np.zeros_like(step.observation),
-            np.zeros_like(step.action),
-            np.zeros(robots),
-            np.zeros(robots),
-        )

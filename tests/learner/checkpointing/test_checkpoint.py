@@ -73,11 +73,11 @@ def test_every_changed_bit_is_found(tmp_path: Path) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
-            found, told = checkpoint.load(path)
+            found, values = checkpoint.load(path)
         except BundleError:
             continue
         # The other bits change only spaces in the header or the way in which the same values are written.
-        assert told == scalars
+        assert values == scalars
         assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
             name: (array.dtype, array.tolist()) for name, array in arrays.items()
         }

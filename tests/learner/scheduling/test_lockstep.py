@@ -132,8 +132,8 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     assert world.core.counts()["set_back"] >= 1
     assert throttles(world.give(a, saved("a", 6, b""))) == []
     outputs = world.give(anew, saved("b", 6, b""))
-    told = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
-    assert told == {(0, 6, before[2])}
+    sent = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
+    assert sent == {(0, 6, before[2])}
     for peer, name in ((a, "a"), (anew, "b")):
         assert world.give(peer, world.make_step(5, source=name)) == []  # the Step before the next one
     assert len(throttles(a_round(world, a, anew, 6))) == 2
