@@ -14,14 +14,14 @@ class Body(Protocol):
     """N robots: simulated ones, or a real one with N = 1.
 
     Attributes:
-        spec: of each robot.
+        spec: specification of each robot.
         phase: uint8[N], as in a Step.
         episode: uint64[N], counts from 0.
         episode_step: uint32[N], control periods since FIRST.
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
-        world: maps the index (as text) of each robot at FIRST with a random world to the drawn values.
+        world: the drawn values of each robot that starts an episode in a random world, by its index as text.
         commanded: float32[N, A], the newest commanded action.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots want an emergency stop of all robots; empty if they do not. The core clears it.
@@ -47,10 +47,10 @@ class Body(Protocol):
         """Apply ``action``, float32[N, A], from now on. A simulator applies it in its next step."""
 
     def step(self, action: Float32) -> int | None:
-        """End a control period with the applied ``action``, float32[N, A]; reset robots whose episode is over.
+        """End a control period with the applied ``action``, float32[N, A]; reset each robot after its last step.
 
         Returns:
-            The number of transitions: one for each robot within an episode. None: there is no observation to publish.
+            The number of transitions: one for each robot within an episode. None without an observation to publish.
         """
 
 

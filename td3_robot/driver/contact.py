@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 HOLD_OFF = 0.5
-"""Seconds of silence after which a driver that the policy server has not welcomed makes its robots safe."""
+"""After this many seconds without a message of the policy server, a driver without a Welcome makes its robots safe."""
 
 
 class Contact(Enum):

@@ -45,7 +45,7 @@ from td3_robot.specs import Float32
 log = logging.getLogger(__name__)
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
-"""What a source takes from the server of each link."""
+"""The messages that a source accepts from the server, by link."""
 
 
 def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:

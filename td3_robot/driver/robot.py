@@ -57,7 +57,7 @@ class Robot(ABC):
         """Prepare an episode. The driver calls this before every episode, under the safe action. It may take long."""
 
     def stop(self) -> None:  # noqa: B027
-        """Bring the robot to rest, because another method has not returned for ``safety.hang_ms``.
+        """Bring the robot to rest, because another method is running for longer than ``safety.hang_ms``.
 
         Another thread calls ``stop`` **while that method still runs**; then the driver ends. Write it only if it can
         work without the hanging device: through an enable line or a second handle on the bus. A second call must do no

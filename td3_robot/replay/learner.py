@@ -144,7 +144,7 @@ class _Recording:
         return sum(len(step.phase) for _, step in self.steps)
 
     def unknown(self) -> str:
-        """The sources whose Hello is not recorded; empty if there are none."""
+        """The names of the sources without a recorded Hello; empty if all have one."""
         return ", ".join(sorted(self._sources - self.hellos.keys()))
 
     def not_counted(self) -> str | None:
@@ -314,7 +314,7 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     if core is None or core.spec is None or not weights:
         return None
     now = core.training.compiled
-    try:  # check first and last weights: if a compiled update fails, the learner goes on without compilation
+    try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
         then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
         return None  # the comparison reports it
@@ -378,7 +378,7 @@ def _losses(records: Sequence[Mapping[str, Any]]) -> list[Losses]:
 
 
 def _compare_transitions(session: Session, got: list[Transition], learned: bool, outcome: Outcome) -> Replayed:
-    """Compare transitions with the reference. If there is none, only make a reference."""
+    """Compare transitions with the reference. Without a reference, only make one."""
     expected = _reference(session)
     if expected is None:
         what = "no reference" if learned else "no learner and no reference"

@@ -70,7 +70,7 @@ def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, ro
 def test_a_driver_without_an_answer_makes_the_robot_safe(
     make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The policy server is gone. An earlier driver may have been killed during a movement."""
+    """The policy server is dead. An earlier driver may have died during a movement."""
     core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), holds_off=True)
     core.step([], 1.0)
     for now in (1.5, 1.7, 2.0, 2.5):  # only the safe action, every 0.5 s: no observation, no reset, no Step
@@ -93,7 +93,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
         assert core.step([wait], 1.0 + number * 0.25) == []
     assert core.due == 3.0 + HOLD_OFF
     assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
-    core.step([], 3.5)  # now the server is gone too
+    core.step([], 3.5)  # now the server is dead, too
     assert (robot.applied, core.contact.in_charge) == ([[0.25, 0.0]], True)
     core.step([wait], 3.6)
     assert not core.contact.in_charge
@@ -113,7 +113,7 @@ def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy
         assert core.step([("policy", Heartbeat(0, 6))], now) == []
         assert core.step([], now + 0.2) == []
     assert (len(robot.applied), core.contact.in_charge) == (before, False)
-    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other driver is gone
+    core.step([("policy", Welcome(1, "policy", 6))], 1.76)  # the other driver has ended
     assert core.contact.in_charge
     assert robot.applied[before:][0] == [0.25, 0.0]  # the deadline of 50 ms has passed
 

@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = Non
 
 
 @pytest.mark.parametrize(
-    ("stop", "told"),
+    ("stop", "outcome"),
     [
         (None, "the robot has no stop(), so the last action holds"),
         ("works", "stop() was called"),
@@ -63,7 +63,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     stop: str | None,
-    told: str,
+    outcome: str,
 ) -> None:
     stopped: list[bool] = []
     begun = threading.Event()
@@ -80,7 +80,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
     watch = HangWatch(LIMIT, bring_to_rest if stop else None, end)
     watch.over("observe", end.hang)
     assert end.codes.get(timeout=PATIENCE) == EXIT_HUNG == 70
-    assert capfd.readouterr().err == f"HUNG: observe() has not returned for 200 ms; {told}; the driver ends\n"
+    assert capfd.readouterr().err == f"HUNG: observe() has not returned for 200 ms; {outcome}; the driver ends\n"
     assert stopped == ([False] if stop else [])  # stopped once, during the hang
 
 
@@ -109,18 +109,18 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
 def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread may move the robot while stop() runs or afterwards, because the process is about to end."""
     patient(monkeypatch)
-    stopping, told, other = threading.Event(), [], queue.Queue[str]()
+    stopping, calls, other = threading.Event(), [], queue.Queue[str]()
 
     def bring_to_rest() -> None:
         stopping.set()
         with pytest.raises(queue.Empty):
             other.get(timeout=LIMIT / 2)  # time for the other thread to call, if it could
-        told.append("stop")
+        calls.append("stop")
 
     watch = HangWatch(LIMIT, bring_to_rest, end)
     assert watch.over("observe", lambda: stopping.wait(PATIENCE))
     watch.over("apply", lambda: other.put("apply"))
-    assert told == ["stop"]
+    assert calls == ["stop"]
     assert end.codes.get_nowait() == EXIT_HUNG
 
 

@@ -100,11 +100,11 @@ def test_repeated_failures_are_logged_with_increasing_intervals(
     for number in range(1, 1001):
         robot.sees = OSError("bus off") if number % 2 else good
         core.step([], number * PERIOD)
-    said = [record for record in caplog.records if "observe: OSError: bus off" in record.getMessage()]
-    said = [record for record in said if record.name.endswith("robot")]
-    assert len(said) == 9
-    assert [bool(record.exc_info) for record in said] == [True] + [False] * 8
-    assert said[-1].getMessage() == "observe: OSError: bus off (for the 256th time)"
+    logged = [record for record in caplog.records if "observe: OSError: bus off" in record.getMessage()]
+    logged = [record for record in logged if record.name.endswith("robot")]
+    assert len(logged) == 9
+    assert [bool(record.exc_info) for record in logged] == [True] + [False] * 8
+    assert logged[-1].getMessage() == "observe: OSError: bus off (for the 256th time)"
 
 
 def test_complex_observations_are_refused(make_core: Make, robot: Toy) -> None:

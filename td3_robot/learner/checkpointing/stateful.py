@@ -14,7 +14,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Stateful(Protocol):
-    """A part of the learner whose state a checkpoint holds."""
+    """A part of the learner. Checkpoints contain its state."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything that :meth:`restore` needs: named arrays, and scalars fit for JSON."""

@@ -75,7 +75,7 @@ class NStep:
         rows: list[Rows] = []
         window = self._windows.get(source)
         if window is None or not window.belong_to(step):
-            if window is not None:  # its process has ended
+            if window is not None:  # the source has a new process
                 rows += self._take(window, np.arange(len(window.count)))
             window = self._windows[source] = self._empty(step.incarnation, len(step.phase))
         who = transitions.robot
@@ -97,7 +97,7 @@ class NStep:
         return _joined(rows)
 
     def end(self) -> Rows:
-        """The rows of all waiting transitions of every source. They are the same as before a gap."""
+        """The rows of all waiting transitions, as if a gap followed them."""
         rows = [self._rows(self._empty(0, 0), np.arange(0), False)]
         for window in self._windows.values():
             rows += self._take(window, np.arange(len(window.count)))
@@ -146,7 +146,7 @@ class NStep:
         )
 
     def _take(self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
-        """Remove all transitions of these robots, whose episodes or streams end here, and return their rows."""
+        """Remove all waiting transitions of these robots, and return their rows. Their episodes or streams end here."""
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)
@@ -156,7 +156,7 @@ class NStep:
     def _rows(
         self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
     ) -> Rows:
-        """Rows from each waiting transition, or only from the ``oldest`` of each robot, to the robot's newest one."""
+        """Rows from each waiting transition, or only from each robot's ``oldest``, to the robot's newest transition."""
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]

@@ -22,13 +22,7 @@ from td3_robot.specs import Float32
 
 @dataclass
 class _Episode:
-    """The steps so far of an episode that has not ended.
-
-    Attributes:
-        incarnation: of its source.
-        number: of the episode.
-        rows: one float32[W] for each step, in the layout that :meth:`Rollouts.take` reads.
-    """
+    """A running episode: the incarnation of its source, its number, and one row float32[W] for each step so far."""
 
     incarnation: int
     number: int
@@ -36,7 +30,7 @@ class _Episode:
 
 
 class Rollouts:
-    """Collects the steps of each robot, and makes one batch of each episode that has ended.
+    """Collects the steps of each robot, and makes one batch of each finished episode.
 
     It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch.
     The Assembler counts the episode as ``cut``, and this class drops its steps.

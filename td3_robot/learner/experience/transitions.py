@@ -133,19 +133,16 @@ class Assembler:
 
 
 def _running(step: Step) -> Bools:
-    """bool[N]: the robots whose episode continues after this Step."""
+    """bool[N]: whether each robot's episode continues after this Step."""
     running: Bools = step.phase <= Phase.MID
     return running
 
 
 @dataclass(eq=False)
 class Positions:
-    """The position of each robot of a source at its newest transition. Subclasses add the data that they collect.
+    """The position of each robot of a source after its newest transition. Subclasses add more arrays.
 
-    Attributes:
-        incarnation: of the source.
-        episode: uint64[N].
-        episode_step: uint32[N].
+    ``episode`` is uint64[N] and ``episode_step`` is uint32[N].
     """
 
     incarnation: int

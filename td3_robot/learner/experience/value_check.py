@@ -27,7 +27,7 @@ _RECENT = 20  # episodes compared
 
 
 class Episode(NamedTuple):
-    """An episode of which the learner saw every step.
+    """An episode that the learner received from its first to its last step.
 
     Attributes:
         observation, action: of its first step, [O] and [A].

@@ -23,7 +23,7 @@ ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
 _LONGEST = 1 << 20  # bytes of a record
-_COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
+_COMPACT = 1 << 22  # bytes of the journal; beyond, it is rewritten with only the newest record of each source
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -32,9 +32,9 @@ class Note(msgspec.Struct, frozen=True):
     Attributes:
         total_added: rows ever added.
         env_steps: environment steps of the learner.
-        source: name of the source whose Step was stored; empty for the recordings that a run starts with.
-        state: of that source, as plain values, see ``Sources``.
-        seen: statistics of all rows so far, as plain values, see ``Training.seen``.
+        source: name of the source that sent the newest row; empty for the recordings that a run starts with.
+        state: progress of that source, see ``Source.state``.
+        seen: statistics of all rows so far, see ``Training.seen``.
     """
 
     total_added: int

@@ -72,7 +72,7 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
 
 
 def test_pending_returns_are_stored_at_an_end() -> None:
-    """As before a gap: steps 0 to 2 of a long episode give 1 + 2/2 and 2, with factors 1/4 and 1/2."""
+    """The rows are those before a gap. Steps 0 to 2 of a long episode give 1 + 2/2 and 2, with factors 1/4 and 1/2."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):
         if transitions := assembler.add(step):

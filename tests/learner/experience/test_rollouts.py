@@ -1,4 +1,4 @@
-"""Rollouts: whole episodes of each robot, and nothing of an episode with a gap."""
+"""Rollouts contain the whole episodes of each robot. They contain no episode with a gap."""
 
 from __future__ import annotations
 

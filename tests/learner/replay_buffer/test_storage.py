@@ -262,7 +262,7 @@ def test_a_killed_process_loses_no_recorded_row(tmp_path: Path) -> None:
 def test_a_containers_memory_limit_counts(
     lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reports 5 KiB. Each group uses 1000 bytes, of which 600 are only file cache."""
+    """The kernel reports 5 KiB. Each group uses 1000 bytes; 600 of these are only file cache."""
     groups = tmp_path / "cgroup"
     for name, text in contents.items():
         path = groups / name

@@ -115,10 +115,10 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     for sequence in (6, 7, 8):
         a_round(world, a, b, sequence)
     world.give(b, Bye("killed"))
-    _, anew = peers(world, client=2, incarnation=1)
-    assert states(world.join(anew)) == []
+    _, restarted = peers(world, client=2, incarnation=1)
+    assert states(world.join(restarted)) == []
     assert world.core.scheduler.must_roll_back
-    assert a_round(world, a, anew, 9) == []  # no round until all sources have returned
+    assert a_round(world, a, restarted, 9) == []  # no round until all sources have returned
     state.restore(world.core, arrays, scalars)
     world.core.rolled_back()
     assert (world.core.env_steps, world.core.updates, world.core.publisher.version) == before
@@ -131,12 +131,12 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     world.give(a, world.make_step(9, source="a"))  # from before the rollback: ignored
     assert world.core.counts()["set_back"] >= 1
     assert throttles(world.give(a, saved("a", 6, b""))) == []
-    outputs = world.give(anew, saved("b", 6, b""))
+    outputs = world.give(restarted, saved("b", 6, b""))
     sent = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
     assert sent == {(0, 6, before[2])}
-    for peer, name in ((a, "a"), (anew, "b")):
+    for peer, name in ((a, "a"), (restarted, "b")):
         assert world.give(peer, world.make_step(5, source=name)) == []  # the Step before the next one
-    assert len(throttles(a_round(world, a, anew, 6))) == 2
+    assert len(throttles(a_round(world, a, restarted, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
 
