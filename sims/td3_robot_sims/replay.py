@@ -21,7 +21,7 @@ def replay(session: Session) -> Outcome:
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.
     """
-    found, notes = lives.whole(session, "simulator")
+    found, notes = lives.complete(session, "simulator")
     made: list[SimulatorCore] = []
 
     def make(life: Life, memory: Memory) -> RecordedCore:
@@ -31,7 +31,7 @@ def replay(session: Session) -> Outcome:
         return RecordedCore(made[-1], life)
 
     try:
-        lives.relive(session, found, TOPICS, make)
+        lives.replay_lives(session, found, TOPICS, make)
     finally:
         for core in made:
             core.envs.close()

@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,58 +29,22 @@ CORES: dict[str, str] = {
     "simulator": "td3_robot_sims.replay",
     "learner": "td3_robot.replay.learner",
 }
-"""For each core, the module with its ``replay(session)``. Names, because td3_robot must not import simulators."""
+"""The module of each core, with ``replay(session)``. These are names, because td3_robot must not import simulators."""
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
-  td3-robot replay session.mcap --update         show what changed, then expect it from now on
+  td3-robot replay session.mcap --update         show what changed, and expect the new outputs from now on
 
-Exit codes: 0 all outputs are as recorded (with --update: are expected from now on), 1 an output differs, or nothing
-could be checked, 2 a file could not be read; the other files are replayed all the same.
+Exit codes:
+  0  all outputs are as recorded (with --update: the file now expects the new outputs)
+  1  an output differs, or nothing could be checked
+  2  a file could not be read; the other files are still replayed
 """
 
 Replay = Callable[[Session], Outcome]
 
 
-@dataclass
-class CoreReport:
-    """The result of replaying one core of one session.
-
-    Attributes:
-        comparisons: one comparison per topic. The text says how exactly numbers were compared, and why.
-        notes: what was not compared, and why.
-        recorded_s: time from the first to the last compared message, in seconds of the recording.
-        taken_s: duration of the replay in seconds.
-        parts: expected and actual messages, by topic and stream.
-        turns: number of replayed turns.
-    """
-
-    core: str
-    comparisons: list[tuple[Comparison, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    recorded_s: float = 0.0
-    taken_s: float = 0.0
-    parts: list[Replayed] = field(default_factory=list)
-    turns: int = 0
-
-    def take(self, comparison: Comparison, how: str) -> None:
-        """Add a comparison. Merge it with an earlier one of the same topic and exactness."""
-        for known, known_how in self.comparisons:
-            if (known.topic, known_how) == (comparison.topic, how):
-                known.add(comparison)
-                return
-        self.comparisons.append((comparison, how))
-
-    @property
-    def compared(self) -> int:
-        return sum(comparison.compared for comparison, _ in self.comparisons)
-
-    @property
-    def same(self) -> bool:
-        return all(comparison.same for comparison, _ in self.comparisons)
-
-
-def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[CoreReport]:
+def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[Outcome]:
     """Replay a session through the named cores. Without names, use all installed cores.
 
     Args:
@@ -93,8 +56,6 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
     """
     reports = []
     for name in cores or CORES:
-        report = CoreReport(name)
-        reports.append(report)
         try:
             replay: Replay = importlib.import_module(CORES[name]).replay
         except ModuleNotFoundError as error:
@@ -103,56 +64,56 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
                 raise
             if cores:
                 raise UsageError(f"--core {name} {problem}") from None
-            report.notes.append(problem)
+            reports.append(Outcome(core=name, notes=[problem]))
             continue
         begin = time.perf_counter()
-        outcome = replay(session)
-        report.taken_s = time.perf_counter() - begin
-        report.notes += outcome.notes
-        report.parts = [rewrite.expected(session, part) for part in outcome.parts]
-        report.turns = outcome.turns
+        report = replay(session)
+        report.core, report.taken_s = name, time.perf_counter() - begin
+        report.parts = [rewrite.expected(session, part) for part in report.parts]
         for part in report.parts:
             _compare(session, part, exact, report)
+        reports.append(report)
     return reports
 
 
-def _compare(session: Session, part: Replayed, exact: bool | None, report: CoreReport) -> None:
+def _compare(session: Session, part: Replayed, exact: bool | None, report: Outcome) -> None:
     """Add the comparison of one topic to the report."""
     if not part.expected and (part.older or not part.got):
         if part.got:
-            report.notes.append(f"{len(part.got)} {part.topic} of {part.stream}: it did not offer them yet")
+            report.notes.append(
+                f"{len(part.got)} {part.topic} of {part.stream}: the node's version did not record this topic"
+            )
         return
     other = None if exact is not None else machines.difference(part.made or session.metadata, part.packages)
     to_the_bit = exact if exact is not None else other is None
     expected = [message for _, message in part.expected]
     comparison = compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where)
-    report.take(comparison, "to the bit" if to_the_bit else f"within tolerance ({other})")
+    report.add(comparison, "to the bit" if to_the_bit else f"within tolerance ({other})")
     times = [entry.received for entry, _ in part.expected if entry]
     report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="td3-robot replay",
-        description="Drive the policy server, drivers, simulators and the learner from recordings, and compare.",
-        epilog=_EXAMPLES,
-    )
+    about = "Run the policy server, drivers, simulators and the learner on recorded inputs, and compare their outputs."
+    parser = Parser(prog="td3-robot replay", description=about, epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
     parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
     parser.add_argument("--parts", action="store_true", help="the files are the parts of one session")
-    parser.add_argument("--exact", action="store_true", default=None, help="to the bit, whatever machine recorded it")
+    parser.add_argument(
+        "--exact", action="store_true", default=None, help="compare to the bit, also on another machine"
+    )
     parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
     parser.add_argument(
         "--import", action="append", default=[], dest="modules", metavar="MODULE",
-        help="import this first, for your own task (repeatable)",
+        help="import MODULE first, for your own task (repeatable)",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="show the warnings of replayed cores, too")
+    parser.add_argument("--verbose", action="store_true", help="also show the warnings of replayed cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
     logging.captureWarnings(True)
     if options.parts and options.update:
-        raise UsageError("--update rewrites one whole file; it cannot be given with --parts")
+        raise UsageError("--update rewrites one whole file; --parts names several")
     for module in options.modules:
         if problem := import_user_module(module):
             raise UsageError(f"--import {module}: {problem}")
@@ -192,7 +153,7 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
     return EXIT_GOOD if good or written else EXIT_CHECK_FAILED, good, as_json(session, reports)
 
 
-def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, int]:
+def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]:
     """The number of messages of each topic that were not compared. Start and Turn do not count: they are inputs."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
@@ -202,7 +163,7 @@ def not_compared(session: Session, reports: Sequence[CoreReport]) -> dict[str, i
     return {topic: count for topic, count in sorted(left.items()) if count > 0}
 
 
-def text(session: Session, reports: Sequence[CoreReport]) -> str:
+def text(session: Session, reports: Sequence[Outcome]) -> str:
     """The report for a person."""
     lines, path = [], session.paths[0]
     for report in reports:
@@ -210,7 +171,7 @@ def text(session: Session, reports: Sequence[CoreReport]) -> str:
         for comparison, how in report.comparisons:
             lines += _comparison_lines(head, comparison, how)
         if report.turns:
-            lines.append(f"{head}told {report.turns} turns")
+            lines.append(f"{head}replayed {report.turns} turns")
         lines += [f"{head}not checked: {note}" for note in report.notes]
     if left := not_compared(session, reports):
         lines.append(f"{path}: not compared: {', '.join(f'{count} {topic}' for topic, count in left.items())}")
@@ -235,7 +196,7 @@ def _comparison_lines(head: str, comparison: Comparison, how: str) -> list[str]:
     return lines
 
 
-def as_json(session: Session, reports: Sequence[CoreReport]) -> dict[str, Any]:
+def as_json(session: Session, reports: Sequence[Outcome]) -> dict[str, Any]:
     """The report as plain JSON values."""
     return {
         "file": str(session.paths[0]),

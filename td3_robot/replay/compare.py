@@ -1,8 +1,8 @@
 """Compares recorded messages with replayed messages, field by field.
 
-A recorded and a replayed message form a pair if they have the same key, for example the same version. On the same kind
-of machine all bits must be equal. On another machine, numbers may differ by the tolerance of their field in
-``messages.py``. All other values (flags, versions, identities) must always be equal.
+Messages with the same key, for example the same version, form a pair. On the same kind of machine all bits must be
+equal. On another machine, numbers may differ by the tolerance of their field in ``messages.py``. All other values
+(flags, versions, identities) must always be equal.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     MotorCommand.NAME: ("step",),
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
-"""For each topic, the fields that make the key of a message. Messages of other topics are paired by position."""
-_SHOWN = 10  # the most differences kept in full; further ones are only counted
+"""The fields that form the key of a message, by topic. Messages of other topics are paired by position."""
+_SHOWN = 10  # differences that are kept in full; further ones are only counted
 _AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
 _WIDTH, _HEIGHT = 60, 5
 
@@ -52,12 +52,12 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
+    """One difference, as text.
 
     Attributes:
-        message: the key of the message, as text.
+        message: the key of the message.
         field: name of the field and place in it; or ``missing``, ``not expected``, ``order``.
-        expected, got: the two values, as text.
+        expected, got: the two values.
     """
 
     message: str
@@ -71,12 +71,11 @@ class Comparison:
     """The result of comparing two sequences of messages of one topic.
 
     Attributes:
-        topic: its name.
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
         counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
         places: the Step at which a message was sent, by the key of the message as text.
-        errors: for each field, the largest error in each compared message. Infinite for values that are no numbers.
+        errors: by field, the largest error in each compared message; infinite for values that are not numbers.
     """
 
     topic: str
@@ -97,7 +96,7 @@ class Comparison:
             self.first.append(replace(difference, message=f"{difference.message} at {place}") if place else difference)
 
     def add(self, other: Comparison) -> None:
-        """Add a comparison of more messages of this topic."""
+        """Add the comparison of other messages of this topic."""
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]
@@ -123,7 +122,7 @@ def compare(
         exact: True requires equal bits. False allows numbers to differ by the tolerance of their field.
         where: the Step at which a message was sent, by ``id`` of the message. Only for the report.
     """
-    ours, theirs = keyed(topic, got), keyed(topic, expected)
+    ours, theirs = _keyed(topic, got), _keyed(topic, expected)
     result = Comparison(topic)
     places = {key: (where or {}).get(id(message), "") for key, message in {**ours, **theirs}.items()}
     result.places = {_text(key): place for key, place in places.items() if place and topic != Step.NAME}
@@ -144,7 +143,7 @@ def compare(
     return result
 
 
-def keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
+def _keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
     """The messages by key. If several messages have the same key, a number makes their keys different."""
     names, times = KEYS.get(topic, ()), Counter[Key]()
     keyed: dict[Key, Message] = {}
@@ -189,10 +188,8 @@ def _compare_field(
     where = ", ".join(f"{_AXES.get(axis, axis)} {index}" for axis, index in zip(wire.shape, place, strict=True))
     others = int(wrong.sum()) - 1
     more = f" and {others} more" if others else ""
-    result.note(
-        name,
-        Difference(_text(key), f"{name}[{where}]{more}", repr(expected[place].item()), repr(got[place].item())),
-    )
+    values = repr(expected[place].item()), repr(got[place].item())
+    result.note(name, Difference(_text(key), f"{name}[{where}]{more}", *values))
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # not 0 if only a zero's sign differs
 
@@ -213,9 +210,8 @@ def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exac
     """
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"
-        bits: NDArray[np.bool_] = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(got).view(
-            unsigned
-        )
+        before, now = (np.ascontiguousarray(array).view(unsigned) for array in (expected, got))
+        bits: NDArray[np.bool_] = before != now
         return bits
     both_nan = np.isnan(expected) & np.isnan(got)
     with np.errstate(invalid="ignore", over="ignore"):

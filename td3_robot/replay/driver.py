@@ -1,7 +1,4 @@
-"""Replays the driver's core and its guard.
-
-From the recorded turns and robot reports, the core must produce the recorded Steps and states.
-"""
+"""Replays the driver's core: recorded turns and robot reports must give the recorded Steps and states."""
 
 from __future__ import annotations
 
@@ -27,20 +24,20 @@ _PACKAGES = ("numpy",)
 
 
 class ReplayedBody(OneRobot):
-    """A robot with the recorded observations and failures. Actions do not influence it.
+    """A robot with the recorded observations and failures. Actions do not change it.
 
     Args:
-        said: the recorded messages of its driver, by topic. The lists grow while the recording is read.
+        recorded: the recorded messages of the driver, by topic. The lists grow while replay reads the recording.
 
     Attributes:
         reported: the recorded ``RobotReport`` that took effect in this turn.
     """
 
-    def __init__(self, spec: RobotSpec, said: dict[str, list[tuple[Entry, Message, int]]]) -> None:
+    def __init__(self, spec: RobotSpec, recorded: dict[str, list[tuple[Entry, Message, int]]]) -> None:
         super().__init__(spec)
         self.reported: list[RobotReport] = []
-        self._steps = said.setdefault(Step.NAME, [])
-        self._reports = said.setdefault(RobotReport.NAME, [])
+        self._steps = recorded.setdefault(Step.NAME, [])
+        self._reports = recorded.setdefault(RobotReport.NAME, [])
         self._calls = self._taken = self._next_report = 0
         self._newest_report = RobotReport(0, 0, "", "")
 
@@ -56,7 +53,7 @@ class ReplayedBody(OneRobot):
         self._report()
         if self._newest_report.refused:
             return None
-        if self._taken == len(self._steps):  # an extra call: the comparison of Steps reports it
+        if self._taken == len(self._steps):  # an extra call, which the comparison of Steps reports
             self.phase[:] = Phase.MID
             return 1
         step = self._steps[self._taken][1]
@@ -69,7 +66,7 @@ class ReplayedBody(OneRobot):
         return 0 if first else 1
 
     def _report(self) -> None:
-        """Take over the recorded report for this call."""
+        """Use the recorded reports up to this call."""
         self._calls += 1
         while self._next_report < len(self._reports):
             report = self._reports[self._next_report][1]
@@ -106,6 +103,6 @@ def _make(life: Life, memory: Memory) -> RecordedCore:
         spec = RobotSpec.from_description(life.setting("spec", dict))
     except ConfigError as error:
         raise SessionError(f"start of {life}: {error}") from None
-    body: Any = _ReplayedRecordedBody(ReplayedBody(spec, life.said))
+    body: Any = _ReplayedRecordedBody(ReplayedBody(spec, life.recorded))
     core = driver_core.make(body, life.config, life.name, life.incarnation, learner=life.setting("learner", bool))
     return RecordedCore(core, life, body.observe)

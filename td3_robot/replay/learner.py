@@ -87,7 +87,7 @@ def replay(session: Session) -> Outcome:
     recording = _Recording(session)
     if not recording.steps:
         return Outcome(notes=["the recording has no Steps"] if recording.learners else [])
-    found, notes = lives.whole(session, "learner")
+    found, notes = lives.complete(session, "learner")
     outcome = Outcome(notes=notes)
     learners = sorted(recording.learners | found.keys())
     alone = len(learners) == 1
@@ -209,7 +209,7 @@ class _Learner:
             return []
         scheduler = self.learning.scheduler
         # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show it.
-        if any(throttle.save for throttle in self._life.says(Throttle)):
+        if any(throttle.save for throttle in self._life.recorded_in_turn(Throttle)):
             scheduler.request_snapshot()
         outputs = self.learning.step(inputs, now)
         if scheduler.must_roll_back:
@@ -275,12 +275,12 @@ def _relive(
         driven[key] = _Learner(life, recording.rows, core)
         return RecordedCore(driven[key], life)
 
-    lives.relive(session, found, TOPICS, make)
+    lives.replay_lives(session, found, TOPICS, make)
     for key, life in list(learning.items()):
         if key in driven and (why := _compiled_otherwise(life, driven[key].learning)):
             note(life, why)
             del learning[key]
-    outcome.turns = sum(life.told for life in found.values())
+    outcome.turns = sum(life.turns for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
     outcome.parts += lives.outcome(learning.values(), TOPICS, _PACKAGES).parts
     if len(recording.learners) > 1:
@@ -310,7 +310,7 @@ def _not_learned(session: Session, life: Life) -> str | None:
 
 def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     """Why the learner's results cannot be equal to the bit; None if they can."""
-    weights = [message for _, message, _ in life.said.get(Weights.NAME, []) if isinstance(message, Weights)]
+    weights = [message for _, message, _ in life.recorded.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
     now = core.training.compiled

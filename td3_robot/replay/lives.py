@@ -1,8 +1,8 @@
 """Replays recorded cores turn by turn, and collects the messages that they send.
 
-A *life* is the time of a node from one process start to its end. Its Start says how to make the core; its Turns hold
-the inputs. The core must send the recorded messages again, in the same order. Replay of a life stops at the first
-missing turn, because the state of the core is unknown after it. The module of each role may rebuild missing turns.
+A *life* is the time of a node from a process start to its end. The Start says how to make the core; the Turns hold its
+inputs. The core must send the recorded messages again, in the same order. Replay of a life stops at the first missing
+turn, because the state of the core is unknown after it. The module of a role may rebuild missing turns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from td3_robot.transport import codec, turns
 from td3_robot.transport.tap import Deduplicator
 
 _MEMORY = 256_000_000  # bytes of messages kept for later Turns that name them
-_OVERHEAD = 2000  # bytes of a message in memory beyond its payload
-
+_OVERHEAD = 2000  # bytes of a message in memory besides its payload
 _LATER = ("told", "latches")
-"""Topics that some recordings of this protocol version lack. ``offers`` in a Start lists the topics of its node."""
+"""Topics that older recordings lack. ``offers`` in a Start lists the topics that the node records."""
 
 Sent = TypeVar("Sent", bound=Message)
 Key = tuple[str, int]
@@ -41,14 +40,14 @@ Key = tuple[str, int]
 
 
 class Memory:
-    """Recorded messages, by the name that Turns use for them. If there are too many, the oldest are dropped."""
+    """Recorded messages, by the name that Turns use for them. It drops the oldest if there are too many."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[turns.Name, tuple[Message, int]] = OrderedDict()
         self._size = 0
 
     def keep(self, message: Message, size: int) -> None:
-        """Remember a message with a payload of ``size`` bytes."""
+        """Keep a message with a payload of ``size`` bytes."""
         name = turns.name_of(message)
         if name is None or name in self._held:
             return
@@ -70,24 +69,24 @@ class Life:
     Attributes:
         name, incarnation: name and incarnation of the node.
         start: the recorded Start, which says how to make the core.
-        said: recorded messages by topic, each with the number of turns that had begun before it.
-        got: replayed messages by topic, each with the number of its turn.
-        where: for each message in ``said`` and ``got``, by ``id``: the newest Step that the core knew, as text.
-        told: number of replayed turns.
+        recorded: recorded messages by topic, each with the number of turns that had begun before it.
+        replayed: replayed messages by topic, each with the number of its turn.
+        where: the newest Step that the core knew at a message, as text, by ``id`` of the message.
+        turns: number of replayed turns.
         stopped: why some turns are not replayed; empty if all are.
     """
 
     def __init__(self, name: str, incarnation: int, start: Start) -> None:
         self.name, self.incarnation, self.start = name, incarnation, start
-        self.said: dict[str, list[tuple[Entry, Message, int]]] = {}
-        self.got: dict[str, list[tuple[Message, int]]] = {}
+        self.recorded: dict[str, list[tuple[Entry, Message, int]]] = {}
+        self.replayed: dict[str, list[tuple[Message, int]]] = {}
         self.where: dict[int, str] = {}
-        self.told = 0
+        self.turns = 0
         self.stopped = ""
-        self.said_bye = False
-        self._begun = self._recorded = 0
+        self.left = False
+        self._begun = self._next_turn = 0
         self._lost: int | None = None  # number of turns before the first missing one
-        self._turns: deque[Turn] = deque()
+        self._waiting: deque[Turn] = deque()
         self._peers: dict[str, Peer] = {}
         self._core: RecordedCore | None = None
         self._deduplicator = Deduplicator()
@@ -119,61 +118,56 @@ class Life:
             raise SessionError(f"start of {self}: {name} is {value!r}; needed is {kind.__name__}")
         return value
 
-    # -- what was recorded -----------------------------------------------------------------------------------------
-
-    def hear(self, entry: Entry, message: Message) -> None:
-        """Take the next recorded message of this node."""
+    def add(self, entry: Entry, message: Message) -> None:
+        """Add the next recorded message of this node."""
         if not isinstance(message, Turn):
             if isinstance(message, Step):
                 self._read = f"Step {message.sequence}"
             self.where[id(message)] = self._read
-            self.said.setdefault(entry.topic, []).append((entry, message, self._begun))
+            self.recorded.setdefault(entry.topic, []).append((entry, message, self._begun))
             return
-        if entry.sequence != self._recorded and self._lost is None:
+        if entry.sequence != self._next_turn and self._lost is None:
             self._lost = self._begun
-            self.stopped = self.stopped or f"turn {self._recorded} is not recorded"
-        self._recorded = entry.sequence + 1
+            self.stopped = self.stopped or f"turn {self._next_turn} is not recorded"
+        self._next_turn = entry.sequence + 1
         self._begun += 1
         self._read = _place(message) or self._read
         if not self.stopped:
-            self._turns.append(message)
+            self._waiting.append(message)
 
-    def says(self, kind: type[Sent]) -> Iterator[Sent]:
+    def recorded_in_turn(self, kind: type[Sent]) -> Iterator[Sent]:
         """The recorded messages of this kind in the current turn."""
-        for _, message, begun in reversed(self.said.get(kind.NAME, [])):
-            if begun < self.told:
+        for _, message, begun in reversed(self.recorded.get(kind.NAME, [])):
+            if begun < self.turns:
                 return
-            if begun == self.told and isinstance(message, kind):
+            if begun == self.turns and isinstance(message, kind):
                 yield message
 
-    # -- what the core does today ----------------------------------------------------------------------------------
-
-    def go_on(self, memory: Memory, make: Callable[[Life, Memory], RecordedCore | None], *, end: bool = False) -> None:
-        """Replay the recorded turns that are complete, up to the first one with an input that is not in memory.
+    def replay(self, memory: Memory, make: Make, *, end: bool = False) -> None:
+        """Replay the complete recorded turns, up to the first one with an input that is not in memory.
 
         A turn is complete when the next turn begins, or at the ``end`` of the recording.
         """
-        while self._turns and (end or len(self._turns) > 1):
+        while self._waiting and (end or len(self._waiting) > 1):
             if missing := self._missing(memory):
                 self.stopped = self.stopped or (f"{missing} is not recorded" if end else "")
                 return
+            self._core = self._core or self._made(memory, make)
             if self._core is None:
-                self._core = self._made(memory, make)
-                if self._core is None:
-                    self.stopped = self.stopped or ("the policy it began with is not recorded" if end else "")
-                    return
-            turn = self._turns.popleft()
-            self.told += 1
+                self.stopped = self.stopped or ("its first policy is not recorded" if end else "")
+                return
+            turn = self._waiting.popleft()
+            self.turns += 1
             try:
                 self._now = _place(turn) or self._now
                 inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
                 self.drive(self._core, inputs, turn.now)
             except Exception as error:
-                last = end and not self._turns  # a core may end its node with an error, in its last turn
+                last = end and not self._waiting  # a core may end its node with an error, in its last turn
                 if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
-                    raise _failed(f"turn {self.told} of {self}", error) from error
+                    raise _failed(f"turn {self.turns} of {self}", error) from error
                 self.stopped = str(error)
-                self._turns.clear()
+                self._waiting.clear()
 
     def drive(self, core: RecordedCore, inputs: Sequence[Input], now: float) -> None:
         """Run one turn of a core at ``now`` (s), and collect its messages."""
@@ -193,10 +187,10 @@ class Life:
             if isinstance(message, Step):
                 self._now = f"Step {message.sequence}"
             self.where[id(message)] = self._now
-            self.got.setdefault(message.NAME, []).append((message, self.told))
+            self.replayed.setdefault(message.NAME, []).append((message, self.turns))
         return True
 
-    def _made(self, memory: Memory, make: Callable[[Life, Memory], RecordedCore | None]) -> RecordedCore | None:
+    def _made(self, memory: Memory, make: Make) -> RecordedCore | None:
         try:
             return make(self, memory)
         except Td3RobotError:
@@ -206,7 +200,7 @@ class Life:
 
     def _missing(self, memory: Memory) -> str:
         """The first input of the next turn that is not in memory, as text; empty if all inputs are in memory."""
-        for _, topic, fields in self._turns[0].inputs:
+        for _, topic, fields in self._waiting[0].inputs:
             name = turns.named_in(topic, fields)
             if name and name not in memory and "wire" not in fields:
                 return f"{topic} {' '.join(str(part)[:40] for part in name[1:])}"
@@ -214,55 +208,59 @@ class Life:
 
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
         try:
-            message = _meant(topic, fields, memory)
+            message = _message(topic, fields, memory)
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})
             return self._peers[origin] if turns.is_peer(origin) else origin, message
         except (ProtocolError, KeyError, ValueError) as error:
-            raise SessionError(f"turn {self.told} of {self}: {topic} from {origin}: {error}") from None
-
-    # -- both compared ---------------------------------------------------------------------------------------------
+            raise SessionError(f"turn {self.turns} of {self}: {topic} from {origin}: {error}") from None
 
     def compared(self, topic: str, packages: tuple[str, ...]) -> Replayed:
-        """Recorded and replayed messages of one topic, without those that the recording cannot contain."""
-        recorded = {entry.sequence for entry, _, _ in self.said.get(topic, [])}
-        last = max(recorded, default=-1)
-        whole = self.said_bye and self._lost is None
+        """Recorded and replayed messages of one topic, without messages that the recording cannot contain."""
+        sequences = {entry.sequence for entry, _, _ in self.recorded.get(topic, [])}
+        last = max(sequences, default=-1)
+        complete = self.left and self._lost is None
         got = []
-        for number, (message, turn) in enumerate(self.got.get(topic, [])):
+        for number, (message, turn) in enumerate(self.replayed.get(topic, [])):
             # The recording may end within a turn, and then lacks its last messages.
-            if number in recorded or (number > last and (turn < self.told or whole)):
+            if number in sequences or (number > last and (turn < self.turns or complete)):
                 got.append(message)
         offers = self.start.settings.get("offers")
-        offered = topic not in _LATER or topic in self.said or (isinstance(offers, list) and topic in offers)
+        offered = topic not in _LATER or topic in self.recorded or (isinstance(offers, list) and topic in offers)
         stream = f"{self.name}/{self.incarnation}"
-        return Replayed(topic, packages, self._told(topic), got, stream=stream, where=self.where, older=not offered)
+        return Replayed(
+            topic, packages, self._comparable(topic), got, stream=stream, where=self.where, older=not offered
+        )
 
     def last(self, topic: str) -> int:
         """The sequence of the last compared message of a topic; -1 if no message is compared."""
-        return max((entry.sequence for entry, _ in self._told(topic)), default=-1)
+        return max((entry.sequence for entry, _ in self._comparable(topic)), default=-1)
 
     def notes(self) -> list[str]:
         """What is not compared."""
         if not self.stopped:
             return []
-        after = self._begun - self.told
-        left = f"{after} turns" if after else "what came then"
-        return [f"{self} after turn {self.told}, {left}: {self.stopped}"]
+        after = self._begun - self.turns
+        left = f"{after} turns" if after else "later messages"
+        return [f"{self} after turn {self.turns}, {left}: {self.stopped}"]
 
-    def _told(self, topic: str) -> list[tuple[Entry, Message]]:
+    def _comparable(self, topic: str) -> list[tuple[Entry, Message]]:
         """The recorded messages of the replayed turns."""
-        # Messages of a lost turn appear in the turn before it. The number of replayed messages shows where they begin.
-        known = len(self.got.get(topic, []))
+        # The outputs of a lost turn seem to be outputs of the turn before it. Only the first ``known`` ones are.
+        known = len(self.replayed.get(topic, []))
         return [
             (entry, message)
-            for entry, message, begun in self.said.get(topic, [])
-            if begun <= self.told and (begun != self._lost or entry.sequence < known)
+            for entry, message, begun in self.recorded.get(topic, [])
+            if begun <= self.turns and (begun != self._lost or entry.sequence < known)
         ]
 
 
-def _meant(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
-    """The message for an input of a Turn. The Turn names it or contains it."""
+Make = Callable[[Life, Memory], RecordedCore | None]
+"""Makes the core of a life. Returns None until the core's first policy has been read from the recording."""
+
+
+def _message(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
+    """The message of an input. The Turn names it or contains it."""
     name = turns.named_in(topic, fields)
     if name is None:
         return codec.decode(topic, msgspec.msgpack.encode(fields))
@@ -270,12 +268,12 @@ def _meant(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
         return memory[name]
     repeated = turns.repeated_in(topic, fields)
     if repeated is None:
-        raise ValueError(f"{name} is named, and recorded nowhere")
+        raise ValueError(f"the Turn names {name}, which is not recorded")
     return repeated
 
 
 def _failed(what: str, error: Exception) -> SessionError:
-    """The error for a core that fails on its inputs. The core has a bug, or the inputs are not those of a real node."""
+    """The error for a core that fails on its inputs. The core has a bug, or no real node had these inputs."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:500]
     return SessionError(f"{what}: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}: {text}")
@@ -287,12 +285,8 @@ def _place(turn: Turn) -> str:
     return f"Step {steps[-1][2]} of {steps[-1][0]}" if steps and len(steps[-1]) == 4 else ""
 
 
-def whole(session: Session, role: str) -> tuple[dict[Key, Life], list[str]]:
-    """The lives of this role that are recorded from their first turn, and notes about the others.
-
-    Raises:
-        SessionError: the recording is damaged.
-    """
+def complete(session: Session, role: str) -> tuple[dict[Key, Life], list[str]]:
+    """The lives of this role that are recorded from their first turn, and notes about the other lives."""
     lives: dict[Key, Life] = {}
     notes: list[str] = []
     for key, entry in session.starts.items():
@@ -309,17 +303,11 @@ def whole(session: Session, role: str) -> tuple[dict[Key, Life], list[str]]:
     return lives, notes
 
 
-def relive(
-    session: Session,
-    lives: dict[Key, Life],
-    topics: Collection[str],
-    make: Callable[[Life, Memory], RecordedCore | None],
-) -> None:
+def replay_lives(session: Session, lives: dict[Key, Life], topics: Collection[str], make: Make) -> None:
     """Read the recording once, and replay all these lives side by side.
 
     Args:
         topics: the topics to compare.
-        make: makes the core of a life. Returns None until the core's first policy has been read from the recording.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
@@ -331,37 +319,31 @@ def relive(
         memory.keep(message, len(entry.payload))
         life = lives.get((entry.publisher, entry.incarnation))
         if life and entry.topic == "bye":
-            life.said_bye = True
+            life.left = True
         elif life and (entry.topic in topics or entry.topic == Turn.NAME):
-            life.hear(entry, message)
+            life.add(entry, message)
         for each in lives.values():
-            each.go_on(memory, make)
+            each.replay(memory, make)
     for life in lives.values():
-        life.go_on(memory, make, end=True)
+        life.replay(memory, make, end=True)
 
 
 def outcome(lives: Collection[Life], topics: Sequence[str], packages: tuple[str, ...]) -> Outcome:
     """All comparisons of these lives, topic by topic."""
-    result = Outcome([life.compared(topic, packages) for topic in topics for life in lives])
-    result.turns = sum(life.told for life in lives)
-    result.notes = [note for life in lives for note in life.notes()]
-    return result
+    parts = [life.compared(topic, packages) for topic in topics for life in lives]
+    return Outcome(parts, sum(life.turns for life in lives), [note for life in lives for note in life.notes()])
 
 
 def replay(
-    session: Session,
-    role: str,
-    topics: Sequence[str],
-    packages: tuple[str, ...],
-    make: Callable[[Life, Memory], RecordedCore | None],
+    session: Session, role: str, topics: Sequence[str], packages: tuple[str, ...], make: Make
 ) -> tuple[dict[Key, Life], Outcome]:
-    """Replay all lives of a role that are recorded from their first turn. Returns the lives and their comparisons.
+    """Replay all lives of a role that are recorded from their first turn. Returns these lives and their outcome.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
     """
-    found, notes = whole(session, role)
-    relive(session, found, topics, make)
+    found, notes = complete(session, role)
+    replay_lives(session, found, topics, make)
     result = outcome(found.values(), topics, packages)
     result.notes += notes
     return found, result

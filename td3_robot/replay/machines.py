@@ -1,4 +1,4 @@
-"""Compares this machine with the machine of a recording. Numbers must be equal to the bit only if both are alike."""
+"""Compares this machine with the recording machine. Numbers must be equal to the bit only if both are alike."""
 
 from __future__ import annotations
 
@@ -21,13 +21,8 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
     here = machine.describe(packages)
     try:
         there: Any = json.loads(metadata["host"])
-        recorded, today = (
-            {**{key: str(host[key]) for key in _HARDWARE}, **{name: str(host["packages"][name]) for name in packages}}
-            for host in (there, here)
-        )
+        pairs = [(key, str(there[key]), str(here[key])) for key in _HARDWARE]
+        pairs += [(name, str(there["packages"][name]), str(here["packages"][name])) for name in packages]
     except (KeyError, TypeError, ValueError):
-        return "the recording does not say on what machine it was made"
-    for name, value in recorded.items():
-        if today[name] != value:
-            return f"{name} was {value}, is {today[name]}"
-    return None
+        return "the recording does not describe its machine"
+    return next((f"{name} was {recorded}, is {today}" for name, recorded, today in pairs if recorded != today), None)

@@ -1,4 +1,4 @@
-"""The result of replaying a core: recorded and replayed messages."""
+"""The result of replaying a core: recorded and replayed messages, and their comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from td3_robot.messages import Message
 from td3_robot.recording.entries import Attachment, Entry
+from td3_robot.replay.compare import Comparison
 
 
 @dataclass(frozen=True)
@@ -14,15 +15,14 @@ class Replayed:
     """The recorded and the replayed messages of one topic and stream.
 
     Attributes:
-        topic: its name.
         packages: numbers must be equal to the bit only if these packages have the same versions.
-        expected: the expected messages with their entries. The entry is None if the message is from an attachment.
+        expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
         reference: an attachment with ``got``; only for topics that are not in MESSAGES.
-        stream: the publisher; part of the reference's name.
+        stream: the publisher and its incarnation.
         where: the Step at which a message was sent, as text, by ``id`` of the message.
         older: True if the recorded node did not offer this topic. Then only a reference can be compared.
-        made: metadata of the machine that made the reference. None if there is no reference, or it lacks this.
+        made: metadata of the machine that made the reference, if known.
     """
 
     topic: str
@@ -41,11 +41,35 @@ class Outcome:
     """The result of replaying one core.
 
     Attributes:
-        parts: one for each stream.
+        parts: recorded and replayed messages, by topic and stream.
         turns: number of replayed turns.
-        notes: what could not be checked, and why.
+        notes: what was not compared, and why.
+        core: name of the core.
+        comparisons: comparisons by topic. The text says how exactly numbers were compared, and why.
+        recorded_s: time from the first to the last compared message, in seconds of the recording.
+        taken_s: duration of the replay in seconds.
     """
 
     parts: list[Replayed] = field(default_factory=list)
     turns: int = 0
     notes: list[str] = field(default_factory=list)
+    core: str = ""
+    comparisons: list[tuple[Comparison, str]] = field(default_factory=list)
+    recorded_s: float = 0.0
+    taken_s: float = 0.0
+
+    def add(self, comparison: Comparison, how: str) -> None:
+        """Add a comparison. Merge it with an earlier one of the same topic and exactness."""
+        for known, known_how in self.comparisons:
+            if (known.topic, known_how) == (comparison.topic, how):
+                known.add(comparison)
+                return
+        self.comparisons.append((comparison, how))
+
+    @property
+    def compared(self) -> int:
+        return sum(comparison.compared for comparison, _ in self.comparisons)
+
+    @property
+    def same(self) -> bool:
+        return all(comparison.same for comparison, _ in self.comparisons)

@@ -1,4 +1,4 @@
-"""Replays the policy server's core. It must produce the recorded Actions, states, Replies and Commands."""
+"""Replays the policy server's core. The core must produce the recorded Actions, states, Replies and Commands."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Latches.NAME)
-"""The compared topics: all messages of a policy server, the Commands that it took, and its safety state."""
+"""The compared topics: all messages of a policy server, the Commands that it received, and its safety state."""
 _PACKAGES = ("numpy",)
-_HELD = 8  # the most cores kept, one per weights version
+_CORES = 8  # cores that are kept in memory, one for each weights version
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. Replay rebuilds lost turns from the recorded Actions, one turn each.
+    """Replay every policy server of a session. A lost turn is rebuilt from each recorded Action.
 
     Raises:
-        SessionError: the recording is damaged, or holds no configuration.
+        SessionError: the recording is damaged, or has no configuration.
     """
     found, outcome = lives.replay(session, "policy", TOPICS, _PACKAGES, _make)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
@@ -58,7 +58,7 @@ def replay(session: Session) -> Outcome:
         outcome.parts += rebuilt.parts
         outcome.notes += rebuilt.notes
     elif not outcome.turns:
-        outcome.notes.append("there are no Actions in it")
+        outcome.notes.append("the recording has no Actions")
     return outcome
 
 
@@ -67,7 +67,7 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
     weights = None
     if "version" in life.start.settings:
         name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
-        if name not in memory:  # checked first: the caller calls this function again until it has read the weights
+        if name not in memory:  # the caller calls this function again when it has read more messages
             return None
         weights = memory[name]
     core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
@@ -90,11 +90,8 @@ def _bundle(weights: Weights) -> Bundle:
     return Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {weights.version}")
 
 
-# -- lost turns --------------------------------------------------------------------------------------------------------
-
-
 def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
-    """Rebuild the turns of these servers. ``after``: sequence of each server's last compared Action."""
+    """Rebuild turns of these servers. ``after`` holds the sequence of each server's last compared Action."""
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
         start = session.decode(session.starts[key]) if key in session.starts else None
@@ -105,9 +102,9 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
         key = entry.publisher, entry.incarnation
         if not isinstance(message, Action):
             for each in rebuilt.values():
-                each.hear(entry, message)
+                each.add(entry, message)
         elif key in rebuilt and entry.sequence > after[key]:
-            rebuilt[key].hear(entry, message)
+            rebuilt[key].add(entry, message)
     outcome = Outcome()
     for each in rebuilt.values():
         each.finish(outcome)
@@ -115,9 +112,9 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
 
 
 class _LostTurns:
-    """Rebuilds the lost turns of a life, one turn for each Action. Its inputs are the Action's Step and weights.
+    """Rebuilds a turn for each Action of a life. The inputs are the Action's Step and weights.
 
-    Safe actions are not replayed, because they depend on states that the recording does not show.
+    Safe actions are not replayed, because they depend on states that are not recorded.
     """
 
     def __init__(self, life: Life) -> None:
@@ -131,36 +128,36 @@ class _LostTurns:
         self._weights: dict[int, Weights] = {}
         self._waiting: list[tuple[Entry, Action]] = []
 
-    def hear(self, entry: Entry, message: Message) -> None:
-        """Take the next recorded Step or Weights, or the next Action of this server."""
+    def add(self, entry: Entry, message: Message) -> None:
+        """Add the next recorded Step or Weights, or the next Action of this server."""
         if isinstance(message, Weights):
             self._weights[message.version] = message
             if (entry.publisher, entry.incarnation) == (self._life.name, self._life.incarnation):
-                self._policies.loaded[message.version] = message  # a server records weights that a person loaded
+                self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
         elif isinstance(message, Action) and message.weights_version:
             self._waiting.append((entry, message))
         else:
             self._safe += 1
-        # The recorder reads several links, so a Step may come after its Action.
+        # The recorder reads several links, so a Step may be recorded after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
             self._drive(*self._waiting.pop(0))
 
     def finish(self, outcome: Outcome) -> None:
-        """At the end of the recording, rebuild the remaining turns. Add all comparisons to the outcome."""
+        """Rebuild the remaining turns, and add all comparisons to the outcome."""
         for entry, action in self._waiting:
             if missing := self._missing(action):
                 self._unanswerable[missing] += 1
             else:
                 self._drive(entry, action)
-        expected = [(entry, message) for entry, message, _ in self._life.said.get(Action.NAME, [])]
+        expected = [(entry, message) for entry, message, _ in self._life.recorded.get(Action.NAME, [])]
         if expected:
-            got = [message for message, _ in self._life.got.get(Action.NAME, [])]
+            got = [message for message, _ in self._life.replayed.get(Action.NAME, [])]
             outcome.parts.append(Replayed(Action.NAME, _PACKAGES, expected, got))
         outcome.notes += [f"{n} Actions whose {what} is not recorded" for what, n in self._unanswerable.items()]
         if self._safe:
-            outcome.notes.append(f"{self._safe} safe actions: when they are due depends on states and deadlines")
+            outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:
@@ -174,16 +171,15 @@ class _LostTurns:
             hello = handshake.hello("simulator", step.source, client=0, incarnation=step.incarnation)
             self._peers[source] = Peer("policy", step.source.encode(), hello, {})
         self._policies.exploring = action.noise_kind != NO_NOISE
-        self._life.hear(entry, action)
+        self._life.add(entry, action)
         inputs: list[Input] = [("learner", self._weights[action.weights_version]), (self._peers[source], step)]
         self._life.drive(self._core, inputs, entry.published * 1e-9)
 
 
 class _Policies:
-    """One policy core without deadlines for each weights version.
+    """Policy cores without deadlines, one for each weights version.
 
-    A server may go back to an older version, and without turns nothing shows when. So each Action gets the core of its
-    own version.
+    A server may return to an older version, and only a turn shows when. So the core of an Action's version answers.
 
     Attributes:
         loaded: the weights that a person loaded, by version. Their safety limits also apply to later versions.
@@ -214,12 +210,12 @@ class _Policies:
                 bundle = _bundle(self.loaded.get(each, weights))
                 bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
                 core.store.add(each, Actor(bundle), loaded=each == floor)
-            if len(self._cores) > _HELD:
+            if len(self._cores) > _CORES:
                 self._cores.popitem(last=False)
         self._cores.move_to_end(version)
         return self._cores[version]
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
-    """The settings without deadlines. If a turn is lost, nothing shows when its Step reached the server."""
+    """The settings without deadlines, because a lost turn hides when its Step reached the server."""
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)

@@ -1,4 +1,4 @@
-"""The pytest plugin of td3-robot. It runs each recording in a folder as a test, and has fixtures for your own tests.
+"""A pytest plugin. It replays each recording in a folder as a test, and has fixtures for your own tests.
 
 In ``pyproject.toml``::
 
@@ -32,26 +32,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse folders without tests: a suite that checks nothing must not pass."""
+    """Refuse folders without tests, because a suite that checks nothing must not pass."""
     for folder in _folders(session.config):
         if not folder.is_dir():
-            raise pytest.UsageError(f"{INI}: {str(folder)!r} is no folder")
+            raise pytest.UsageError(f"{INI}: {str(folder)!r} is not a folder")
         recordings = [path for path in folder.rglob("*.mcap") if not path.is_dir()]
         if not recordings:
             raise pytest.UsageError(f"{INI}: {str(folder)!r} holds no recordings (*.mcap)")
         for path in recordings:
             if not path.exists():
-                raise pytest.UsageError(
-                    f"{INI}: {str(path)!r} is a link to {str(path.readlink())!r}, which is not there"
-                )
-            if hidden := _passed_over(path.relative_to(folder), session.config):
-                raise pytest.UsageError(f"{INI}: pytest does not look at {str(path)!r}: norecursedirs has {hidden!r}")
-
-
-def _passed_over(path: Path, config: pytest.Config) -> str | None:
-    """The pattern of norecursedirs that hides this file in a folder from pytest; None if there is none."""
-    patterns: list[str] = config.getini("norecursedirs")
-    return next((pattern for name in path.parts[:-1] for pattern in patterns if fnmatch(name, pattern)), None)
+                target = str(path.readlink())
+                raise pytest.UsageError(f"{INI}: {str(path)!r} is a link to {target!r}, which does not exist")
+            folders = path.relative_to(folder).parts[:-1]
+            for pattern in session.config.getini("norecursedirs"):
+                if any(fnmatch(name, pattern) for name in folders):
+                    raise pytest.UsageError(f"{INI}: pytest ignores {str(path)!r}: norecursedirs has {pattern!r}")
 
 
 def _folders(config: pytest.Config) -> Sequence[Path]:
@@ -66,8 +61,6 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class SessionCollector(pytest.File):
-    """Collects one recording."""
-
     def collect(self) -> Iterator[pytest.Item]:
         yield SessionItem.from_parent(self, name="replay")
 
@@ -87,7 +80,8 @@ class SessionItem(pytest.Item):
         reports = replay.check(session)
         text = replay.text(session, reports)
         if not all(report.same for report in reports) or not any(report.compared for report in reports):
-            raise SessionDiffersError(f"{text}\non purpose? td3-robot replay {shlex.quote(str(self.path))} --update")
+            command = f"td3-robot replay {shlex.quote(str(self.path))} --update"
+            raise SessionDiffersError(f"{text}\nif you changed this on purpose: {command}")
         self.add_report_section("call", "replay", text)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -103,7 +97,7 @@ class SessionItem(pytest.Item):
 
 @pytest.fixture
 def recorded_session() -> Callable[..., Session]:
-    """``recorded_session(PATH, …)`` opens a recording, or the parts of one, as a :class:`Session`."""
+    """``recorded_session(PATH, …)`` opens a recording, or all its parts, as a :class:`Session`."""
     from td3_robot.recording.reader import Session
 
     return lambda *paths: Session([Path(path) for path in paths])

@@ -1,8 +1,8 @@
 """Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages stay, because they are the inputs of other cores. For each stream that differs, an attachment (the
-*reference*) holds the new expected messages. A second attachment describes the machine and versions that made the
-reference. They replace those of the recording when replay decides how exactly to compare the stream.
+The recorded messages stay, because they are inputs of other cores. For each stream that differs, an attachment (the
+*reference*) holds the new expected messages. A second attachment describes the machine that made the reference. Replay
+uses this machine to decide how exactly to compare the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
 
 _MADE = "made/"
-"""This prefix and the name of a reference name the attachment that describes the machine of the reference."""
+"""Prefix of the attachment that describes the machine of a reference. The name of the reference follows."""
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part with the messages and machine of its reference. Without a reference in the session: the part itself.
+    """The part with the messages and machine of its reference. A part without a reference stays as it is.
 
     Raises:
         SessionError: the reference is damaged.
@@ -77,11 +77,11 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
         write(target, Facts(session.metadata, attachments), session.entries())
         shutil.copymode(path, target)
         target.replace(path)
-    return f"expected now: {', '.join(sorted(references))}"
+    return f"new references: {', '.join(sorted(references))}"
 
 
 def _reference(part: Replayed) -> Attachment | None:
-    """The attachment with the replayed messages; None if their bytes equal those of the expected messages."""
+    """The attachment with the replayed messages; None if they equal the expected messages."""
     if part.topic not in MESSAGES:
         return None
     payloads = [codec.encode(message) for message in part.got]
@@ -91,7 +91,7 @@ def _reference(part: Replayed) -> Attachment | None:
 
 
 def _made(session: Session, name: str) -> dict[str, str] | None:
-    """The machine that made the reference of this name; None if the file does not record it."""
+    """The machine that made the reference of this name; None if it is unknown."""
     attached = session.attachments.get(f"{_MADE}{name}")
     if attached is None:
         return None

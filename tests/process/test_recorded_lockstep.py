@@ -14,7 +14,7 @@ from td3_robot.replay import check as replay
 LOCKSTEP = ("record=true", "checkpoint.every=250", "learner.publish_every=100", "learner.replay_ratio=0.2")
 
 
-def reports_of(*parts: Path) -> dict[str, replay.CoreReport]:
+def reports_of(*parts: Path) -> dict[str, replay.Outcome]:
     session = Session(parts)
     reports = replay.check(session)
     print(replay.text(session, reports))
@@ -25,7 +25,7 @@ def recorded(path: Path, topic: str) -> int:
     return sum(count for (_, _, name), count in Session([path]).counts.items() if name == topic)
 
 
-def compared(report: replay.CoreReport) -> dict[str, int]:
+def compared(report: replay.Outcome) -> dict[str, int]:
     return {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
 
 

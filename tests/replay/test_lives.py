@@ -53,7 +53,7 @@ def without(publisher: str, topic: str, *numbers: int) -> Change:
     return lambda it: None if (it.publisher, it.topic) == (publisher, topic) and it.sequence in numbers else it
 
 
-def policy(session: Session) -> tuple[replay.CoreReport, int]:
+def policy(session: Session) -> tuple[replay.Outcome, int]:
     (report,) = replay.check(session, ["policy"])
     return report, sum(c.compared for c, _ in report.comparisons if c.topic == "lifecycle")
 
@@ -127,7 +127,7 @@ def test_a_servers_states_are_not_compared_without_its_first_turn_or_policy(
     assert any("its turns before 1 are missing" in note for note in report.notes)
     report, states = policy(changed(without("policy", "weights", 0)))
     assert (report.turns, states) == (0, 0)
-    assert any("the policy it began with is not recorded" in note for note in report.notes)
+    assert any("its first policy is not recorded" in note for note in report.notes)
 
 
 def _told(inputs: list[object], now: float = 3.0) -> dict[str, object]:

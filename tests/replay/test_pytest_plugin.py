@@ -59,7 +59,7 @@ def test_a_folder_without_any_collected_recording_is_an_error(project: Path) -> 
     (sessions / "gone.mcap").symlink_to("annex/gone.mcap")
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "gone.mcap' is a link to 'annex/gone.mcap', which is not there" in result.stderr
+    assert "gone.mcap' is a link to 'annex/gone.mcap', which does not exist" in result.stderr
     (sessions / "gone.mcap").unlink()
     (sessions / "build").mkdir()
     shutil.copy(RECORDING, sessions / "build")
@@ -71,7 +71,7 @@ def test_a_folder_without_any_collected_recording_is_an_error(project: Path) -> 
     sessions.rmdir()
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} is no folder" in result.stderr
+    assert f"ERROR: td3_robot_sessions: {str(sessions)!r} is not a folder" in result.stderr
 
 
 def test_pytest_finds_the_plugin_of_the_installed_package() -> None:
@@ -90,7 +90,7 @@ def test_a_difference_is_shown_as_the_replay_command_shows_it(project: Path) -> 
     result = run(project)
     assert result.returncode == 1
     assert "policy: action DIFFERS" in result.stdout
-    assert "on purpose? td3-robot replay" in result.stdout
+    assert "if you changed this on purpose: td3-robot replay" in result.stdout
     assert "Traceback" not in result.stdout
 
 

@@ -103,7 +103,7 @@ def test_update_shows_the_difference_and_then_expects_it(
     assert policy(path, "--update") == 0
     text = capsys.readouterr().out
     assert "DIFFERS" in text
-    assert "rewritten, expected now: reference/all/action" in text
+    assert "rewritten, new references: reference/all/action" in text
     assert policy(path) == 0
     assert "30 action messages the same to the bit" in capsys.readouterr().out
     # The recording holds what other cores received, so it stays unchanged.
@@ -186,7 +186,7 @@ def test_a_session_with_nothing_to_compare_fails(
     assert policy(save("a.mcap", entries_of(only_steps))) == 1
     assert policy(tmp_path / "a.mcap", "--update") == 1
     text = capsys.readouterr().out
-    assert "not checked: there are no Actions in it" in text
+    assert "not checked: the recording has no Actions" in text
     assert "NOTHING could be checked" in text
 
 

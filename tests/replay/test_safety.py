@@ -491,7 +491,7 @@ def test_update_accepts_an_intended_change_and_affects_no_other_core(
     assert main(["replay", str(path)]) == 1
     assert main(["replay", str(path), "--update"]) == 0
     text = capsys.readouterr().out
-    assert "expected now: reference/policy/0/action, reference/policy/0/" in text
+    assert "new references: reference/policy/0/action, reference/policy/0/" in text
     assert main(["replay", str(path)]) == 0
     now = path.read_bytes()
     assert main(["replay", str(path), "--update"]) == 0
