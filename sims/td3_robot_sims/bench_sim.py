@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +28,11 @@ OURS = "td3_robot"
 SEED = 0
 
 
-class Robots(Protocol):
-    """One robot or a fleet."""
+Contestants = dict[tuple[str, int], Any]
+"""Robots by name and fleet size. Each has ``close()`` and ``step(action)``, where ``action`` has one row per robot.
 
-    def step(self, action: Float32) -> object:
-        """Step each robot, or reset it if its episode has ended; ``action`` has one row per robot."""
-
-    def close(self) -> None: ...
-
-
-Contestants = dict[tuple[str, int], Robots]
-"""Robots by name and fleet size."""
+``step`` steps each robot, or resets it if its episode has ended.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,7 +144,7 @@ def speeds(task: str, options: argparse.Namespace, others: Contestants) -> dict[
     return figures
 
 
-def _step_all(robots: Robots, actions: Float32) -> None:
+def _step_all(robots: Any, actions: Float32) -> None:
     for action in actions:
         robots.step(action)
 

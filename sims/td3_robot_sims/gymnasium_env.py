@@ -68,7 +68,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[Float32, dict[str, float]]:
-        """Start an episode, also after :meth:`close`; ``options`` is not used."""
+        """Start an episode, also after :meth:`close`. ``options`` has no effect."""
         super().reset(seed=seed)
         if self._robot is None:
             # Without a seed, draw one from this object's random stream, which continues after close().

@@ -14,21 +14,16 @@ from td3_robot_sims.vector_env import VectorEnvironment
 
 
 def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """Make the core of a simulator. The caller must close its ``envs``.
-
-    Args:
-        config: configuration of the run.
-        name: name of the simulator.
-        incarnation: incarnation of the simulator.
-    """
+    """Make the core of a simulator. The caller must close its ``envs``."""
 
     def environment(seed: int) -> Environment:
         return tasks.make(config.task, seed, config.randomization)
 
     envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
     # At full speed no deadline is needed: without Actions the simulation does not advance.
-    fast = config.pacing.mode == "fast"
-    safety = msgspec.structs.replace(config.safety, action_deadline_ms=None) if fast else config.safety
+    safety = config.safety
+    if config.pacing.mode == "fast":
+        safety = msgspec.structs.replace(safety, action_deadline_ms=None)
     return SimulatorCore(
         envs,
         name,

@@ -1,8 +1,8 @@
-"""Domain randomization: a simulator draws properties of the robot and its world anew for each episode.
+"""Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
-A policy so learns to act in spite of unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or
-null for off. By default all keys are off, and the robots equal the published ones bit for bit. The first Step of an
-episode reports the drawn values.
+A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
+off. With all keys off, the default, the robots equal the published ones bit for bit. The first Step of an episode
+reports the drawn values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass, each from a random side; on planar robots from ahead or behind.
+    """Horizontal forces on the torso's centre of mass, in random directions. A planar robot is pushed ahead or back.
 
     Attributes:
         force: N; null for no pushes.
@@ -81,7 +81,7 @@ class RandomizationConfig(Section, frozen=True):
         sensor_noise: standard deviation of each observation's normal noise, drawn for each group.
         sensor_bias: constant offset of each observation during an episode, drawn for each channel.
         push: forces on the torso.
-        tilt: angle between start attitude and upright attitude, rad, to a random side; planar robots: ahead or back.
+        tilt: angle of the start attitude from upright, rad, to a random side. A planar robot tilts ahead or back.
     """
 
     mass: tuple[_Factor, _Factor] | None = None
@@ -116,7 +116,7 @@ class RandomizationConfig(Section, frozen=True):
         return bool(self.ranges())
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Return the full name and the range of every key that is on."""
+        """The full name and the range of every key that is on."""
         found = dict(_ranges(self))
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]

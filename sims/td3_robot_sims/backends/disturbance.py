@@ -19,7 +19,7 @@ Range = tuple[float, float]
 
 
 class Disturbance:
-    """The disturbances of one robot; :meth:`begin` draws them anew for each episode.
+    """The disturbances of one robot; :meth:`begin` draws them for each episode.
 
     Args:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.

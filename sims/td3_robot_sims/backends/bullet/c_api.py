@@ -204,10 +204,7 @@ set_joint = _function("b3CreatePoseCommandSetJointPositionMultiDof", _HANDLE, _H
 set_speed = _function("b3CreatePoseCommandSetJointVelocityMultiDof", _HANDLE, _HANDLE, c_int, _DOUBLES, c_int)
 
 control = _function("b3JointControlCommandInit2", _HANDLE, c_int, c_int, result=_HANDLE)
-set_target = _function("b3JointControlSetDesiredPosition", _HANDLE, c_int, c_double)
-set_kp = _function("b3JointControlSetKp", _HANDLE, c_int, c_double)
 set_target_speed = _function("b3JointControlSetDesiredVelocity", _HANDLE, c_int, c_double)
-set_kd = _function("b3JointControlSetKd", _HANDLE, c_int, c_double)
 set_force = _function("b3JointControlSetMaximumForce", _HANDLE, c_int, c_double)
 set_torques = _function("b3JointControlSetDesiredForceTorqueMultiDof", _HANDLE, c_int, c_void_p, c_int)
 force = _function("b3ApplyExternalForceCommandInit", _HANDLE, result=_HANDLE)

@@ -230,10 +230,7 @@ class Client:
         """Turn off the motor with which PyBullet loads a joint. It would act as a brake against our torques."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
-        b3.set_target(command, joint.position_at, 0.0)
-        b3.set_kp(command, joint.velocity_at, 0.1)
-        b3.set_target_speed(command, joint.velocity_at, 0.0)
-        b3.set_kd(command, joint.velocity_at, 1.0)
+        b3.set_target_speed(command, joint.velocity_at, 0.0)  # Bullet ignores the force without a target
         b3.set_force(command, joint.velocity_at, 0.0)
         self._run(handle, command)
 

@@ -1,7 +1,7 @@
 """One robot on a floor in one PyBullet world.
 
 The world equals that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
-parameters. If one of these differs, Bullet's results differ.
+parameters. Bullet's results depend on all of them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pybullet_data
 from numpy.typing import NDArray
 
 from td3_robot_sims.backends.bullet.c_api import pybullet
 from td3_robot_sims.backends.bullet.client import BASE, Client, Joint, Part
 from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, RobotModel
-from td3_robot_sims.quiet import without_lines
-
-with without_lines(b"pybullet build time:"):
-    import pybullet_data
 
 SUBSTEPS = 4
 SOLVER_ITERATIONS = 5
@@ -107,8 +104,8 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # Without a link "torso", the root link is the torso. It must be added here, because the order of
-                # the parts affects the rounding of their mean.
+                # Without a link "torso", the root link is the torso. Add it here, because the order of the parts
+                # affects the rounding of their mean.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
                 driven[index] = joint

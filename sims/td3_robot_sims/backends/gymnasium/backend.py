@@ -1,7 +1,6 @@
 """Gymnasium's tasks, as two backends: ``gymnasium`` for continuous actions, ``discrete`` for discrete ones.
 
-A task's name is an ID of Gymnasium's registry, or ``MODULE:ID``. The backend first imports MODULE, which registers the
-ID. The robot's name does not contain MODULE.
+A task's name is an ID of Gymnasium's registry, or ``MODULE:ID`` if MODULE registers the ID when it is imported.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ SCORE_LIMIT = 10.0
 
 
 class GymnasiumEnvironment(Environment):
-    """A Gymnasium task with continuous actions.
+    """A Gymnasium task with continuous actions and its registered time limit.
 
-    Its time limit is the registered one. The task draws from this environment's random stream. If a task uses another
-    random generator, it cannot be restored, and :meth:`restore_state` raises BundleError.
+    The task draws from this environment's random stream. If it uses another random generator, :meth:`restore_state`
+    raises BundleError.
 
     Args:
         kind: name of the backend; the robot's name begins with it.
@@ -94,9 +94,8 @@ class GymnasiumEnvironment(Environment):
 class DiscreteEnvironment(GymnasiumEnvironment):
     """A Gymnasium task with ``Discrete`` actions.
 
-    Its action is float32[A]: one score within ±10 for each of the A discrete actions. The task executes the action with
-    the highest score. If scores are equal, the first action wins. Scores can be the mean of a
-    continuous policy or the logits of a categorical one.
+    Its action is float32[A]: one score within ±10 for each discrete action, for example the logits of a categorical
+    policy. The task executes the action with the highest score; the first of equal scores wins.
     """
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
