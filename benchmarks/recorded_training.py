@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 from td3_robot.bench import harness
 from td3_robot.config import loading as configuration
-from td3_robot.errors import EXIT_INTERRUPTED, NodeError
+from td3_robot.errors import NodeError, exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime import launch
 from td3_robot.runtime.run_folder import RunFolder
@@ -109,7 +110,7 @@ def measure(
 
         plan = _plan(recorders, stretches, blocks, seconds, warm_up)
         with contextlib.suppress(_FinishedError):
-            if supervisor.supervise(_points_to(plan, point)) == EXIT_INTERRUPTED:
+            if supervisor.supervise(_points_to(plan, point)) == exit_code_of(signal.SIGINT):
                 raise KeyboardInterrupt
             raise NodeError(f"the training ended too early; see {run.logs}")
         recorded_bytes = recorders.stop()

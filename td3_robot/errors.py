@@ -20,7 +20,11 @@ from __future__ import annotations
 EXIT_GOOD = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+
+
+def exit_code_of(signal: int) -> int:
+    """Return the exit code of a command that a signal ended: 130 for SIGINT (Ctrl-C), 143 for SIGTERM."""
+    return 128 + signal
 
 
 class Td3RobotError(Exception):

@@ -15,16 +15,18 @@ import numpy as np
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
+from td3_robot.policies import find_policy
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
 
 _EXAMPLES = """examples:
-  td3-robot eval runs/walker2d/policy.safetensors
-  td3-robot eval runs/walker2d/best.safetensors --episodes 20 --seed 7 --json
-  td3-robot eval runs/walker2d/policy.safetensors --video walk.mp4
+  td3-robot eval walker2d --video walk.mp4
+  td3-robot eval runs/walker2d
+  td3-robot eval runs/walker2d/policy.safetensors --episodes 20 --seed 7 --json
+  td3-robot eval policy.safetensors --task gymnasium:my_tasks:Reach-v0
 """
 MAX_STEPS = EvaluationConfig().max_steps
 _FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
@@ -32,18 +34,16 @@ _FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    for name, least in (("episodes", 1), ("max_steps", 1), ("seed", 0)):
-        if (given := getattr(options, name)) < least:
-            raise UsageError(f"--{name.replace('_', '-')} is {given}; it must be at least {least}")
-    bundle = Bundle.load(options.policy)
-    task = options.env or str(bundle.provenance.get("task", bundle.spec.name))
+    file = find_policy(options.policy)
+    bundle = Bundle.load(file)
+    task = options.task or str(bundle.provenance.get("task", bundle.spec.name))
     with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
-        if not options.env:
-            tasks.refuse_import(task, f"policy {str(options.policy)!r}", "--env {task}")
+        if not options.task:
+            tasks.refuse_import(task, f"policy {str(file)!r}", "--task {task}")
         environment = tasks.make(task)
         try:
             if difference := environment.spec.difference(bundle.spec):
-                raise BundleError(f"policy {str(options.policy)!r} is for another robot than {task!r}: {difference}")
+                raise BundleError(f"policy {str(file)!r} is for another robot than {task!r}: {difference}")
             results = _run(environment, bundle, options)
         finally:
             environment.close()
@@ -57,13 +57,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a policy without noise; print mean, standard deviation and every return.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("policy", type=Path, metavar="POLICY", help="a policy bundle (.safetensors)")
-    parser.add_argument("--env", metavar="NAME", help="task (default: the one it was trained on)")
-    parser.add_argument("--episodes", type=int, default=10, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
+    parser.add_argument("--task", "--env", metavar="NAME", help="task (default: the one it was trained on)")
     parser.add_argument(
-        "--max-steps", type=int, default=MAX_STEPS, metavar="N", help="longest episode (default: %(default)s)"
+        "--episodes", type=integer(1), default=10, metavar="N", help="number of episodes (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the starts (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=integer(1), default=MAX_STEPS, metavar="N", help="longest episode (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=integer(), default=0, metavar="S", help="seed of the starting states (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episode as a video (.mp4)")
     return parser

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import statistics
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, NodeError, Td3RobotError, UsageError
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.util import machine
 
 Report = dict[str, Any]
@@ -47,32 +46,25 @@ class Options(Parser):
         lines = [f"  {command} {example}".rstrip() for example in examples]
         super().__init__(prog=command, description=description, epilog="\n".join(["examples:", *lines]))
         self.add_argument("--json", action="store_true", help="print one JSON object")
-        self._lowest: dict[str, float] = {}
         self._needs = needs
 
     def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1) -> None:
         """Add an option that takes a number, or a list of numbers if ``default`` is a list."""
         several = isinstance(default, list)
-        kind = type(default[0] if several else default)
+        kind = integer(int(low)) if isinstance(default[0] if several else default, int) else real(low)
         shown = " ".join(map(str, default)) if several else default
         nargs = "+" if several else None
         self.add_argument(
             flag, type=kind, default=default, metavar=metavar, help=f"{purpose} (default: {shown})", nargs=nargs
         )
-        self._lowest[flag] = low
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse the arguments.
 
         Raises:
-            UsageError: a number is too low, infinite or NaN, or a package is missing.
+            UsageError: a package is missing.
         """
         options = self.parse_args(arguments)
-        for flag, low in self._lowest.items():
-            given = getattr(options, flag.removeprefix("--").replace("-", "_"))
-            for value in given if isinstance(given, list) else [given]:
-                if not low <= value < math.inf:
-                    raise UsageError(f"{flag} is {value}; it must be at least {low}")
         if missing := [name for name in self._needs if not machine.version(name)]:
             raise UsageError(f"needs {' and '.join(missing)}; pip install {' '.join(missing)}")
         return options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageError
 from td3_robot.learner.checkpointing import checkpoint
+from td3_robot.policies import find_policy
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.util import files
@@ -51,43 +51,49 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     create = commands.add_parser("create", help="make a bundle to deploy from a run, a checkpoint or another bundle")
-    create.add_argument("source", type=Path, metavar="SOURCE", help="run folder, checkpoint file or bundle")
+    create.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a run folder (its final policy), a checkpoint file, a policy file, or a shipped policy such as walker2d",
+    )
     create.add_argument("out", type=Path, metavar="OUT", help="file to write")
     create.add_argument("--best", action="store_true", help="of a run: the policy with the best evaluation")
     create.add_argument("--note", metavar="TEXT", help="text to store in its provenance")
     create.add_argument(
-        "--noise", type=float, default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
+        "--noise", type=real(), default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
     )
 
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser("verify", help="exit with 1 unless a bundle is whole, finite and for this robot")
     for command in (show, verify):
-        command.add_argument("file", type=Path, metavar="FILE")
+        command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object")
     _add_robot(verify)
 
     export = commands.add_parser("export", help="convert a bundle for runtimes in other languages")
-    export.add_argument("file", type=Path, metavar="FILE")
-    export.add_argument("out", type=Path, metavar="OUT")
+    export.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
+    export.add_argument("out", type=Path, metavar="OUT", help="file to write")
     export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
 
     imported = commands.add_parser("import", help="convert a Stable-Baselines3 TD3 or DDPG zip; runs no code of it")
-    imported.add_argument("file", type=Path, metavar="ZIP")
-    imported.add_argument("out", type=Path, metavar="OUT")
+    imported.add_argument("zip", type=Path, metavar="ZIP", help="file of Stable-Baselines3")
+    imported.add_argument("out", type=Path, metavar="OUT", help="file to write")
     _add_robot(imported)
+    for command in (create, export, imported):
+        command.add_argument("--force", action="store_true", help="replace OUT if it exists")
     return parser
 
 
 def _add_robot(command: argparse.ArgumentParser) -> None:
     robot = command.add_mutually_exclusive_group()
-    robot.add_argument("--like", type=Path, metavar="BUNDLE", help="the robot of this bundle")
+    robot.add_argument("--like", metavar="POLICY", help="the robot of this policy")
     robot.add_argument("--task", metavar="NAME", help="the robot of this task, for example Walker2D")
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:
     """Return the robot that ``--like`` or ``--task`` names; None without these options."""
     if options.like:
-        return Bundle.load(options.like).spec
+        return Bundle.load(find_policy(options.like)).spec
     if options.task:  # td3_robot never imports simulators statically
         spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(options.task)
         return spec
@@ -95,21 +101,35 @@ def _spec(options: argparse.Namespace) -> RobotSpec | None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    if not 0 <= options.noise < math.inf:
-        raise UsageError(f"--noise is {options.noise}; allowed: 0 and more")
-    source: Path = options.source
+    _check_free(options)
+    source = Path(options.source)
     if source.is_dir():
         run = RunFolder.open(source)
         bundle = Bundle.load(run.best_file if options.best else run.policy_file)
     elif options.best:
-        raise UsageError(f"--best needs a run folder; {str(source)!r} is a file")
+        raise UsageError(f"--best needs a run folder; {str(source)!r} is not a folder")
+    elif source.name.startswith("checkpoint-"):
+        bundle = _from_checkpoint(source)
     else:
-        bundle = _from_checkpoint(source) if source.name.startswith("checkpoint-") else Bundle.load(source)
+        bundle = Bundle.load(find_policy(options.source))
     provenance = {**bundle.provenance, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     if options.note is not None:
         provenance["note"] = options.note
     exploration = Exploration("gaussian", options.noise) if options.noise else Exploration()
     return _write(replace(bundle, exploration=exploration, provenance=provenance), options.out)
+
+
+def _check_free(options: argparse.Namespace) -> None:
+    """Check that OUT may be written.
+
+    Raises:
+        UsageError: the file exists, and the user did not give ``--force``; or its folder does not exist.
+    """
+    out: Path = options.out
+    if out.exists() and not options.force:
+        raise UsageError(f"{str(out)!r} exists already; replace it with --force, or name another file")
+    if not out.parent.is_dir():
+        raise UsageError(f"{str(out)!r}: the folder {str(out.parent)!r} does not exist")
 
 
 def _from_checkpoint(path: Path) -> Bundle:
@@ -159,12 +179,13 @@ def _write(bundle: Bundle, out: Path) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    bundle, payload = Bundle.load_with_bytes(options.file)
+    file = find_policy(options.policy)
+    bundle, payload = Bundle.load_with_bytes(file)
     content = _described(bundle, payload)
     if options.json:
         print(json.dumps(content))
         return EXIT_GOOD
-    print(f"{options.file}: policy for {bundle.spec.name}, every {bundle.spec.control_period * 1e3:g} ms")
+    print(f"{file}: policy for {bundle.spec.name}, every {bundle.spec.control_period * 1e3:g} ms")
     print(f"network      {_shape(bundle)}; {content['parameters']:,} numbers")
     scale = bundle.exploration.scale
     text = f"{scale[0]:g} to {scale[1]:g}" if isinstance(scale, tuple) else f"{scale:g}"
@@ -184,20 +205,20 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    robot, file = _spec(options), find_policy(options.policy)
     try:
-        robot = _spec(options)
-        bundle, payload = Bundle.load_with_bytes(options.file)
-        checks = _check(bundle, robot, str(options.file))
+        bundle, payload = Bundle.load_with_bytes(file)
+        checks = _check(bundle, robot, str(file))
     except BundleError as error:
         problem = " ".join(str(error).split())
         if options.json:
-            print(json.dumps({"file": str(options.file), "good": False, "problem": problem}))
+            print(json.dumps({"file": str(file), "good": False, "problem": problem}))
         print(f"td3-robot bundle verify: {problem}", file=sys.stderr)
         return EXIT_CHECK_FAILED
     if options.json:
-        print(json.dumps({"file": str(options.file), "good": True, **checks, **_described(bundle, payload)}))
+        print(json.dumps({"file": str(file), "good": True, **checks, **_described(bundle, payload)}))
     else:
-        print(f"{options.file}: good; {bundle.spec.name}, {_shape(bundle)}, sha256 {sha256(payload)}")
+        print(f"{file}: good; {bundle.spec.name}, {_shape(bundle)}, sha256 {sha256(payload)}")
     return EXIT_GOOD
 
 
@@ -226,7 +247,8 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
 
 
 def _export(options: argparse.Namespace) -> int:
-    bundle = Bundle.load(options.file)
+    _check_free(options)
+    bundle = Bundle.load(find_policy(options.policy))
     from td3_robot.convert import onnx_export  # imported lazily: it needs an extra
 
     files.write_atomically(options.out, onnx_export.convert(bundle))
@@ -235,12 +257,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
+    _check_free(options)
     from td3_robot.convert import sb3
 
     spec = _spec(options)
     if spec is None:
         raise UsageError("no robot given; name a bundle for it with --like, or its task with --task")
-    return _write(sb3.read(options.file, spec), options.out)
+    return _write(sb3.read(options.zip, spec), options.out)
 
 
 def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:

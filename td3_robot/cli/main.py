@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.cli.verbs import COMMANDS, find, listing
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, EXIT_USAGE, Td3RobotError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, exit_code_of
 from td3_robot.util.extras import missing
 from td3_robot.util.output import discard_output
 
@@ -18,12 +19,15 @@ from td3_robot.util.output import discard_output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The code is 0 for success, 1 for a failed check, 2 for a usage or configuration error, and 130 after an interrupt.
+    The code is 0 for success, 1 for a failed check, and 2 for a usage or configuration error. After a signal it is 128
+    plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = f"td3-robot {words[0]}" if words and words[0] in COMMANDS else "td3-robot"
     try:
         return _run(words)
+    except SystemExit as stop:  # a parser has printed the help or an error
+        return int(stop.code or 0)
     except Td3RobotError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
         return EXIT_CHECK_FAILED
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return exit_code_of(signal.SIGINT)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -62,9 +66,10 @@ def usage() -> str:
         "usage: td3-robot COMMAND [ARGUMENTS]\n\n"
         f"{listing(COMMANDS)}\n\n"
         "examples:\n"
-        "  td3-robot train walker2d --out runs/walker2d\n"
-        "  td3-robot eval runs/walker2d/policy.safetensors --video walker.mp4\n\n"
-        "td3-robot COMMAND --help lists its arguments."
+        "  td3-robot eval walker2d --video walker.mp4\n"
+        "  td3-robot train walker2d_fast --out runs/walker\n"
+        "  td3-robot eval runs/walker\n\n"
+        "td3-robot COMMAND --help lists its arguments; td3-robot --version prints the version."
     )
 
 

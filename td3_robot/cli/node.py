@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import secrets
@@ -16,10 +15,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError
 from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
-from td3_robot.runtime.arguments import Parser, check_name
+from td3_robot.policies import find_policy
+from td3_robot.runtime.arguments import Parser, check_name, deployment, real
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport.bus import Bus
@@ -38,7 +37,7 @@ VERBS = {
     "deactivate": "stop that, orderly, also from fault: the safe action, until activate",
     "estop": "emergency stop: the safe action everywhere, until reset and activate; says which robots confirm it",
     "reset": "end an emergency stop, or leave fault, to inactive",
-    "load": "serve the policy in FILE from the next action on",
+    "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
     "rollback": "serve an older policy again (VERSION, or the one before), and freeze",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept them",
@@ -67,8 +66,6 @@ _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
-    if not 0 < parsed.timeout < math.inf:  # excludes NaN
-        raise UsageError(f"--timeout is {parsed.timeout:g}; allowed: above 0 s")
     command = None if parsed.verb == "watch" else _command(parsed)
     endpoint, keys = _place(parsed)
     bus = Bus(keys=open_keys(keys))
@@ -92,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG.format(verbs=verbs),
     )
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do, see below")
-    parser.add_argument("argument", nargs="?", metavar="FILE|VERSION", help="of load and rollback")
+    parser.add_argument("argument", nargs="?", metavar="POLICY|VERSION", help="of load and rollback")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--run", type=Path, metavar="DIR", help="the policy server of this run")
     where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
@@ -101,7 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
     parser.add_argument("--reason", default="", help="why, for the log")
     parser.add_argument("--force", action="store_true", help="load: as the newest version, whatever its own is")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="wait so long (default: %(default)s)")
+    parser.add_argument(
+        "--timeout",
+        type=real(above=True, unit="s"),
+        default=5.0,
+        metavar="S",
+        help="seconds to wait for an answer (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
     return parser
 
@@ -116,7 +119,7 @@ def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
         run = RunFolder.open(parsed.run)
         config = run.config()
         return run.endpoint("policy", config), config.endpoints.keys
-    endpoints = configuration.load(parsed.config).endpoints
+    endpoints = deployment(parsed.config).endpoints
     if not endpoints.policy:
         raise UsageError(f"configuration {parsed.config!r} sets no endpoints.policy; name one with --endpoint")
     return endpoints.policy, endpoints.keys
@@ -125,7 +128,7 @@ def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
 def _command(parsed: argparse.Namespace) -> Command:
     number, verb, argument = secrets.randbits(63), parsed.verb, parsed.argument
     if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
-        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load FILE, rollback [VERSION]")
+        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load POLICY, rollback [VERSION]")
     if parsed.target:
         check_name("--target", parsed.target)
     reason = parsed.reason.encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
@@ -133,7 +136,7 @@ def _command(parsed: argparse.Namespace) -> Command:
         raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
     version, payload = 0, b""
     if verb == "load":
-        bundle = Bundle.load(Path(argument))
+        bundle = Bundle.load(find_policy(argument))
         payload = bundle.encode()
         if len(payload) > LONGEST_PAYLOAD:
             raise UsageError(

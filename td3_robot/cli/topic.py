@@ -13,12 +13,12 @@ from td3_robot.messages import MESSAGES, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.values import Names, whole
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import Parser, integer
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
-from td3_robot.util.output import say
+from td3_robot.util.output import print_rows, say
 from td3_robot.util.text import did_you_mean
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("echo", help="print live messages as lines of JSON; see echo --help")
     options = parser.parse_args(words)
     if options.command == "list":
-        _print(listed(), as_json=options.json)
+        print_rows(listed(), as_json=options.json)
     elif options.command == "show":
         kind = _kind(options.topic)
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
-        _print(fields(kind), as_json=options.json)
+        print_rows(fields(kind), as_json=options.json)
     else:  # such as "td3-robot topic -- echo"
         return _echo([])
     return EXIT_GOOD
@@ -91,26 +91,15 @@ def _kind(topic: str) -> type[Message]:
     return MESSAGES[topic]
 
 
-def _print(table: list[dict[str, str]], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"rows": table}))
-        return
-    widths = {key: max(len(key), *(len(row[key]) for row in table)) for key in table[0]}
-    for row in ({key: key.upper() for key in widths}, *table):
-        print("  ".join(f"{row[key]:<{width}}" for key, width in widths.items()).rstrip())
-
-
 def _echo(words: Sequence[str]) -> int:
     parser = monitor_node.watcher_parser("Print each message of a topic as a line of JSON.", _EXAMPLES)
     parser.prog = "td3-robot topic echo"
     parser.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
     parser.add_argument("--node", metavar="NAME", help="only messages of this publisher")
-    parser.add_argument("--count", type=int, metavar="N", help="end after so many messages")
+    parser.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
     options = parser.parse_args(words)
     if _kind(options.topic).NAME not in WATCHED:
         raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
-    if options.count is not None and options.count < 1:
-        raise UsageError(f"--count is {options.count}; allowed: 1 and more")
     return run_node(MONITOR, options, lambda node: _listen(node, options))
 
 

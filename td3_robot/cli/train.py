@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.training import evaluate_final, train
 
+_FLAGS = {
+    "task": "--task",
+    "total_steps": "--steps",
+    "seed": "--seed",
+    "timing": "--lockstep",
+    "learner.recordings": "--from",
+    "learner.offline_updates": "--offline",
+}
+"""The option for a configuration key, for errors."""
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
+  td3-robot train pendulum --steps 1e4
+  td3-robot train --task gymnasium:Pendulum-v1 --steps 2e4 --set learner.learning_starts=1000
   td3-robot train configs/ant.yaml --steps 200000 --seed 3 --out runs/ant-3
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
   td3-robot train walker2d --from runs/walker2d/session.mcap
@@ -30,8 +40,6 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if not 0 < options.log_every < math.inf:  # excludes NaN
-        raise UsageError(f"--log-every is {options.log_every:g}; allowed: above 0 s")
     prepared = _resumed(options) if options.resume else _new(options)
     run = prepared.run
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
@@ -62,56 +70,65 @@ def _parser() -> Parser:
         epilog=_EXAMPLES,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one")
-    parser.add_argument("--steps", type=int, metavar="N", help="environment steps of the whole run (total_steps)")
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of everything random")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
-    parser.add_argument("--lockstep", action="store_true", help="bit-identical in every run, and a little slower")
+    parser.add_argument("--task", metavar="NAME", help="task to train, see td3-robot list tasks")
     parser.add_argument(
-        "--from", dest="recordings", nargs="+", default=[], metavar="FILE", help="start with the data of recordings"
+        "--steps",
+        type=integer(1),
+        metavar="N",
+        help="environment steps of the whole run, for example 1e5 (total_steps)",
     )
+    parser.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="S", help="seed of all random numbers")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
     parser.add_argument(
-        "--offline", type=int, metavar="N", help="with --from: updates before the first environment step"
+        "--lockstep", action="store_true", default=None, help="bit-identical in every run, and a little slower"
+    )
+    parser.add_argument("--from", nargs="+", metavar="FILE", help="start with the data of recordings")
+    parser.add_argument(
+        "--offline", type=integer(), metavar="N", help="with --from: updates before the first environment step"
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
     parser.add_argument(
-        "--log-every", type=float, default=10.0, metavar="S", help="seconds between progress lines off a terminal"
+        "--log-every",
+        type=real(above=True, unit="s"),
+        default=10.0,
+        metavar="S",
+        help="seconds between progress lines if the output is no terminal (default: %(default)s)",
     )
     return parser
 
 
 def _new(options: argparse.Namespace) -> Prepared:
-    if options.config is None:
-        raise UsageError("no CONFIG given; for example: td3-robot train walker2d_fast")
-    return new_run(options.config, _overrides(options), options.out)
+    if options.config is None and options.task is None:
+        raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
+    return new_run(options.config, _overrides(options), options.out, _FLAGS)
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
-    only_new = {name: getattr(options, name) for name in ("seed", "out", "lockstep", "recordings", "offline")}
-    given = [name for name, value in only_new.items() if value is not None and value is not False and value != []]
-    if given:
-        raise UsageError(f"{given[0]} cannot be given with --resume; allowed: CONFIG, --steps and --set")
-    steps = [] if options.steps is None else [f"total_steps={options.steps}"]
-    return resumed_run(options.resume, options.config, [*options.set, *steps], "--steps" if steps else "total_steps")
+    for flag in ("--task", "--seed", "--out", "--lockstep", "--from", "--offline"):
+        if getattr(options, flag[2:]) is not None:
+            raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
+    return resumed_run(options.resume, options.config, _overrides(options), _FLAGS)
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:
     """Return the configuration keys that the command line sets, each as ``KEY=VALUE``."""
+    recordings = [str(Path(file).resolve()) for file in getattr(options, "from") or ()]
+    values = {
+        "task": options.task,
+        "total_steps": options.steps,
+        "seed": options.seed,
+        "timing": "lockstep" if options.lockstep else None,
+        "learner.recordings": recordings or None,
+        "learner.offline_updates": options.offline,
+    }
     overrides = list(options.set)
-    for option, key in (("steps", "total_steps"), ("seed", "seed")):
-        value = getattr(options, option)
+    for key, value in values.items():
         if value is None:
             continue
         if any(override.partition("=")[0] == key for override in options.set):
-            raise UsageError(f"--{option} and --set {key} set the same key; give one of them")
-        overrides.append(f"{key}={value}")
-    if options.lockstep:
-        overrides.append("timing=lockstep")
-    if options.recordings:
-        recordings = [str(Path(file).resolve()) for file in options.recordings]
-        overrides.append(f"learner.recordings={json.dumps(recordings)}")
-    if options.offline is not None:
-        overrides.append(f"learner.offline_updates={options.offline}")
+            raise UsageError(f"{_FLAGS[key]} and --set {key} set the same key; give one of them")
+        overrides.append(f"{key}={json.dumps(value)}")
     return overrides
 
 

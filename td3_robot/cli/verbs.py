@@ -31,7 +31,7 @@ class Verb(NamedTuple):
         return code
 
 
-_TRAIN, _DEPLOY, _RECORD, _WATCH, _MACHINE = "train", "deploy", "record and replay", "watch", "this machine"
+_TRAIN, _DEPLOY, _RECORD, _TOOLS = "train", "deploy", "record and replay", "tools"
 
 COMMANDS: dict[str, Verb] = {
     "train": Verb("td3_robot.cli.train:main", "train a policy: start simulator, policy server and learner", _TRAIN),
@@ -50,10 +50,13 @@ COMMANDS: dict[str, Verb] = {
     "replay": Verb("td3_robot.replay.check:main", "run the cores on recordings, and compare their outputs", _RECORD),
     "export": Verb("td3_robot.recording.export:main", "convert a recording to tables, ROS 2 or Minari", _RECORD),
     "recover": Verb("td3_robot.recording.recover:main", "make a whole recording from a damaged one", _RECORD),
-    "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _WATCH),
-    "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _WATCH),
-    "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _MACHINE),
-    "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _MACHINE),
+    "list": Verb(
+        "td3_robot.cli.list:main", "list configurations, tasks, policies, configuration keys or algorithms", _TOOLS
+    ),
+    "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _TOOLS),
+    "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _TOOLS),
+    "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _TOOLS),
+    "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _TOOLS),
 }
 """Command name to its row. To add a command, write a module and add a row here."""
 

@@ -31,11 +31,13 @@ class LearnerConfig(Section, frozen=True):
       package. ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. To switch off one of them alone, set
       ``twin_critics: false``, ``target_noise: 0`` or ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it
       has no replay buffer and no replay ratio. Its own options are in the section ``a2c``.
-    - ``batch_size``, ``discount``: as in the paper. ``polyak``: τ of the target networks.
+    - ``twin_critics``: two critics, and targets with the smaller of their values.
+    - ``batch_size``: transitions of one update. ``discount``: γ. ``polyak``: τ of the target networks.
     - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
     - ``policy_delay``: critic updates for each actor update.
-    - ``learning_rate``: of Adam. It is constant until ``learning_rate_falls_from``, a fraction of ``total_steps``. Then
-      it falls linearly. At ``total_steps`` it is ``learning_rate_end`` times ``learning_rate``.
+    - ``learning_rate``: step size of Adam at the start.
+    - ``learning_rate_falls_from``: fraction of ``total_steps`` after which the learning rate falls linearly.
+    - ``learning_rate_end``: factor of the learning rate at ``total_steps``.
     - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor's weights. It moves by
       this fraction towards the actor at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018).
       Exploration and learning use the actor itself.
@@ -50,6 +52,7 @@ class LearnerConfig(Section, frozen=True):
 
     - ``replay``: ``uniform``, or ``lap``, loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). It draws
       transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
+    - ``priority_exponent``: exponent of a transition's priority, see ``replay``.
     - ``buffer_size``: transitions that the buffer holds.
     - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
       transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is newer
@@ -65,16 +68,17 @@ class LearnerConfig(Section, frozen=True):
     - ``offline_updates``: updates on ``recordings`` before the first environment step. The policy learned in these
       updates then acts, instead of uniform actions.
     - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
-      of random weights and uniform actions. The critics are new, so the first ``critics_first`` updates do not change
-      the actor.
+      of random weights and uniform actions.
+    - ``critics_first``: number of first updates that do not change the actor, because its critics are new.
 
     The processor (a checkpoint made on one device resumes on any other, with the same random numbers):
 
     - ``device``: ``auto`` is a CUDA GPU if torch finds one, else the CPU. ``precision``: ``auto`` is bf16 if the
       processor is faster with it, else fp32. A run keeps the choices of its start.
-    - ``threads``, ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With
-      ``operators`` the threads share every matrix product. That is faster if no other process uses the learner's cores,
-      and may be far slower if one does.
+    - ``threads``: threads of the learner.
+    - ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
+      the threads share every matrix product. That is faster if no other process uses the learner's cores, and may be
+      far slower if one does.
     - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first
       time. Without a compiler, a warning appears. Compiled updates use threads only inside operators. ``compile`` has
       no effect on a GPU or in bf16.
@@ -124,7 +128,7 @@ class LearnerConfig(Section, frozen=True):
         if self.offline_updates and not self.recordings:
             raise ValueError(
                 f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
-                "allowed without recordings: 0"
+                "allowed without recordings (--from): 0"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

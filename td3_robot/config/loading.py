@@ -26,12 +26,13 @@ _LAUNCH_A2C = {"launch": "train", "learner.algorithm": "a2c", "learner.learning_
 _LONGEST = 1 << 22  # bytes of a file
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), flags: Mapping[str, str] | None = None) -> Config:
     """Read a configuration from a YAML file, and apply overrides.
 
     Args:
         path: of the file, or the name of a shipped configuration.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
+        flags: see :func:`parse`.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or is not a valid configuration.
@@ -43,16 +44,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
-    return parse({} if content is None else content, overrides, source=str(file))
+    return parse({} if content is None else content, overrides, str(file), flags)
 
 
-def parse(content: Any, overrides: Sequence[str] = (), source: str = "configuration") -> Config:
+def parse(
+    content: Any,
+    overrides: Sequence[str] = (),
+    source: str = "configuration",
+    flags: Mapping[str, str] | None = None,
+) -> Config:
     """Make a configuration from plain maps, and apply overrides.
 
     Args:
         content: nested maps, as read from YAML.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
-        source: name of the input in errors and warnings.
+        source: name of the input in errors and warnings. An error about an overridden key names the override instead.
+        flags: the command-line option of an overridden key, by the key's full name; ``--set`` by default.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
@@ -76,7 +83,15 @@ def parse(content: Any, overrides: Sequence[str] = (), source: str = "configurat
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_readable(str(error), tree)}") from None
+        text = _readable(str(error), tree)
+        raise ConfigError(f"{_culprits(text, overrides, flags or {}) or source}: {text}") from None
+
+
+def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
+    """Return the overrides whose keys an error names, as on the command line; empty if there are none."""
+    keys = {override.partition("=")[0]: override for override in overrides}
+    named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
+    return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)
 
 
 def _copy(node: Any) -> Any:

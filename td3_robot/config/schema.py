@@ -181,6 +181,7 @@ class RecordConfig(Section, frozen=True):
 class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket in the run folder.
 
+    - ``policy``, ``learner``, ``supervisor``, ``recorder``, ``monitor``: the address at which this process listens.
     - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
       admits known keys only. Without keys, links cannot connect to other machines.
     """

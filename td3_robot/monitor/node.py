@@ -18,7 +18,7 @@ from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
 from td3_robot.recording.entries import printable
 from td3_robot.recording.faults import line
-from td3_robot.runtime.arguments import node_parser
+from td3_robot.runtime.arguments import node_parser, real
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
@@ -41,18 +41,16 @@ No node waits for a monitor. Messages that it misses appear as gaps. It ends wit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    seconds = real(above=True, unit="s")
     parser = watcher_parser("Watch the messages of nodes. No node waits for the monitor.", _EXAMPLES)
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="S", help="seconds between reports (default: %(default)s)"
+        "--every", type=seconds, default=1.0, metavar="S", help="seconds between reports (default: %(default)s)"
     )
-    parser.add_argument("--seconds", type=float, metavar="S", help="end after S seconds")
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
     parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
     parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish all numbers here, for PlotJuggler")
     parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
     options = parser.parse_args(arguments)
-    for name in ("every", "seconds"):
-        if (value := getattr(options, name)) is not None and not value > 0:
-            raise UsageError(f"--{name} is {value:g}; allowed: above 0 s")
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere needs --plotjuggler")
     return run_node(MONITOR, options, lambda node: _watch(node, options))

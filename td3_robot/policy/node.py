@@ -17,12 +17,13 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input
 from td3_robot.errors import UsageError
 from td3_robot.messages import Weights
+from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.state_file import StateFile
 from td3_robot.policy.store import examine
 from td3_robot.recording.boundary import PolicyObserver
-from td3_robot.runtime.arguments import node_parser
+from td3_robot.runtime.arguments import POLICY_HELP, node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deployable=True,
         epilog=_EPILOG,
     )
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="policy to serve; with --config")
+    parser.add_argument("--bundle", metavar="POLICY", help=f"with --config: policy to serve: {POLICY_HELP}")
     parser.add_argument("--frozen", action="store_true", help="refuse the weights of learners")
     parser.add_argument("--explore", action="store_true", help="deployed: add the exploration that weights ask for")
     parser.add_argument(
@@ -98,7 +99,7 @@ class _Server:
             settings |= self._load(arguments.bundle)
         # Before the state file: if another server is running, this call fails.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
-        path = arguments.state or (Path(f"{arguments.bundle}.state") if arguments.bundle else None)
+        path = arguments.state or (Path(f"{Path(arguments.bundle)}.state") if arguments.bundle else None)
         self.state_file = StateFile(path) if path else None
         if self.state_file:
             resources.callback(self.state_file.close)
@@ -124,8 +125,9 @@ class _Server:
             sift=self._sift,
         )
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        """Serve a policy file; returns the settings with which replay does the same."""
+    def _load(self, name: str) -> dict[str, Any]:
+        """Serve a policy; returns the settings with which replay does the same."""
+        path = find_policy(name)
         bundle = Bundle.load(path)
         self.core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)

@@ -8,6 +8,7 @@ import csv
 import importlib
 import itertools
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,16 +209,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if minari:
         name = options.dataset or minari.name_of(session.paths[0])
         minari.check_name(name)
+        _make_room([out / name], options)
         counts = minari.export(session, out, name)
         lines = [f"{out / name}: {minari.summary(counts)}"]
     elif options.format == "ros2":
         from td3_robot.recording import ros2  # imported here, because it needs an extra
 
-        out.mkdir(parents=True, exist_ok=True)
+        _make_room([out / "ros2.mcap"], options)
         counts = ros2.export(session, out / "ros2.mcap")
         lines = [f"{topic}: {count} messages" for topic, count in counts.items()]
     else:
-        out.mkdir(parents=True, exist_ok=True)
+        topics = options.topics or {topic for _, _, topic in session.counts}
+        _make_room([out / f"{topic}.{options.format}" for topic in topics], options)
         counts = export(session, out, options.format, options.topics)
         lines = [f"{out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
     print(json.dumps(counts) if options.json else "\n".join(lines))
@@ -235,6 +238,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
@@ -245,6 +249,23 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.dataset and options.format != "minari":
         raise UsageError(f"--dataset names a Minari dataset; it needs --format minari, not {options.format}")
     return options
+
+
+def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
+    """Make the folder of ``--out``. With ``--force``, remove older files.
+
+    Raises:
+        UsageError: a target exists, and the user did not give ``--force``.
+    """
+    existing = sorted(target for target in targets if target.exists())
+    if existing and not options.force:
+        raise UsageError(f"{str(existing[0])!r} exists already; replace it with --force, or name another --out")
+    for target in existing:
+        if target.is_dir():  # a Minari dataset
+            shutil.rmtree(target)
+        else:
+            target.unlink()
+    options.out.mkdir(parents=True, exist_ok=True)
 
 
 if __name__ == "__main__":

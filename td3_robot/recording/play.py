@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import select
 import signal
 import sys
@@ -14,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, UsageError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.messages import MESSAGES, Step
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.player import Player, playable
 from td3_robot.recording.reader import Session
-from td3_robot.runtime.arguments import Parser, check_name
+from td3_robot.runtime.arguments import Parser, check_name, real
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
@@ -92,25 +91,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
     parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
     parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
-    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="factor of the speed (default: 1)")
+    parser.add_argument(
+        "--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)"
+    )
     parser.add_argument("--loop", action="store_true", help="play repeatedly; each time the robot starts anew")
     parser.add_argument(
         "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
     )
     parser.add_argument(
-        "--start", type=float, default=0.0, metavar="S", help="skip the first S seconds of the recording"
+        "--start", type=real(unit="s"), default=0.0, metavar="S", help="skip the first S seconds of the recording"
     )
-    parser.add_argument("--duration", type=float, metavar="S", help="play S seconds of the recording")
+    parser.add_argument(
+        "--duration", type=real(above=True, unit="s"), metavar="S", help="play S seconds of the recording"
+    )
     parser.add_argument("--paused", action="store_true", help="begin paused")
     parser.add_argument("--json", action="store_true", help="print the numbers of played messages as JSON")
     return _play(parser.parse_args(arguments))
 
 
 def _play(options: argparse.Namespace) -> int:
-    for name, least in (("rate", "above 0"), ("start", "0 or more"), ("duration", "above 0")):
-        value = getattr(options, name)
-        if value is not None and not (math.isfinite(value) and (value > 0 or (name == "start" and value == 0))):
-            raise UsageError(f"--{name} is {value}; allowed: a number, {least}")
     (endpoints, keys), topics = _place(options), _topics(options)
     session, played = Session(options.files), Counter[str]()
     names = _renamed(options.remap, session, topics)
@@ -138,7 +137,7 @@ def _play(options: argparse.Namespace) -> int:
             loop += 1
     result = {"loops": loop, "interrupted": bool(stopped), **played}
     print(json.dumps(result) if options.json else ", ".join(f"{count} {name}" for name, count in played.items()))
-    return EXIT_INTERRUPTED if stopped else EXIT_GOOD
+    return exit_code_of(stopped[0]) if stopped else EXIT_GOOD
 
 
 def _play_once(

@@ -1,10 +1,15 @@
-"""The command-line arguments that all nodes share. They name a run, or a configuration to deploy with."""
+"""The parser of all commands, the types of their numbers, and the arguments that all nodes share."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import os
 import re
 import time
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +17,11 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_USAGE, UsageError
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util.text import similar
+
+POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
+_ALLOWED = "; allowed: "
+_LARGEST = 2**63 - 1  # of whole numbers without another limit
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,7 +31,54 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*positional, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **named})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", text)
+        if unknown and (alike := similar(unknown[1], self._option_string_actions)):
+            text = f"there is no option {unknown[1]}; did you mean {alike[0]}?"
+        elif _ALLOWED not in text:
+            text += f"; see {self.prog} --help"
+        self.exit(EXIT_USAGE, f"{self.prog}: {text}\n")
+
+
+def integer(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
+    """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. It reads ``1e5``, too."""
+
+    def parse(text: str) -> int:
+        with contextlib.suppress(InvalidOperation):  # the text is no number
+            number = Decimal(text)
+            if number.is_finite() and least <= number <= most and number == int(number):
+                return int(number)
+        limit = "" if most == _LARGEST else f" to {most}"
+        raise _refused(text, f"whole numbers from {least}{limit}")
+
+    return parse
+
+
+def real(least: float = 0.0, *, above: bool = False, unit: str = "") -> Callable[[str], float]:
+    """Return the ``type`` of an option for finite numbers.
+
+    Args:
+        least: the lowest number.
+        above: exclude ``least`` itself.
+        unit: of the number, for the error.
+    """
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):  # the text is no number
+            number = float(text)
+            if math.isfinite(number) and (number > least or (number == least and not above)):
+                return number
+        limit = f"{least:g} {unit}".rstrip()
+        raise _refused(text, f"above {limit}" if above else f"{limit} or more")
+
+    return parse
+
+
+def _refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return argparse.ArgumentTypeError(f"is {text}{_ALLOWED}{allowed}")
+    return argparse.ArgumentTypeError(f"is {text[:40]!r}{_ALLOWED}{allowed}")
 
 
 def node_parser(role: str, name: str, description: str, *, deployable: bool = False, epilog: str = "") -> Parser:
@@ -50,7 +107,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     )
     result.add_argument(
         "--incarnation",
-        type=_incarnation,
+        type=integer(most=2**64 - 1),
         default=int(time.time() * 1000),
         metavar="N",
         help="number of this start; must be higher than at earlier starts (default: the time in ms)",
@@ -58,16 +115,22 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     return result
 
 
-def _incarnation(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 64):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an incarnation; allowed: 0 to {(1 << 64) - 1}")
-    return int(text)
-
-
 def check_name(option: str, name: str) -> None:
     """Check the name of a process; raise UsageError if it is not allowed."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+
+
+def deployment(file: str, overrides: Sequence[str] = ()) -> Config:
+    """Read the configuration file of ``--config``.
+
+    Raises:
+        UsageError: there is no such file.
+        ConfigError: the file is not a valid configuration.
+    """
+    if not os.path.exists(file):
+        raise UsageError(f"--config {file!r}: there is no such file")
+    return configuration.load(file, overrides)
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
@@ -92,7 +155,7 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
     if (config is None) == (arguments.run is None):
         raise UsageError("give one of --run DIR (join a run) and --config FILE (deploy without a run)")
     if config is not None:
-        return None, configuration.load(config, arguments.overrides)
+        return None, deployment(config, arguments.overrides)
     if getattr(arguments, "overrides", None):
         raise UsageError("--set needs --config: the configuration of a run is fixed")
     run = RunFolder.open(arguments.run)

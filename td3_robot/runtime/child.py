@@ -11,12 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+from td3_robot.errors import exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
-STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (128 + number, -number))}
+STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
 """Exit codes of a process that stops after a signal: -number if the signal came before the process had a handler."""
 
 

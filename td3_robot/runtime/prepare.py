@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
@@ -19,6 +23,7 @@ from td3_robot.learner import resources, warm_start
 from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
+from td3_robot.policies import find_policy
 from td3_robot.runtime import launch
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -44,36 +49,67 @@ class Prepared(NamedTuple):
     notices: list[str]
 
 
-def new_run(source: str | Path, overrides: Sequence[str], out: Path | None) -> Prepared:
+def new_run(
+    source: str | Path | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    flags: Mapping[str, str] | None = None,
+) -> Prepared:
     """Create a run.
 
     Args:
-        source: a configuration file, or the name of a shipped one.
+        source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
-        out: the new run folder; None for ``runs/CONFIG-DATE-TIME``.
+        out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
+        flags: the command-line option of an overridden key, by the key's full name, for errors.
 
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
     """
-    wanted = configuration.load(source, overrides)
+    if source is None:
+        wanted = configuration.parse({}, overrides, "the default configuration", flags)
+    else:
+        _refuse_task(str(source))
+        wanted = configuration.load(source, overrides, flags)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
-        warm_start.check(Bundle.load(Path(start)), task, config.network.hidden, config.learner)
-    path = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        policy = find_policy(start)
+        warm_start.check(Bundle.load(policy), task, config.network.hidden, config.learner)
+        config = replace(config, learner=replace(config.learner, start_from=str(policy)))
+    name = Path(source).stem if source else re.sub(r"[^\w.-]+", "-", config.task)
+    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     notices = [*notices, *_check(config, path, device_memory)]
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
-def resumed_run(folder: Path, source: str | None, overrides: Sequence[str], steps: str = "total_steps") -> Prepared:
+def _refuse_task(source: str) -> None:
+    """Check that the name of a configuration is not the name of a task.
+
+    Raises:
+        UsageError: it is a task.
+    """
+    if os.path.exists(source):
+        return
+    tasks = importlib.import_module("td3_robot_sims.tasks")
+    if source.partition(":")[0] in tasks.BACKENDS if ":" in source else source in tasks.names():
+        raise UsageError(
+            f"CONFIG is {source!r}, which is a task; allowed: a YAML file, or the name of a shipped one; "
+            f"to train this task with the default configuration: td3-robot train --task {source}"
+        )
+
+
+def resumed_run(
+    folder: Path, source: str | None, overrides: Sequence[str], flags: Mapping[str, str] | None = None
+) -> Prepared:
     """Open a run, and write the configuration to resume with.
 
     Args:
         folder: the run folder.
         source: a configuration file, or the name of a shipped one; None for the configuration of the run.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
-        steps: the option or key that sets the total steps, for the error.
+        flags: see :func:`new_run`.
 
     Raises:
         UsageError, ConfigError, …: the run cannot be resumed with this configuration; nothing was written.
@@ -86,11 +122,11 @@ def resumed_run(folder: Path, source: str | None, overrides: Sequence[str], step
             "policies still work; start a new run"
         )
     before = run.trained_with() or run.config()
-    wanted = configuration.load(source or run.config_file, overrides)
+    wanted = configuration.load(source or run.config_file, overrides, flags)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted, before)
     changed = changes.accepted(before, config, {override.partition("=")[0] for override in overrides})
-    _check_progress(run, before, config, steps)
+    _check_progress(run, before, config, (flags or {}).get("total_steps", "total_steps"))
     notices = [*notices, *(f"changed: {line}" for line in changed), *_check(config, run.path, device_memory)]
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())

@@ -17,7 +17,7 @@ from typing import Any
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Farewell
-from td3_robot.errors import EXIT_GOOD, ConfigError, RunFolderError, Td3RobotError
+from td3_robot.errors import EXIT_GOOD, ConfigError, RunFolderError, Td3RobotError, exit_code_of
 from td3_robot.runtime import logs, realtime
 from td3_robot.runtime.arguments import check_name, run_or_config
 from td3_robot.runtime.node import Figures, Node
@@ -56,7 +56,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         node.status(Figures("starting"), now=True)
         body(node)
         bus.close(Farewell.STOPPED.value)
-        return 128 + node.stop_signal if node.stop_signal else EXIT_GOOD
+        return exit_code_of(node.stop_signal) if node.stop_signal else EXIT_GOOD
     except Td3RobotError as error:
         _report_failure(node, str(error))
         bus.close(str(error)[:200])

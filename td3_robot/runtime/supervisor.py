@@ -16,7 +16,7 @@ from typing import Any
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Peer
-from td3_robot.errors import EXIT_INTERRUPTED, EXIT_USAGE, NodeError
+from td3_robot.errors import EXIT_USAGE, NodeError, exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime.child import STOPPED_CODES, Child, ChildState
 from td3_robot.runtime.launch import Process
@@ -148,7 +148,7 @@ class Supervisor:
                 self._interrupts += 1
         self._stop_all()
         watch(self.statuses())
-        return EXIT_INTERRUPTED if self._interrupts else self._exit_code
+        return exit_code_of(self.signal or signal.SIGINT) if self._interrupts else self._exit_code
 
     def statuses(self) -> dict[str, Status]:
         """Return the newest Status of each process that has sent one."""

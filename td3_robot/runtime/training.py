@@ -109,7 +109,7 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     """
     run, config, _ = prepared
     module = launch.load(config.launch).evaluate
-    command = [sys.executable, "-m", module, str(run.policy_file), "--env", config.task, "--json"]
+    command = [sys.executable, "-m", module, str(run.policy_file), "--task", config.task, "--json"]
     command += ["--episodes", str(_FINAL_EPISODES), "--seed", str(config.seed)]
     command += ["--max-steps", str(config.evaluation.max_steps)]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as for the simulators: sums need the same order

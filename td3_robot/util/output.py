@@ -1,9 +1,11 @@
-"""Writes to standard output, which a reader may close."""
+"""Writes to standard output, which a reader may close, and prints tables."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 
 STANDARD_OUTPUT = "standard output"
 """The name of standard output in errors."""
@@ -30,3 +32,18 @@ def say(text: str) -> bool:
 def discard_output() -> None:
     """Redirect standard output to the null device. Otherwise Python's flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
+    """Print a table with a head line, or one JSON object.
+
+    Args:
+        rows: at least one row; all rows have the same keys.
+        as_json: print ``{"rows": rows}``.
+    """
+    if as_json:
+        print(json.dumps({"rows": rows}))
+        return
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+    for row in ({key: key.upper() for key in widths}, *rows):
+        print("  ".join(f"{row[key]:<{width}}" for key, width in widths.items()).rstrip())

@@ -77,13 +77,13 @@ def test_crash_of_a_contestant_ends_the_benchmark(capfd: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--repetitions", "0"], "--repetitions is 0; it must be at least 1"),
-        (["--threads", "2", "0"], "--threads is 0; it must be at least 1"),
-        (["--seconds", "nan"], "--seconds is nan; it must be at least 0.01"),
+        (["--repetitions", "0"], "--repetitions is 0; allowed: whole numbers from 1"),
+        (["--threads", "2", "0"], "--threads is 0; allowed: whole numbers from 1"),
+        (["--seconds", "nan"], "--seconds is nan; allowed: 0.01 or more"),
     ],
 )
 def test_wrong_arguments_give_one_line_of_error(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "learner", *arguments]) == EXIT_USAGE
-    assert capsys.readouterr().err == f"td3-robot bench: {text}\n"
+    assert capsys.readouterr().err.endswith(f": {text}\n")

@@ -71,8 +71,8 @@ def test_robot_sends_its_step_again_after_the_server_dropped_it(tmp_path: Path) 
 
 def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
-        (["policy", "--actions", "0"], "--actions is 0; it must be at least 1"),
-        (["link", "--seconds", "nan"], "--seconds is nan; it must be at least 0.1"),
+        (["policy", "--actions", "0"], "--actions is 0; allowed: whole numbers from 1"),
+        (["link", "--seconds", "nan"], "--seconds is nan; allowed: 0.1 or more"),
         (["link", "--priority", "100"], "realtime.priority is 100"),
         (["link", "--spin", "-1"], "realtime.spin_us is -1"),
         (["link", "--spin", "9", "--priority", "1"], "realtime.spin_us is 9 and realtime.priority is 1"),

@@ -67,7 +67,7 @@ def test_speed_is_steps_over_seconds() -> None:
 
 def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "sim", "--rounds", "0"]) == EXIT_USAGE
-    assert capsys.readouterr().err == "td3-robot bench: --rounds is 0; it must be at least 1\n"
+    assert capsys.readouterr().err == "td3-robot bench sim: --rounds is 0; allowed: whole numbers from 1\n"
 
 
 def test_text_for_a_number_gives_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
     assert new.provenance["note"] == "for robot 7"
     assert new.provenance["version"] == old.provenance["version"]
     assert all(np.array_equal(new.tensors[name], old.tensors[name]) for name in old.tensors)
-    run("create", file, out, "--noise", 0.05)
+    run("create", file, out, "--noise", 0.05, "--force")
     assert Bundle.load(out).exploration == Exploration("gaussian", 0.05)
 
 
@@ -110,7 +110,7 @@ def test_create_a_policy_from_a_run(
     learned = core.publisher.bundle(averaged=True)
     assert (OBSERVATION_MEAN in learned.tensors) == normalised
     for (source, *options), bundle in {(folder.path,): last, (folder.path, "--best"): best, (saved,): learned}.items():
-        assert run("create", source, out, *options)[0] == 0
+        assert run("create", source, out, "--force", *options)[0] == 0
         made = Bundle.load(out)
         assert made.tensors.keys() == bundle.tensors.keys()
         assert all(np.array_equal(made.tensors[name], bundle.tensors[name]) for name in bundle.tensors)
@@ -187,10 +187,31 @@ def test_mistakes_are_named(run: Any, file: Path, tmp_path: Path) -> None:
         assert "cannot be read: more than 268,435,456 bytes" in run(command, "/dev/zero")[2]
     assert "not a zip file" in run("import", file, tmp_path / "out", "--like", file)[2]
     assert "--best needs a run folder" in run("create", file, tmp_path / "out", "--best")[2]
-    assert "--noise is -1.0" in run("create", file, tmp_path / "out", "--noise", "-1")[2]
+    assert "--noise is -1; allowed: 0 or more" in run("create", file, tmp_path / "out", "--noise", "-1")[2]
     assert not (tmp_path / "out").exists()
 
 
 def test_export_to_onnx(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("export", file, tmp_path / "policy.onnx", "--onnx")[0] == 0
     assert (tmp_path / "policy.onnx").stat().st_size > 4 * 78
+
+
+@pytest.mark.parametrize("words", [("create", "FILE", "OUT"), ("export", "FILE", "OUT", "--onnx")])
+def test_a_file_is_replaced_only_with_force(words: tuple[str, ...], run: Any, file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("precious")
+    arguments = [{"FILE": file, "OUT": out}.get(word, word) for word in words]
+    code, _, error = run(*arguments)
+    assert (code, out.read_text()) == (2, "precious")
+    assert error == f"td3-robot bundle: '{out}' exists already; replace it with --force, or name another file\n"
+    assert run(*arguments, "--force")[0] == 0
+    assert len(out.read_bytes()) > 100
+
+
+def test_a_shipped_policy_and_a_run_folder_have_names(run: Any, file: Path, tmp_path: Path) -> None:
+    assert "policy for Walker2D" in run("show", "walker2d")[1]
+    assert run("verify", "ant", "--task", "Ant")[0] == 0
+    folder = RunFolder.create(tmp_path / "run", configuration.parse({}))
+    folder.policy_file.write_bytes(file.read_bytes())
+    assert "policy for Toy" in run("show", tmp_path / "run")[1]
+    assert run("create", "ant", tmp_path / "ant.safetensors")[0] == 0

@@ -81,7 +81,7 @@ def test_train_needs_the_packages_of_the_tasks_backend_only(
 @pytest.mark.parametrize("seconds", ["nan", "0", "-3", "inf"])
 def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "walker2d", "--out", str(tmp_path / "run"), f"--log-every={seconds}"]) == 2
-    assert f"--log-every is {float(seconds):g}; allowed: above 0 s" in capsys.readouterr().err
+    assert f"--log-every is {seconds}; allowed: above 0 s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

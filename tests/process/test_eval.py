@@ -135,10 +135,10 @@ def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
     ("arguments", "words"),
     [
         (
-            ("policy.safetensors", "--env", "Ant"),
+            ("policy.safetensors", "--task", "Ant"),
             "is for another robot than 'Ant': robot is 'Ant' here, 'Walker2D' there",
         ),
-        (("policy.safetensors", "--env", "Walkr2D"), "similar ones: Walker2D"),
+        (("policy.safetensors", "--task", "Walkr2D"), "similar ones: Walker2D"),
         (("faster.safetensors",), "control_period is 0.0165 s here, 0.01 s there"),
         (("policy.safetensors", "--video", "walk.txt"), "the name must end in .mp4"),
         (("policy.safetensors", "--video", "folder.mp4"), "--video 'folder.mp4': a file cannot be written there"),

@@ -58,8 +58,8 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
 
     refused = command("eval", str(policy))
     assert refused.finish() == 2
-    assert f"its task '{TASK}' would import module 'own_tasks'; to allow this: --env {TASK}" in refused.output()
-    meant = command("eval", str(policy), "--env", TASK, "--max-steps", "5", "--episodes", "2", "--json")
+    assert f"its task '{TASK}' would import module 'own_tasks'; to allow this: --task {TASK}" in refused.output()
+    meant = command("eval", str(policy), "--task", TASK, "--max-steps", "5", "--episodes", "2", "--json")
     assert meant.finish() == 0, meant.output()
     assert json.loads(meant.output().splitlines()[-1])["lengths"] == [5, 5]
 

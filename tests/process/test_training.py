@@ -157,6 +157,16 @@ def test_emergency_stop_halts_a_training_until_activate(train: Any, asked: Any, 
     assert json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["counters"]["missed"] == 0
 
 
+def test_sigterm_stops_a_training_like_ctrl_c_with_its_own_exit_code(train: Any, tmp_path: Path) -> None:
+    """143 is 128 + SIGTERM, as for a driver. Ctrl-C gives 130."""
+    run = train(100_000)
+    run.wait_for("^ready")
+    run.process.terminate()
+    assert run.finish() == 143, run.output()
+    assert "continue: td3-robot train --resume run" in run.output()
+    assert not json.loads((tmp_path / "run" / "run.json").read_text())["endpoints"]
+
+
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
     # The checkpoint at 3,000 steps comes well before the learner is killed, so the learner has something to lose.
     run = train(100_000, "checkpoint.every=3000", "learner.replay_ratio=0.2")
@@ -497,7 +507,7 @@ FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may need a measurement of
         (("train", "walker2d", "--offline", "5"), "learner.recordings is empty"),
         (("train", "--resume", "nowhere"), "holds no run"),
         (("train",), "no CONFIG"),
-        (("eval", "nothing.safetensors"), "cannot be read"),
+        (("eval", "nothing.safetensors"), "there is no policy 'nothing.safetensors'"),
         (
             ("train", "walker2d", "--set", "timing=lock"),
             "timing is 'lock': invalid enum value 'lock'; allowed: free, lockstep",
@@ -514,7 +524,7 @@ FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may need a measurement of
         ),
         (("train", "walker2d", *FP32, "--set", "task=gymnasum:X"), "'gymnasum'; did you mean 'gymnasium'?"),
         (("train", "x" * 300), "no file"),
-        (("train", "--resume", "nowhere", "--seed", "0"), "seed cannot be given"),
+        (("train", "--resume", "nowhere", "--seed", "0"), "--seed cannot be combined"),
         (("sim", "--run", "nowhere"), "holds no run"),
         (("sim", "--run", "nowhere", "--name", "a b"), "--name is 'a b'"),
     ],

@@ -161,7 +161,7 @@ def test_wrong_options_are_refused(
     into = ["--out", str(tmp_path / "datasets"), "--format", "minari"]
     empty = save("empty.mcap", entries_of([("leg", item) for item in said[:2]]))
     for arguments, code, words in (
-        ([str(path), *into], 1, "leg-v0: File exists"),
+        ([str(path), *into], 2, "leg-v0' exists already; replace it with --force"),
         ([str(path), *into, "--dataset", "leg"], 2, "--dataset is 'leg'; allowed: NAME-vN"),
         ([str(path), *into, "--dataset", "../leg-v0"], 2, "--dataset is '../leg-v0'"),
         ([str(path), *into, "--topics", "step"], 2, "--topics selects tables"),

@@ -1,0 +1,116 @@
+"""``td3-robot list``: lists what a user can choose by name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+
+from td3_robot.bundle import Bundle
+from td3_robot.config import loading as configuration
+from td3_robot.config import reference
+from td3_robot.errors import EXIT_GOOD
+from td3_robot.learner.algorithms.table import ALGORITHMS
+from td3_robot.policies import shipped_policies
+from td3_robot.runtime.arguments import Parser
+from td3_robot.util import resources
+from td3_robot.util.output import print_rows
+
+_EXAMPLES = """examples:
+  td3-robot list configs
+  td3-robot list keys --json
+  td3-robot list policies
+"""
+
+Rows = list[dict[str, str]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="td3-robot list",
+        description="List what td3-robot train, eval and policy accept by name.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("what", choices=_LISTS, metavar="WHAT", help=", ".join(_LISTS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    print_rows(_LISTS[options.what](), as_json=options.json)
+    return EXIT_GOOD
+
+
+def _configs() -> Rows:
+    """The shipped configurations; the first sentence of a file's comment describes it."""
+    rows = []
+    for file in sorted(resources.folder("configs").glob("*.yaml")):
+        config = configuration.load(file)
+        comment = " ".join(re.findall(r"^# (.*)", file.read_text(encoding="utf-8"), re.MULTILINE))
+        rows.append(
+            {
+                "config": file.stem,
+                "task": config.task,
+                "steps": f"{config.total_steps:,}",
+                "description": re.split(r"(?<=\.) ", comment)[0],
+            }
+        )
+    return rows
+
+
+def _tasks() -> Rows:
+    """The tasks that a backend can list, and the form of the names of all others."""
+    tasks = importlib.import_module("td3_robot_sims.tasks")  # td3_robot never imports simulators statically
+    rows = []
+    for name in tasks.names():
+        spec = tasks.spec(name)
+        rows.append(_task(name, str(spec.observation_size), str(spec.action_size), f"{spec.control_period * 1e3:g} ms"))
+    rows.append(_task("gymnasium:ID", description="a Gymnasium environment with continuous actions"))
+    rows.append(_task("gymnasium:MODULE:ID", description="the same, registered by your module"))
+    rows.append(_task("discrete:ID", description="a Gymnasium environment with discrete actions, for a2c"))
+    return rows
+
+
+def _task(
+    task: str, observations: str = "", actions: str = "", period: str = "", description: str = ""
+) -> dict[str, str]:
+    return {
+        "task": task,
+        "observations": observations,
+        "actions": actions,
+        "period": period,
+        "description": description or "a walking robot in PyBullet",
+    }
+
+
+def _policies() -> Rows:
+    """The policies that td3-robot ships."""
+    rows = []
+    for name, file in shipped_policies().items():
+        bundle = Bundle.load(file)
+        made = bundle.provenance
+        rows.append(
+            {
+                "policy": name,
+                "task": str(made.get("task", bundle.spec.name)),
+                "algorithm": str(made.get("algorithm", "")),
+                "steps": f"{made['env_steps']:,}" if "env_steps" in made else "",
+                "file": str(file),
+            }
+        )
+    return rows
+
+
+def _keys() -> Rows:
+    """Every configuration key."""
+    return [key._asdict() for key in reference.all_keys()]
+
+
+def _algorithms() -> Rows:
+    return [{"algorithm": name, "class": place} for name, place in ALGORITHMS.rows.items()]
+
+
+_LISTS: dict[str, Callable[[], Rows]] = {
+    "configs": _configs,
+    "tasks": _tasks,
+    "policies": _policies,
+    "keys": _keys,
+    "algorithms": _algorithms,
+}

@@ -1,0 +1,124 @@
+"""Describes every configuration key, from the schema and its docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec import inspect as schema
+
+from td3_robot import noises
+from td3_robot.config.schema import Config
+from td3_robot.config.section import Section
+from td3_robot.learner.algorithms import table as algorithms
+
+_TYPES: dict[type, str] = {
+    schema.IntType: "integer",
+    schema.FloatType: "number",
+    schema.StrType: "text",
+    schema.BoolType: "boolean",
+    schema.NoneType: "null",
+}
+_FINITE = 1e12  # a limit that only excludes infinity
+
+
+class Key(NamedTuple):
+    """One configuration key.
+
+    Attributes:
+        name: full name, for example ``learner.batch_size``.
+        type: of its value, for example ``integer or null``.
+        default: its default as JSON.
+        allowed: the range or the choices; empty if every value of the type is allowed.
+        doc: what the key means.
+    """
+
+    name: str
+    type: str
+    default: str
+    allowed: str
+    doc: str
+
+
+def all_keys() -> list[Key]:
+    """Return every configuration key, in the order of the schema."""
+    return list(_keys(Config, ""))
+
+
+def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
+    info = schema.type_info(section)
+    assert isinstance(info, schema.StructType)
+    names = [field.name for field in info.fields]
+    docs = _documented(section, names)
+    for field in info.fields:
+        name, kind = prefix + field.name, field.type
+        if isinstance(kind, schema.StructType) and issubclass(kind.cls, Section):
+            yield from _keys(kind.cls, f"{name}.")
+            continue
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        shown = json.dumps(msgspec.to_builtins(default))
+        yield Key(name, _type(kind), shown, _names(name) or _allowed(kind), docs.get(field.name, ""))
+
+
+def _documented(section: type[Struct], names: list[str]) -> dict[str, str]:
+    """Return the text about each key in the docstring of its section.
+
+    The docstring has a list of ``- ``key``, ``key``: text.``, or the paragraph ``Attributes:`` with ``key: text``.
+    """
+    _, attributes, rest = inspect.getdoc(section).partition("Attributes:\n")  # type: ignore[union-attr]
+    if attributes:
+        found = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", rest, re.MULTILINE)
+    else:
+        text = inspect.getdoc(section) or ""
+        items = [" ".join(item.split()) for item in re.findall(r"^- (.*(?:\n  .*)*)", text, re.MULTILINE)]
+        head = re.compile(r"(?:^|(?<=\. ))((?:``\w+``(?:, )?)+): ")
+        found = []
+        for item in items:
+            parts = head.split(item)
+            found += [(parts[index].replace("`", ""), parts[index + 1]) for index in range(1, len(parts), 2)]
+    docs = {}
+    for keys_of_text, text in found:
+        for key in keys_of_text.split(", "):
+            if key in names:
+                docs[key] = " ".join(text.replace("``", "").split())
+    return docs
+
+
+def _type(kind: Any) -> str:
+    """Return a type in words."""
+    if isinstance(kind, schema.UnionType):
+        return " or ".join(dict.fromkeys(_type(item) for item in kind.types))
+    if isinstance(kind, schema.TupleType):
+        return f"[{', '.join(_type(item) for item in kind.item_types)}]"
+    if isinstance(kind, schema.VarTupleType):
+        return f"list of {_type(kind.item_type)}"
+    if isinstance(kind, schema.DictType):
+        return f"map of {_type(kind.value_type)}"
+    return _TYPES.get(type(kind), "text")
+
+
+def _allowed(kind: Any) -> str:
+    """Return the range or the choices of a type in words."""
+    if isinstance(kind, schema.LiteralType):
+        return ", ".join(map(str, kind.values))
+    if isinstance(kind, (schema.IntType, schema.FloatType)):
+        limits = {"above": kind.gt, "from": kind.ge, "to": kind.le}
+        given = {word: limit for word, limit in limits.items() if limit not in (None, -_FINITE, _FINITE)}
+        return " ".join(f"{word} {limit}" for word, limit in given.items())
+    inner: tuple[Any, ...] = getattr(kind, "types", ()) or getattr(kind, "item_types", ())
+    inner = inner or (getattr(kind, "item_type", None), getattr(kind, "value_type", None))
+    return "; ".join(dict.fromkeys(text for item in inner if item and (text := _allowed(item))))
+
+
+def _names(key: str) -> str:
+    """Return the allowed names of a key whose values are rows of a table."""
+    if key == "learner.algorithm":
+        return ", ".join(algorithms.ALGORITHMS.names())
+    if key == "exploration.kind":
+        return ", ".join(name for name in noises.NOISES.names() if name not in noises.CHOSEN_BY_THE_LEARNER)
+    return ""

@@ -1,0 +1,232 @@
+"""The same mistake gives the same exit code in every command, and one line that names the wrong flag."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from td3_robot.bundle import Bundle
+from td3_robot.cli.main import main
+from td3_robot.runtime import process
+
+
+@pytest.fixture
+def fail(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    make_bundle: Callable[..., Bundle],
+) -> Callable[[str], tuple[int, str]]:
+    """Runs a command in a folder with some files. Returns its exit code, and its error without the last line break."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
+    (tmp_path / "robot.yaml").write_text("endpoints: {policy: ipc://policy.sock}")
+    (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
+    make_bundle().save(tmp_path / "toy.safetensors")
+
+    def run(words: str) -> tuple[int, str]:
+        code = main(words.split())
+        return code, capsys.readouterr().err.removesuffix("\n")
+
+    return run
+
+
+SAME_CODE = {
+    "missing file": (
+        "train nofile",
+        "train walker2d --from nofile --set learner.precision=fp32",
+        "eval nofile",
+        "policy --config nofile",
+        "policy --config robot.yaml --bundle nofile",
+        "node state --config nofile",
+        "node load nofile --config robot.yaml",
+        "bundle show nofile",
+        "bundle verify nofile",
+        "bundle create nofile out.safetensors",
+        "bundle export nofile out.onnx --onnx",
+        "record out.mcap --config nofile",
+        "info nofile",
+        "play nofile --policy ipc://x",
+        "replay nofile",
+        "export nofile --out tables",
+        "recover nofile",
+        "monitor --config nofile",
+        "topic echo step --config nofile",
+        "keys allow robot nofile",
+    ),
+    "missing folder": (
+        "train --resume nowhere",
+        "sim --run nowhere",
+        "learner --run nowhere",
+        "policy --run nowhere",
+        "node state --run nowhere",
+        "record --run nowhere",
+        "monitor --run nowhere",
+        "topic echo step --run nowhere",
+        "bundle create toy.safetensors nowhere/out.safetensors",
+        "record nowhere/out.mcap --config robot.yaml",
+    ),
+    "wrong flag": tuple(
+        f"{command} --frobnicate"
+        for command in (
+            "train walker2d",
+            "eval walker2d",
+            "sim --run x",
+            "learner --run x",
+            "policy --run x",
+            "node state --run x",
+            "bundle show walker2d",
+            "keys list",
+            "record --run x",
+            "info x",
+            "play x",
+            "replay x",
+            "export x --out y",
+            "recover x",
+            "list keys",
+            "monitor --run x",
+            "topic list",
+            "bench policy",
+            "doctor",
+        )
+    ),
+    "bad number": (
+        "train walker2d --steps many",
+        "eval walker2d --episodes many",
+        "node state --run x --timeout long",
+        "bundle create walker2d out.safetensors --noise loud",
+        "record --run x --split-mb many",
+        "play x --policy ipc://x --rate fast",
+        "monitor --run x --seconds long",
+        "topic echo step --run x --count many",
+        "bench policy --actions many",
+        "sim --run x --incarnation many",
+    ),
+    "unreadable policy": (
+        "eval damaged.safetensors",
+        "policy --config robot.yaml --bundle damaged.safetensors",
+        "node load damaged.safetensors --config robot.yaml",
+        "bundle show damaged.safetensors",
+        "bundle create damaged.safetensors out.safetensors",
+        "bundle export damaged.safetensors out.onnx --onnx",
+        "train walker2d --set learner.start_from=damaged.safetensors --set learner.critics_first=9",
+    ),
+    "a file in the way": (
+        "bundle create walker2d toy.safetensors",
+        "bundle export walker2d toy.safetensors --onnx",
+        "bundle import x.zip toy.safetensors --task Ant",
+        "record toy.safetensors --config robot.yaml",
+        "recover toy.safetensors --out toy.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"), [(mistake, words) for mistake in SAME_CODE for words in SAME_CODE[mistake]]
+)
+def test_a_mistake_gives_exit_code_2_and_one_line(
+    mistake: str, words: str, fail: Callable[[str], tuple[int, str]]
+) -> None:
+    code, error = fail(words)
+    assert (code, error.count("\n")) == (2, 0), (mistake, error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "policy --config busy.yaml --bundle toy.safetensors",
+        "monitor --config busy.yaml",
+        "monitor --endpoint {endpoint}",
+        "record out.mcap --config busy.yaml",
+        "topic echo step --config busy.yaml",
+    ],
+)
+def test_a_busy_address_gives_exit_code_2_and_one_line(
+    words: str, fail: Callable[[str], tuple[int, str]], tmp_path: Path
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        links = ", ".join(f"{link}: '{endpoint}'" for link in ("policy", "recorder", "monitor"))
+        (tmp_path / "busy.yaml").write_text(f"endpoints: {{{links}}}")
+        code, error = fail(words.format(endpoint=endpoint))
+    assert code == 2, error
+    last = error.splitlines()[-1]  # a deployed policy server warns first
+    assert endpoint in last
+    assert "already in use" in last
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tuple[int, str]], tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    for words in ("bundle create walker2d locked/out.safetensors", "eval walker2d --video locked/a.mp4"):
+        assert fail(words)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("train walker2d --steps -5", "td3-robot train: --steps is -5; allowed: whole numbers from 1"),
+        ("train walker2d --steps 1.5", "td3-robot train: --steps is 1.5; allowed: whole numbers from 1"),
+        ("train walker2d --steps ten", "td3-robot train: --steps is 'ten'; allowed: whole numbers from 1"),
+        ("train walker2d --seed 1e10", "td3-robot train: --seed is 1e10; allowed: whole numbers from 0 to 4294967295"),
+        (
+            "train walker2d --steps 1e3",
+            "td3-robot train: --steps: learner.learning_starts is 10000, not below total_steps 1000: the learner would "
+            "make no update",
+        ),
+        (
+            "train walker2d --offline 100",
+            "td3-robot train: --offline: learner.offline_updates is 100 and learner.recordings is empty; "
+            "allowed without recordings (--from): 0",
+        ),
+        (
+            "train walker2d --set learner.batch_size=0",
+            "td3-robot train: --set learner.batch_size=0: learner.batch_size is 0: expected `int` >= 1",
+        ),
+        (
+            "train walker2d --set learner.bach_size=3",
+            "td3-robot train: --set learner.bach_size=3: unknown key 'learner.bach_size'; did you mean",
+        ),
+        (
+            "train gymnasium:Pendulum-v1",
+            "td3-robot train: CONFIG is 'gymnasium:Pendulum-v1', which is a task; allowed: a YAML file, or the name of "
+            "a shipped one; to train this task with the default configuration: td3-robot train --task ",
+        ),
+        ("train Hopper", "td3-robot train: CONFIG is 'Hopper', which is a task; allowed: a YAML file, or the name of"),
+        ("train walker2d --sed 3", "td3-robot train: there is no option --sed; did you mean --seed?"),
+        ("train walker2d --stpes 3", "td3-robot train: there is no option --stpes; did you mean --steps?"),
+        (
+            "train --resume toy --task Ant",
+            "td3-robot train: --task cannot be combined with --resume; allowed: CONFIG, --steps and --set",
+        ),
+        ("policy --config nofile", "policy: --config 'nofile': there is no such file"),
+        ("node state --config nofile", "td3-robot node: --config 'nofile': there is no such file"),
+        ("eval nofile", "td3-robot eval: there is no policy 'nofile'; "),
+        ("eval walker2d --episodes 0", "td3-robot eval: --episodes is 0; allowed: whole numbers from 1"),
+    ],
+)
+def test_an_error_names_the_wrong_flag(words: str, text: str, fail: Callable[[str], tuple[int, str]]) -> None:
+    code, error = fail(words)
+    assert code == 2
+    assert error.startswith(text)
+
+
+def test_options_and_configuration_keys_read_counts_like_1e5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command fails only at what comes after its number."""
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        "train walker2d --steps 2e5 --seed 1e1 --set total_steps=1e5",
+        "eval nofile --episodes 1e1 --max-steps 1e3 --seed 1e3",
+        "topic echo nothing --run x --count 1e1",
+        "bench link --trips 1e4 --spin 1e1 --priority 1e1",
+    ):
+        assert main(words.split()) == 2
+        assert "e1" not in (error := capsys.readouterr().err), error
+        assert "whole numbers" not in error
