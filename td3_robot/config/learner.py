@@ -137,16 +137,15 @@ class LearnerConfig(Section, frozen=True):
                         f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
                         f"with {choice!r} it must be {needed!r}"
                     )
-        for key in algorithms.UNUSED.get(self.algorithm, ()):
-            if (value := getattr(self, key)) != (default := _default(key)):
+        fields = msgspec.structs.fields(self)
+        used = algorithms.USES.get(self.algorithm, [field.name for field in fields])
+        for field in fields:
+            value = getattr(self, field.name)
+            if field.name not in used and value != field.default:
                 raise ValueError(
-                    f"learner.{key} is {value!r}; it means nothing to {self.algorithm!r}, and must be {default!r}"
+                    f"learner.{field.name} is {value!r}; it means nothing to {self.algorithm!r}, "
+                    f"and must be {field.default!r}"
                 )
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether the algorithm belongs to this package and needs no replay buffer."""
-        return self.algorithm in algorithms.ON_POLICY
 
     @property
     def compiles(self) -> bool:
@@ -158,7 +157,3 @@ class LearnerConfig(Section, frozen=True):
         hold = self.learning_rate_falls_from
         fall = min(1.0, (fraction - hold) / (1 - hold)) if fraction > hold and hold < 1 else 0.0
         return self.learning_rate * (1 - fall * (1 - self.learning_rate_end))
-
-
-def _default(key: str) -> Any:
-    return next(field.default for field in msgspec.structs.fields(LearnerConfig) if field.name == key)

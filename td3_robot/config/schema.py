@@ -228,9 +228,15 @@ class Config(Section, frozen=True):
 
     def __post_init__(self) -> None:
         self._check_learner()
-        self._check_replay_ratio()
+        if self._consumes == "transitions" and (problem := self.replay_ratio_problem()):
+            raise ValueError(problem)
         if self.timing == "lockstep":
             self._check_lockstep()
+
+    @property
+    def _consumes(self) -> str | None:
+        """What a shipped algorithm consumes. None for an algorithm of another package; the learner asks its class."""
+        return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
         learner = self.learner
@@ -238,7 +244,7 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns tasks {tasks}ID"
             )
-        if learner.on_policy and self.exploration != ExplorationConfig():
+        if self._consumes == "rollouts" and self.exploration != ExplorationConfig():
             raise ValueError(
                 f"exploration is set and learner.algorithm is {learner.algorithm!r}, which draws its actions itself; "
                 "leave exploration out"
@@ -271,17 +277,17 @@ class Config(Section, frozen=True):
                 "or timing lockstep"
             )
 
-    def _check_replay_ratio(self) -> None:
+    def replay_ratio_problem(self) -> str | None:
+        """Why the replay ratio does not fit the number of robots; None if it does. It needs a replay buffer."""
         learner = self.learner
-        if learner.replay_ratio is None or learner.on_policy:
-            return
         # One step of all robots and one update. With a smaller band, simulators and learner would wait for each other.
-        needed = learner.replay_ratio * self.robots * self.simulators + 1
-        if learner.replay_ratio_band < needed:
-            raise ValueError(
-                f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
-                f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
-            )
+        needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
+        if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
+            return None
+        return (
+            f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
+            f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
+        )
 
     def _check_lockstep(self) -> None:
         if self.learner.replay_ratio is None:

@@ -37,9 +37,9 @@ def device(wanted: str) -> torch.device:
 
 
 def bf16_problem(device: torch.device = CPU) -> str | None:
-    """Why bf16 would be slower than fp32 on this device; None if it is faster.
+    """Why bf16 is slower than fp32 on this device; None if it is faster.
 
-    Some processors with AVX-512 BF16 multiply slower with it, so this measures it.
+    This measures a processor, because some processors with AVX-512 BF16 are slower with it.
     """
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
@@ -48,9 +48,9 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
 
 
 def _bf16_lack(device: torch.device) -> str | None:
-    """What a device lacks for bf16; None if it supports bf16. The answer never changes.
+    """What a device lacks for bf16; None if it supports bf16. Devices without support emulate it.
 
-    A processor needs AVX-512 BF16 or AMX, an NVIDIA GPU compute capability 8.0 (Ampere). Others emulate bf16.
+    A processor needs AVX-512 BF16 or AMX. An NVIDIA GPU needs compute capability 8.0 (Ampere).
     """
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -88,8 +88,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     Args:
         wanted: fp32, bf16 or auto.
         device: the chosen device.
-        begins: the run is new, so this function refuses bf16 if it is slower than fp32. A resumed run keeps its
-            precision without a measurement, because other work on the machine could disturb the measurement.
+        begins: the run is new, so bf16 must be faster than fp32. A resumed run keeps its precision without a
+            measurement, because other work on the machine could disturb it.
 
     Raises:
         ConfigError: ``wanted`` is bf16, but the device does not support it; or the run is new and bf16 is slower.
@@ -121,9 +121,9 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 def flush_denormals() -> Iterator[None]:
     """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates meanwhile.
 
-    Threads inside operators keep this setting, see :func:`td3_robot.learner.engine.threads.use_threads`. Where a
-    gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on processors. The setting ends
-    with the context, because a simulator may share the thread, and its numbers must not change.
+    Where a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on processors. The setting
+    ends with the context, because a simulator may share the thread, and its numbers must not change. Threads inside
+    operators keep the setting, see :func:`td3_robot.learner.engine.threads.use_threads`.
     """
     torch.set_flush_denormal(True)
     try:

@@ -13,7 +13,7 @@ from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
 from td3_robot.learner.publisher import Publisher
-from td3_robot.learner.reports import EVERY, Record, Reports
+from td3_robot.learner.reports import EVERY, Reports
 from td3_robot.learner.scheduling.base import Scheduler
 from td3_robot.learner.scheduling.free import FreeRunning
 from td3_robot.learner.scheduling.lockstep import LockStep
@@ -35,17 +35,13 @@ class LearnerCore:
 
     Each call of :meth:`step` does a bounded amount of work, so that the learner reads its input between updates.
 
+    :func:`td3_robot.learner.factory.make_core` makes it.
+
     Args:
-        config: of the run; ``learner.device`` and ``learner.precision`` are not ``auto``.
-        make_training: makes the training for a robot; see :func:`td3_robot.learner.factory.make_core`.
+        config: without ``auto`` in ``learner.device`` and ``learner.precision``.
+        make_training: makes the training for a robot.
         spec: of the robot, if it is known before a simulator joins.
         provenance: stored in each policy bundle.
-
-    Attributes:
-        learning: the training and its progress.
-        publisher: numbers and sends the versions of the policy.
-        scheduler: the order of the run.
-        reports: metrics, and the newest sound policy.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class LearnerCore:
 
     @property
     def spec(self) -> RobotSpec | None:
-        """The specification of the robot; None before one has joined."""
+        """The specification of the robot; None before a simulator has joined."""
         return self.learning.spec
 
     @property
@@ -88,8 +84,7 @@ class LearnerCore:
     @property
     def done(self) -> bool:
         """Whether all steps and updates of the run are made, or an evaluation reached its target."""
-        reached = self.publisher.evaluations.reached
-        return reached or self.learning.done
+        return self.publisher.evaluations.reached or self.learning.done
 
     @property
     def busy(self) -> bool:
@@ -97,7 +92,10 @@ class LearnerCore:
         return self.learning.offline or self.scheduler.busy
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Process the inputs, do a bounded amount of work, and return the messages to send; ``now`` in seconds.
+        """Process the inputs, do a bounded amount of work, and return the messages to send.
+
+        Args:
+            now: time in seconds.
 
         Raises:
             DivergenceError: training has diverged.
@@ -145,7 +143,7 @@ class LearnerCore:
         transitions = source.assembler.add(step)
         if transitions is None:
             return
-        source.answered, source.seen, source.heard = step.sequence + 1, step.transitions, now
+        source.answered, source.seen, source.active_at = step.sequence + 1, step.transitions, now
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; no transition crosses it", source.name, step.sequence)
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
@@ -163,17 +161,10 @@ class LearnerCore:
 
     def counts(self) -> dict[str, int]:
         """All counters: those of the learner, its sources, its scheduler and its evaluations."""
-        parts = self.sources.counters(), self.scheduler.counters, self.publisher.evaluations.counters()
         total = Counter(self.counters)
-        for part in parts:
+        for part in (self.sources.counters(), self.scheduler.counters, self.publisher.evaluations.counters()):
             total.update(part)
         return dict(total)
-
-    def take_records(self) -> list[Record]:
-        """The metrics since the last call."""
-        return self.reports.take()
-
-    # -- input ---------------------------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: Message, now: float) -> list[Output]:
         if isinstance(message, Hello):

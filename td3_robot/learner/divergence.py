@@ -8,7 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.specs import Float32
 
@@ -31,7 +30,7 @@ class Divergence:
         self.discount = discount
         self.greatest_reward = 1.0
 
-    def see(self, rewards: Float32) -> None:
+    def add(self, rewards: Float32) -> None:
         """Record rewards float32[M]."""
         if len(rewards):
             self.greatest_reward = max(self.greatest_reward, float(abs(rewards).max()))
@@ -67,6 +66,6 @@ class Divergence:
         del arrays
         with reading("state of the greatest reward"):
             greatest = float(scalars["greatest_reward"])
-        if not 1 <= greatest < math.inf:
-            raise BundleError(f"state of the greatest reward: {greatest}; expected a finite number of at least 1")
+            if not 1 <= greatest < math.inf:
+                raise ValueError(f"{greatest}; expected a finite number of at least 1")
         self.greatest_reward = greatest

@@ -21,7 +21,7 @@ class Evaluations:
     Attributes:
         pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of all evaluations; minus infinity before the first.
-        best: the bundle with that return. The caller that writes it to a file sets it to None.
+        best: the bundle with that return. The node writes it to a file and sets this to None.
         reached: whether the mean return of an evaluation has reached ``evaluation.target_return``.
     """
 
@@ -38,8 +38,8 @@ class Evaluations:
         """Whether an evaluation is due."""
         return self.config.every > 0 and env_steps >= self._next
 
-    def ask(self, env_steps: int) -> bool:
-        """Plan the next evaluation. Return whether to make the due one; False if too many evaluations wait."""
+    def plan(self, env_steps: int) -> bool:
+        """Set the step of the next evaluation. Returns whether to make the current one: not if too many wait."""
         self._next = next_multiple(env_steps, self.config.every)
         wanted = len(self.pending) < _WAITING
         self._skipped += not wanted
@@ -56,10 +56,10 @@ class Evaluations:
             returns=message.returns.tolist(),
             lengths=message.lengths.tolist(),
         )
-        mean, target = record["eval_return_mean"], self.config.target_return
+        mean = record["eval_return_mean"]
         if weights and mean > self.best_return:
             self.best_return, self.best = mean, weights.payload
-        self.reached = self.reached or (target is not None and mean >= target)
+        self._compare_with_target(mean)
         return record
 
     def counters(self) -> Counter[str]:
@@ -72,17 +72,20 @@ class Evaluations:
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
     def restore(self, state: Mapping[str, Any], env_steps: int) -> None:
-        """Continue from :meth:`state` at ``env_steps``; a better return that is already known stays."""
+        """Continue from :meth:`state` at ``env_steps``. ``best_return`` never decreases."""
         if state["best_return"] is not None:
-            self.know(float(state["best_return"]))
+            self.add_earlier(float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
         if self.config.every:  # evaluation.every may be smaller now
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
 
-    def know(self, mean: float) -> None:
-        """Record that an earlier evaluation had this mean return."""
-        target = self.config.target_return
+    def add_earlier(self, mean: float) -> None:
+        """Record the mean return of an evaluation before the start of this process."""
         self.best_return = max(self.best_return, mean)
+        self._compare_with_target(mean)
+
+    def _compare_with_target(self, mean: float) -> None:
+        target = self.config.target_return
         self.reached = self.reached or (target is not None and mean >= target)
 
 

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from td3_robot.config.schema import Config
-from td3_robot.learner import machine_choices
+from td3_robot.learner import compute
+from td3_robot.learner.algorithms.base import Algorithm
+from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.replay_buffer.storage import Storage
+from td3_robot.learner.resources import Networks
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
+
+
+def networks(config: Config, spec: RobotSpec) -> Networks:
+    """The sizes of an algorithm's networks for a robot. This builds the algorithm once, on the CPU, to ask it."""
+    learner = config.learner
+    algorithm: Algorithm = ALGORITHMS.load(learner.algorithm)(
+        spec.observation_size,
+        spec.action_size,
+        config.network.hidden,
+        learner,
+        seed=0,
+        options=getattr(config, learner.algorithm, None),
+    )
+    return Networks(*algorithm.sizes(), algorithm.consumes == "transitions")
 
 
 def make_core(
@@ -33,7 +52,9 @@ def make_core(
     Raises:
         ConfigError: this machine lacks the device or precision.
     """
-    config = machine_choices.resolve_here(config)
+    device = compute.device(config.learner.device)
+    precision = compute.precision(config.learner.precision, device)  # not measured, unless it is auto
+    config = replace(config, learner=replace(config.learner, device=device.type, precision=precision))
 
     def make_training(spec: RobotSpec) -> Training:
         admit(spec)

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from td3_robot.util.rate import RateMeter
-
 _RECENT = 20  # episodes in the moving mean return
 _REMEMBERED = 1000  # newest versions whose updates are known
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
@@ -29,7 +27,6 @@ class Gauges:
         self._updates_at: dict[int, int] = {}
         self._wall_before = 0.0
         self._started: float | None = None
-        self._rates = RateMeter()
 
     def start(self, now: float) -> None:
         """Start the clock at the first call; ``now`` in seconds."""
@@ -58,10 +55,6 @@ class Gauges:
     def lead(self, lead: float) -> None:
         """Record how many updates the learner owes."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
-
-    def rates(self, env_steps: int, updates: int, now: float) -> dict[str, float]:
-        """Steps and updates per second since the last call; empty at the first call."""
-        return self._rates(now, steps_per_s=env_steps, updates_per_s=updates)
 
     def figures(self, now: float) -> dict[str, float]:
         """The gauges by name; ``return_mean`` from the first whole episode on."""

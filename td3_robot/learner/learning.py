@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from td3_robot.bundle import Bundle
-from td3_robot.config.schema import Config
-from td3_robot.errors import DivergenceError
+from td3_robot.config.schema import Config, ExplorationConfig
+from td3_robot.errors import ConfigError, DivergenceError
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.scheduling.rate_limiter import RateLimiter
 from td3_robot.messages import Step
@@ -20,18 +20,17 @@ if TYPE_CHECKING:  # it imports torch; the node makes it
 
 
 class Learning:
-    """The training of one robot, and how far it is.
+    """The training of one robot, and its progress.
 
     Args:
-        config: of the run.
-        make_training: makes the training once the robot's specification is known.
+        make_training: makes the training when the robot's specification is known.
 
     Attributes:
         spec: of the robot; None until :meth:`begin`.
         training: exists once ``spec`` is known.
         env_steps: number of stored transitions from sources, without those of recordings.
-        limiter: says how many updates belong to ``env_steps``. For an on-policy algorithm it has no ratio.
-        sound_at: ``env_steps`` when training was last found sound; None before.
+        limiter: computes how many updates are due. For an on-policy algorithm it has no ratio.
+        sound_at: ``env_steps`` at the newest check that found the training sound; None before the first.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -55,24 +54,33 @@ class Learning:
 
         Raises:
             BundleError: the bundle does not fit the configuration.
-            ConfigError: the safety settings do not fit the robot.
+            ConfigError: the safety settings do not fit the robot, or the exploration or replay ratio the algorithm.
         """
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
+        self._check_algorithm()
         if self.training.on_policy:  # its rollouts set the pace
             self.limiter = replace(self.limiter, ratio=None, start=0)
         if bundle:
             self.training.begin_with(bundle)
         self.spec = spec
 
+    def _check_algorithm(self) -> None:
+        """Check what the configuration cannot: it does not import the algorithms of other packages."""
+        prescribes = self.training.algorithm.exploration is not None
+        if prescribes and self.config.exploration != ExplorationConfig():
+            raise ConfigError("exploration is set and the algorithm prescribes its own; leave exploration out")
+        if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
+            raise ConfigError(problem)
+
     @property
     def updates(self) -> int:
-        return self.training.updates if self.spec else 0
+        return self.training.algorithm.updates if self.spec else 0
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate at this point of the run."""
-        progress = self.training.progress
+        """The learning rate of the next update."""
+        progress = self.training.algorithm.progress
         return self.config.learner.learning_rate_at(
             self.env_steps / self.config.total_steps if progress is None else progress
         )
@@ -80,7 +88,7 @@ class Learning:
     @property
     def done(self) -> bool:
         """Whether all steps of the run and their updates are made, or the algorithm's ``progress`` is 1."""
-        ended = self.spec is not None and (self.training.progress or 0.0) >= 1
+        ended = self.spec is not None and (self.training.algorithm.progress or 0.0) >= 1
         return ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
@@ -96,7 +104,7 @@ class Learning:
     @property
     def update_due(self) -> bool:
         """Whether the replay ratio allows an update and the training has something to learn from."""
-        return self.limiter.updates_due(self.env_steps, self.updates) and self.training.ready
+        return self.limiter.updates_due(self.env_steps, self.updates) and self.training.experience.ready
 
     @property
     def lead(self) -> float | None:

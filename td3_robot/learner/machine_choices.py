@@ -1,8 +1,8 @@
 """Replaces ``auto`` in ``learner.device`` and ``learner.precision`` by what is best on this machine.
 
-A run keeps the choice it started with, so that another machine, or another day, does not change its arithmetic.
-``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept`` makes the choice in a separate process. So the
-caller does not load torch, which costs one second and 200 MB.
+A run keeps the choice it started with, so that a resume does not change its arithmetic. A separate process makes the
+choice, because loading torch costs one second and 200 MB:
+``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,11 @@ NEW, KEPT = "new", "kept"  # whether the run chooses its precision now, or chose
 
 
 class Resolved(NamedTuple):
-    """A configuration without ``auto``, and what the machine offers.
-
-    Attributes:
-        config: with the device and precision that the learner uses.
-        device_memory: free bytes of the GPU; None without a GPU.
-        notices: one line for each replaced ``auto``.
-    """
+    """A configuration without ``auto``, and what the machine offers."""
 
     config: Config
-    device_memory: int | None
-    notices: list[str]
+    device_memory: int | None  # free bytes of the GPU; None without a GPU
+    notices: list[str]  # one line for each replaced ``auto``
 
 
 def resolve(config: Config, before: Config | None = None) -> Resolved:
@@ -62,31 +56,16 @@ def resolve(config: Config, before: Config | None = None) -> Resolved:
     return Resolved(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)
 
 
-def resolve_here(config: Config) -> Config:
-    """The configuration with the device and precision of this process; imports torch.
-
-    A precision other than ``auto`` is not measured: the run chose it before.
-
-    Raises:
-        ConfigError: this machine lacks what the configuration asks for.
-    """
-    from td3_robot.learner import compute  # here: the command line imports this module without torch
-
-    device = compute.device(config.learner.device)
-    precision = compute.precision(config.learner.precision, device)
-    return replace(config, learner=replace(config.learner, device=device.type, precision=precision))
-
-
 def main(device: str, precision: str, choice: str) -> int:
     """Print the choice as one JSON object, or the reason on stderr if there is none."""
     from td3_robot.learner import compute  # here: only this process loads torch
 
     try:
-        there = compute.device(device)
+        chosen = compute.device(device)
         found = {
-            "device": there.type,
-            "precision": compute.precision(precision, there, begins=choice == NEW),
-            "device_memory": compute.free_memory(there),
+            "device": chosen.type,
+            "precision": compute.precision(precision, chosen, begins=choice == NEW),
+            "device_memory": compute.free_memory(chosen),
         }
     except Td3RobotError as error:
         print(error, file=sys.stderr)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
@@ -24,7 +22,7 @@ class MetricsWriter:
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines
         self._file = lines.open("a", encoding="utf-8")
-        if _torn(lines):  # a full disk or power cut left half a line
+        if not (lines.read_bytes() or b"\n").endswith(b"\n"):  # a full disk or power cut left half a line
             self._file.write("\n")
         self._events = SummaryWriter(str(events))
 
@@ -45,18 +43,3 @@ class MetricsWriter:
         with files.naming(self._lines):
             self._file.close()  # writes what a full disk did not take before
         self._events.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _torn(lines: Path) -> bool:
-    """Whether a file ends within a line."""
-    with lines.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        return bool(size) and (file.seek(size - 1), file.read(1))[1] != b"\n"

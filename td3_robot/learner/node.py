@@ -58,15 +58,16 @@ def _learn(node: Node) -> None:
         core.spec,
     )
     evaluations = core.publisher.evaluations
-    evaluations.know(_best_return(node))
+    evaluations.add_earlier(_best_return(node))
     if evaluations.reached:
         log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
-    with MetricsWriter(node.run.metrics_file, node.run.tensorboard) as metrics, _last_good_policy_kept(node, core):
+    writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)
+    with contextlib.closing(writer) as metrics, _last_good_policy_kept(node, core):
 
         def after() -> bool:
-            for record in core.take_records():
+            for record in core.reports.take():
                 metrics.write(record)
             if evaluations.best:
                 _keep_best(node, evaluations.best, evaluations.best_return)
@@ -90,7 +91,7 @@ def _learn(node: Node) -> None:
         if core.spec:
             saver.finish()
             core.publisher.final_bundle().save(node.run.policy_file)
-            for record in core.take_records():
+            for record in core.reports.take():
                 metrics.write(record)
 
 

@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
-from td3_robot.errors import BundleError
 from td3_robot.learner import compute
-from td3_robot.learner.checkpointing.stateful import reading
+from td3_robot.learner.checkpointing.stateful import array_like, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
-_SMALLEST = 1e-4  # deviation, in the unit of the channel: a channel that was constant must not explode when it changes
+_SMALLEST = 1e-4  # deviation, in the unit of the channel: a constant channel must not explode when it changes
 
 
 class Normaliser:
@@ -32,7 +31,7 @@ class Normaliser:
         self.count = 0
         self._mean = np.zeros(observation_size)
         self._squares = np.zeros(observation_size)  # the sum of (x - mean)²
-        self._there: tuple[Any, ...] | None = None  # device, offset and scale, as batches there need them
+        self._uploaded: tuple[Any, ...] | None = None  # device, and the offset and scale on it
         self._refresh()
 
     def add(self, observations: Float32) -> None:
@@ -60,9 +59,9 @@ class Normaliser:
     def __call__(self, batch: Batch) -> Batch:
         """The normalised batch, with the same float32 arithmetic as in the policy server."""
         device = batch.observation.device
-        if self._there is None or self._there[0] != device:  # uploads once for each change, without waiting
-            self._there = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
-        _, offset, scale = self._there
+        if self._uploaded is None or self._uploaded[0] != device:  # upload once for each change
+            self._uploaded = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
+        _, offset, scale = self._uploaded
         return batch._replace(
             observation=((batch.observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
             next_observation=((batch.next_observation - offset) / scale).clamp_(-OBSERVATION_CLIP, OBSERVATION_CLIP),
@@ -79,15 +78,11 @@ class Normaliser:
             BundleError: the state is incomplete, damaged or of another robot; nothing has changed then.
         """
         with reading("observation statistics"):
-            mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
-        for array in (mean, squares):
-            if array.shape != self._mean.shape or array.dtype != np.float64 or not np.isfinite(array).all():
-                raise BundleError(
-                    f"observation statistics: {array.dtype}{list(array.shape)}; expected "
-                    f"finite float64{list(self._mean.shape)}"
-                )
-        if count < 0 or squares.min(initial=0) < 0:
-            raise BundleError(f"observation statistics: count {count} or a variance is below 0")
+            mean, squares = array_like(self._mean, arrays, "mean"), array_like(self._squares, arrays, "squares")
+            count = int(scalars["count"])
+            finite = np.isfinite(mean).all() and np.isfinite(squares).all()
+            if not finite or count < 0 or squares.min(initial=0) < 0:
+                raise ValueError(f"the count is {count}; it or a variance is below 0, or a number is not finite")
         self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 
@@ -95,4 +90,4 @@ class Normaliser:
         std = np.sqrt(self._squares / self.count) if self.count else np.ones_like(self._mean)
         self._offset = torch.from_numpy(self._mean.astype(np.float32))
         self._scale = torch.from_numpy(np.maximum(std, _SMALLEST).astype(np.float32))
-        self._there = None
+        self._uploaded = None

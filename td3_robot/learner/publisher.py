@@ -17,22 +17,17 @@ from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
 from td3_robot.messages import MAX_PAYLOAD, Weights
 
-_RESENT = 2  # in lock-step a restarted policy server may be asked for the version before the newest
+_RESENT = 2  # in lock-step, a restarted policy server may need the version before the newest
 
 
 class Publisher:
     """Numbers the versions of the policy and sends them.
 
-    Args:
-        config: of the run.
-        provenance: stored in each bundle.
-
     Attributes:
         version: of the newest Weights; 0 before the first.
-        published_at: the number of updates when the newest Weights for the policy servers were published.
+        published_at: the number of updates when the learner last published Weights to the policy servers.
         explores: whether learning has started. If so, the policy servers explore with the configured noise.
         sent: the newest Weights for the policy servers, oldest first.
-        policies, evaluators: the peers that receive weights.
     """
 
     def __init__(self, config: Config, learning: Learning, gauges: Gauges, provenance: Mapping[str, Any]) -> None:
@@ -54,7 +49,7 @@ class Publisher:
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy that acts. With ``averaged``: the policy that is evaluated and kept.
 
-        Both are the same without ``learner.policy_average``.
+        Without ``learner.policy_average`` the two are the same.
 
         Raises:
             BundleError: no robot is known yet.
@@ -74,7 +69,7 @@ class Publisher:
             {
                 **self._provenance,
                 "precision": learner.precision,
-                **({"compiled": training.compiled} if learner.compiles else {}),
+                **({"compiled": training.algorithm.compiled} if learner.compiles else {}),
                 "version": self.version,
                 "updates": self._learning.updates,
                 "env_steps": self._learning.env_steps,
@@ -85,14 +80,14 @@ class Publisher:
     def _exploration(self) -> Exploration:
         """The exploration of the policy servers now. The algorithm prescribes it, or the configuration does."""
         learner, asked = self._config.learner, self._config.exploration
-        if prescribed := self._learning.training.exploration:
-            return prescribed
+        if prescribed := self._learning.training.algorithm.exploration:
+            return Exploration(*prescribed)
         if self.explores or learner.start_from is not None or learner.offline_updates > 0:
             return Exploration(asked.kind, asked.noise, asked.noise_parameters())
         return Exploration("uniform")
 
     def final_bundle(self) -> Bundle:
-        """The policy to keep at the end. It has a new version unless it is the last published policy."""
+        """The policy to keep at the end. It gets a new version, unless it equals the last published policy."""
         if self._learning.updates > self.published_at or self._config.learner.policy_average:
             self.version += 1
         return self.bundle(averaged=True)
@@ -128,7 +123,7 @@ class Publisher:
 
     def _evaluate(self) -> list[Output]:
         """Ask the evaluator to evaluate the policy, unless too many policies already wait for an evaluation."""
-        if not self.evaluations.ask(self._learning.env_steps):
+        if not self.evaluations.plan(self._learning.env_steps):
             self.version += 1  # versions must not depend on the speed of the evaluator
             return []
         weights = self._weights(averaged=True)

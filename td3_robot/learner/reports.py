@@ -9,6 +9,7 @@ from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
 from td3_robot.learner.publisher import Publisher
 from td3_robot.learner.sources import Sources
+from td3_robot.util.rate import RateMeter
 
 Record = dict[str, Any]
 
@@ -28,6 +29,7 @@ class Reports:
         self.records: list[Record] = []
         self.next_record = EVERY
         self.sound: bytes | None = None
+        self._rates = RateMeter()
         self._learning, self._publisher, self._sources, self._gauges = learning, publisher, sources, gauges
 
     def take(self) -> list[Record]:
@@ -65,8 +67,8 @@ class Reports:
             "episodes": stream["episodes"],
             "steps_lost": stream["missed"],
         }
-        record |= self._gauges.figures(now) | self._gauges.rates(learning.env_steps, learning.updates, now)
-        self.records.append(record | learning.training.metrics())
+        rates = self._rates(now, steps_per_s=learning.env_steps, updates_per_s=learning.updates)
+        self.records.append(record | self._gauges.figures(now) | rates | learning.training.metrics())
 
     def figures(self, now: float) -> dict[str, float]:
         """Gauges for the supervisor and for people."""

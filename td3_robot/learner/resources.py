@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
+from td3_robot.learner.algorithms.table import CONSUMES
 from td3_robot.learner.replay_buffer.storage import ROWS, row_size
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
@@ -37,40 +36,71 @@ class Needs(NamedTuple):
     device: int
 
 
-def needs(config: Config, observation_size: int, action_size: int) -> Needs:
+class Networks(NamedTuple):
+    """What an algorithm needs memory for.
+
+    Attributes:
+        parameters: of all networks, with copies such as target networks.
+        trained: parameters that an optimiser changes.
+        replays: whether the algorithm learns from a replay buffer.
+    """
+
+    parameters: int
+    trained: int
+    replays: bool
+
+
+def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
+    """The networks of a shipped algorithm, without torch: at most an actor and two critics, with targets."""
+    learner, hidden = config.learner, config.network.hidden
+
+    def count(inputs: int, outputs: int) -> int:
+        return sum(before * after + after for before, after in pairwise((inputs, *hidden, outputs)))
+
+    actor = count(observation_size, action_size)
+    critic = count(observation_size + action_size, 1) + (2 * sum(hidden) if learner.layer_norm else 0)
+    trained = actor + (1 + learner.twin_critics) * critic
+    average = actor if learner.policy_average else 0
+    return Networks(2 * trained + average, trained, CONSUMES.get(learner.algorithm) != "rollouts")
+
+
+def needs(
+    config: Config,
+    observation_size: int,
+    action_size: int,
+    networks: Networks | None = None,
+    capacity: int | None = None,
+) -> Needs:
     """What a learner with this configuration needs.
 
     A checkpoint counts the rows that the run can fill, which are fewer than the buffer's if the run is short.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
+        networks: those of the algorithm; None: :func:`estimated`.
+        capacity: of the replay buffer, in transitions; None: ``learner.buffer_size``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
-    capacity = 0 if learner.on_policy else learner.buffer_size
+    networks = networks or estimated(config, observation_size, action_size)
+    capacity = capacity or learner.buffer_size if networks.replays else 0
     filled = capacity if learner.recordings else min(capacity, config.total_steps + config.robots * config.simulators)
     row = _FLOAT * row_size(observation_size, action_size)
-    lap = learner.replay == "lap"
+    lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    in_file = learner.replay_storage == "file"
-    kept_there = (
-        in_file and config.timing != "lockstep"
-    )  # in lock-step the file is ahead of the snapshots, so they hold the rows
-    actor, critics = _parameters(config, observation_size, action_size)
-    average = actor if learner.policy_average else 0
-    parameters = 2 * (actor + critics) + average  # online, target, and average
-    networks = _FLOAT * (parameters + 3 * (actor + critics))  # with the gradient and Adam's two moments
-    if learner.precision == "bf16":
-        networks += _HALF * parameters
-    saved_networks = _FLOAT * (4 * (actor + critics) + average)
-    saved = saved_networks + (_DOUBLE * filled if lap else 0) + (0 if kept_there else row * filled)
-    at_a_time = config.checkpoint.keep + 1 if _saves_often(config) else 1
-    kept = (0 if in_file else row * capacity) + tree + (0 if on_gpu else networks)
+    # In lock-step the file is ahead of the snapshots, so checkpoints hold the rows too.
+    rows_in_checkpoint = not in_file or config.timing == "lockstep"
+    low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
+    # With the gradient and Adam's two moments; a checkpoint holds no gradient.
+    arrays = _FLOAT * (networks.parameters + 3 * networks.trained) + low_precision
+    saved = _FLOAT * (networks.parameters + 2 * networks.trained)
+    saved += (_DOUBLE * filled if lap else 0) + (row * filled if rows_in_checkpoint else 0)
+    kept = (0 if in_file else row * capacity) + tree + (0 if on_gpu else arrays)
     return Needs(
         kept,
         kept + saved,
         row * capacity if in_file else 0,
-        at_a_time * saved,
-        row * (capacity + learner.batch_size) + networks if on_gpu else 0,
+        saved * (config.checkpoint.keep + 1 if _saves_often(config) else 1),
+        row * (capacity + min(learner.batch_size, capacity)) + arrays if on_gpu else 0,
     )
 
 
@@ -81,30 +111,35 @@ def announce(
     run: RunFolder,
     device_memory: int | None = None,
     loaded: int = 0,
+    networks: Networks | None = None,
 ) -> str:
     """One line with what the learner needs and what is free.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
-        run: its folder need not exist; what it holds already is not needed again.
+        run: its folder need not exist; the files in it are not needed again.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
+        networks: those of the algorithm; None: :func:`estimated`.
 
     Raises:
         ConfigError: it does not fit.
     """
-
-    def needed(capacity: int) -> tuple[int, int, int]:
-        need = needs(replace(config, learner=replace(config.learner, **_of_size(config, capacity))), *sizes)
-        disk = max(0, need.replay_file - in_file) + max(0, need.checkpoints - in_checkpoints)
-        return need.memory - loaded, disk, need.device
-
-    sizes = observation_size, action_size
+    networks = networks or estimated(config, observation_size, action_size)
+    held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
     # A start that saves only at its end keeps the checkpoints of earlier starts.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
-    held = config.learner.buffer_size
+
+    def needed(capacity: int) -> tuple[int, int, int]:
+        need = needs(config, observation_size, action_size, networks, capacity)
+        disk = max(0, need.replay_file - in_file) + max(0, need.checkpoints - in_checkpoints)
+        return need.memory - loaded, disk, need.device
+
+    def largest(index: int, free: int) -> int:
+        return bisect.bisect_right(range(1, held), free, key=lambda capacity: needed(capacity)[index])
+
     places = (
         ("memory", machine.available_memory()),
         (f"the disk of {str(run.path)!r}", files.free(run.path)),
@@ -114,17 +149,17 @@ def announce(
     for index, (place, free) in enumerate(places):
         need = needed(held)[index]
         if free is not None and need > free:
-            most = _largest(held, lambda capacity, index=index, free=free: needed(capacity)[index] <= free)  # type: ignore[misc]
-            fit = f"at most {most} would fit" if most else "not one transition would fit: make room there"
+            most = largest(index, free)
+            fit = f"at most {most} would fit" if most else "no transition would fit: free some space"
             raise ConfigError(
                 f"learner.buffer_size is {held}: the learner needs {need:,} bytes of {place}, "
                 f"and {free:,} are free; {fit}"
             )
         if need:
-            there = "what is free cannot be told" if free is None else f"{_readable(free)} free"
+            there = "free space unknown" if free is None else f"{_readable(free)} free"
             parts.append(f"{_readable(need)} of {place} ({there})")
-    kept = _readable(needs(config, *sizes).kept)
-    what = "networks" if config.learner.on_policy else f"replay buffer of {held:,} transitions and networks"
+    kept = _readable(needs(config, observation_size, action_size, networks).kept)
+    what = f"replay buffer of {held:,} transitions and networks" if networks.replays else "networks"
     return f"{what}: {kept} of memory; with a checkpoint {', '.join(parts)}"
 
 
@@ -140,34 +175,9 @@ def _padded(count: int) -> int:
     return -(-count // BRANCHES) * BRANCHES
 
 
-def _parameters(config: Config, observation_size: int, action_size: int) -> tuple[int, int]:
-    """The numbers of parameters of the actor, and of all critics."""
-
-    def count(inputs: int, outputs: int, layer_norm: bool) -> int:
-        linear = sum(before * after + after for before, after in pairwise((inputs, *config.network.hidden, outputs)))
-        return linear + (2 * sum(config.network.hidden) if layer_norm else 0)
-
-    learner = config.learner
-    critic = count(observation_size + action_size, 1, learner.layer_norm)
-    return count(observation_size, action_size, False), (1 + learner.twin_critics) * critic
-
-
 def _saves_often(config: Config) -> bool:
     """Whether checkpoints are also saved before the end, so that ``checkpoint.keep`` of them exist."""
     return bool(config.checkpoint.every) or config.timing == "lockstep"
-
-
-def _of_size(config: Config, capacity: int) -> dict[str, int]:
-    return {"buffer_size": capacity, "batch_size": min(config.learner.batch_size, capacity)}
-
-
-def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to below ``limit`` that fits; 0 if none fits."""
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _readable(size: int) -> str:

@@ -27,8 +27,8 @@ class Source:
         answered: sequence of the newest processed Step, plus one.
         seen: number of transitions that it has published, by its own count.
         granted: number of transitions that it may publish.
-        heard: when its newest Step came, in seconds.
-        told: ``answered`` in the newest Throttle.
+        active_at: time of its newest Step, in seconds.
+        acknowledged: ``answered`` in the newest Throttle to it.
         queue: in lock-step, Steps waiting for their round.
         client: identity of its process, see Hello; 0 before it has joined.
         returning: in lock-step, it loads its state of the newest snapshot.
@@ -42,8 +42,8 @@ class Source:
     answered: int = 0
     seen: int = 0
     granted: int = 0
-    heard: float = 0.0
-    told: int = 0
+    active_at: float = 0.0
+    acknowledged: int = 0
     queue: deque[Step] = field(default_factory=deque)
     client: int = 0
     returning: bool = False
@@ -51,7 +51,7 @@ class Source:
     @property
     def unacknowledged(self) -> bool:
         """Whether the source still keeps many Steps that the learner has processed."""
-        return self.answered - self.told >= _ACKNOWLEDGE
+        return self.answered - self.acknowledged >= _ACKNOWLEDGE
 
     @property
     def outstanding(self) -> int:
@@ -60,12 +60,12 @@ class Source:
 
     def stalled(self, now: float) -> bool:
         """Whether the source may make steps but sends none."""
-        return self.outstanding > 0 and now - self.heard > _STALLED
+        return self.outstanding > 0 and now - self.active_at > _STALLED
 
     def grant(self, transitions: int, now: float) -> None:
         """Let the source publish ``transitions`` more transitions."""
         if not self.outstanding:
-            self.heard = now  # it could not step before
+            self.active_at = now  # it could not step before
         self.granted = max(self.granted, self.seen) + transitions
 
     def state(self) -> dict[str, Any]:
@@ -80,22 +80,18 @@ class Sources:
         self._all: dict[str, Source] = {}
 
     def join(self, peer: Peer, now: float, *, continues: bool = False) -> Source:
-        """Connect a source, for the first time or again.
-
-        Args:
-            continues: it continues its stream of Steps even if its process is a new one.
-        """
+        """Connect a source. With ``continues``, it continues its stream of Steps even if its process is new."""
         hello = peer.hello
         source = self._all.setdefault(peer.name, Source(peer.name))
-        source.peer, source.robots, source.granted, source.heard = peer, hello.robots, 0, now
+        source.peer, source.robots, source.granted, source.active_at = peer, hello.robots, 0, now
         source.queue.clear()
         if source.incarnation != hello.incarnation and not continues:
-            source.incarnation, source.answered, source.seen, source.told = hello.incarnation, 0, 0, 0
+            source.incarnation, source.answered, source.seen, source.acknowledged = hello.incarnation, 0, 0, 0
         log.info("%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation)
         return source
 
     def leave(self, peer: Peer) -> Source | None:
-        """End a connection and take back the steps that were granted; returns its source, if there is one."""
+        """End a connection and withdraw its grant. Returns its source, if there is one."""
         source = self._all.get(peer.name)
         if source is None or source.peer is not peer:
             return None
@@ -103,7 +99,7 @@ class Sources:
         return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
-        """The source behind a connection; None if ``name`` is not its own."""
+        """The source of a connection; None if the source has another name than ``name``."""
         source = self._all.get(peer.name)
         return source if source and source.peer is peer and source.name == name else None
 
@@ -148,7 +144,7 @@ def throttles(
     for source in sources:
         if source.peer:
             allowed = UNLIMITED if lockstep_version else source.granted
-            save, source.told = int(source.name in to_save), source.answered
+            save, source.acknowledged = int(source.name in to_save), source.answered
             throttle = Throttle(source.name, source.incarnation, source.answered, allowed, lockstep_version, save)
             outputs.append((source.peer, throttle))
     return outputs

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle, Exploration
+from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
 from td3_robot.learner import warm_start
 from td3_robot.learner.checkpointing.stateful import Stateful, reading
@@ -35,8 +35,7 @@ class Training:
 
     Args:
         spec: of the robot.
-        config: of the run, without ``auto``; its ``network``, ``learner`` and ``seed`` count, and the section with the
-            name of the algorithm, if there is one.
+        config: of the run, without ``auto``. The section with the name of the algorithm, if any, has its options.
         storage: makes room for the rows of the replay buffer.
 
     Attributes:
@@ -84,59 +83,30 @@ class Training:
             self.normaliser.begin_with(mean, std, warm_start.observations(bundle))
 
     @property
-    def updates(self) -> int:
-        """Updates made so far."""
-        return self.algorithm.updates
-
-    @property
-    def compiled(self) -> bool:
-        """Whether updates are compiled."""
-        return self.algorithm.compiled
-
-    @property
     def on_policy(self) -> bool:
-        """Whether the algorithm is on-policy: each update needs a rollout of the newest policy."""
+        """Whether each update needs a rollout of the newest policy."""
         return self.algorithm.consumes == "rollouts"
-
-    @property
-    def exploration(self) -> Exploration | None:
-        """The exploration that the algorithm prescribes; None if the configuration says how to explore."""
-        return Exploration(*self.algorithm.exploration) if self.algorithm.exploration else None
-
-    @property
-    def progress(self) -> float | None:
-        """How far the algorithm is, 0 to 1; None if only the number of environment steps ends the run."""
-        return self.algorithm.progress
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is a batch to learn from."""
-        return self.experience.ready
 
     def store(self, transitions: Transitions, step: Step) -> None:
         """Store the transitions that a Step completed; there is at least one."""
         action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
         transitions = dataclasses.replace(transitions, action=action)
-        self.divergence.see(transitions.reward)
+        self.divergence.add(transitions.reward)
         self.value_check.add(step.source, transitions, step)
         if self.normaliser:
             self.normaliser.add(transitions.observation)
         self.experience.add(transitions, step)
 
-    def end(self) -> None:
-        """Store the incomplete rows; no source continues after this."""
-        self.experience.end()
-
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
-        """Record the progress of the learner and of a source in a durable storage."""
+        """Record the progress of the learner and a source in a durable storage."""
         self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
-        """The statistics that :meth:`store` keeps of all transitions, as plain values, exact to the bit."""
+        """The statistics of all stored transitions, as plain values, exact to the bit."""
         return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
 
     def recover(self, seen: Mapping[str, Any]) -> None:
-        """Use the stored rows of an earlier process, and its statistics from :meth:`seen`.
+        """Use the rows that an earlier process stored, and its statistics from :meth:`seen`.
 
         Raises:
             BundleError: the statistics are incomplete or damaged.
@@ -152,7 +122,7 @@ class Training:
         self.experience.learned(self.algorithm.learn(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch with normalised observations, if the run normalises them."""
+        """The batch, with normalised observations if the run normalises them."""
         return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
@@ -174,7 +144,7 @@ class Training:
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
     def _gatherers(self) -> dict[str, Stateful]:
-        """The parts that see every transition once, so that their state belongs to the stored rows."""
+        """The parts that process every transition once. Their state belongs to the stored rows."""
         return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
 
 

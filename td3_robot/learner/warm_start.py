@@ -49,7 +49,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
 
 
 def observations(bundle: Bundle) -> int:
-    """How many observations a policy's mean and deviation summarise.
+    """The number of observations in a policy's mean and deviation.
 
     Raises:
         BundleError: the provenance of the policy does not contain the number.
@@ -57,7 +57,7 @@ def observations(bundle: Bundle) -> int:
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(
-            f"{_KEY}: that policy normalises observations, but it does not say how many its mean summarises: "
+            f"{_KEY}: that policy normalises observations, but it lacks the number of observations in its mean: "
             f"env_steps in its provenance is {str(count)[:40]}; it must be 1 or more"
         )
     return count
@@ -83,16 +83,16 @@ def begin(core: LearnerCore) -> None:
     counts = prefill(core, (experience.read(*parts) for parts in sessions))
     for parts, count in zip(sessions, counts, strict=True):
         log.info("%s: %d transitions to begin with", ", ".join(map(str, parts)), count)
-    if core.learning.offline and not core.training.ready:
-        raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: no transition is in there")
+    if core.learning.offline and not core.training.experience.ready:
+        raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: they hold no transition")
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions of recorded Steps.
 
-    They do not count as environment steps, and the change from them to later Steps does not count as a gap. The n-step
-    returns of the last steps of each recording use only the rewards that were recorded. If the replay file holds the
-    rows of an earlier process, recorded transitions are among them, and nothing is stored.
+    They do not count as environment steps, and later Steps do not count as a gap. The n-step returns at the end of a
+    recording use only recorded rewards. If the replay file has rows of an earlier process, that process has stored the
+    recorded transitions too, so this function stores nothing.
 
     Returns:
         The number of stored transitions of each recording.
@@ -106,7 +106,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
         if core.spec is None:
             core.start(spec)
         elif difference := core.spec.difference(spec):
-            raise BundleError(f"recorded Steps are another robot's: {difference}")
+            raise BundleError(f"the recorded Steps are of another robot: {difference}")
         training = core.training
         stored_before = stored_before or bool(training.storage.notes)
         before = training.experience.total_added
@@ -115,7 +115,7 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
             transitions = assemblers.setdefault(step.source, Assembler()).add(step)
             if transitions is not None and len(transitions):
                 training.store(transitions, step)
-        training.end()
+        training.experience.end()
         counts.append(training.experience.total_added - before)
     if counts and not stored_before:
         core.training.note(core.env_steps, "", {})

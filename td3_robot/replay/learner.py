@@ -313,7 +313,7 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     weights = [message for _, message, _ in life.recorded.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
-    now = core.training.compiled
+    now = core.training.algorithm.compiled
     try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
         then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
@@ -360,7 +360,7 @@ def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> li
         old = _losses([json.loads(line) for line in attached.data.decode().splitlines()])
     except (ValueError, KeyError, TypeError) as error:
         raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
-    records = core.take_records()
+    records = core.reports.take()
     new = _losses(records)
     lines = "".join(json.dumps(record) + "\n" for record in records if record["kind"] == "train").encode()
     same = [item.figures for item in old] == [item.figures for item in new]

@@ -20,7 +20,7 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, UsageError
 from td3_robot.learner import resources, warm_start
-from td3_robot.learner.algorithms.table import ALGORITHMS
+from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.policies import find_policy
@@ -186,8 +186,11 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
             experience.check(Path(file), spec)
     if _LEARNER not in modules:
         return []
-    fits = resources.announce(config, spec.observation_size, spec.action_size, RunFolder(path), device_memory)
-    return [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner), fits]
+    notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
+    if config.learner.algorithm not in CONSUMES:
+        return notices  # the learner asks the algorithm, and checks memory and disk when a simulator joins
+    sizes = spec.observation_size, spec.action_size
+    return [*notices, resources.announce(config, *sizes, RunFolder(path), device_memory)]
 
 
 def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:

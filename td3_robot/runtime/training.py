@@ -87,7 +87,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
         return int(counters.get(name, 0))
 
     if cut := count("cut"):
-        progress.say(f"{cut} episodes were cut short by a restart or a gap; their transitions before it are kept")
+        progress.say(f"{cut} episodes were cut short by a restart or by lost Steps")
     if failed := count("checkpoints_failed"):
         progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
     if skipped := count("evaluations_skipped") + count("evaluations_pending"):

@@ -9,14 +9,20 @@ import torch
 from msgspec.structs import replace
 
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.config.loading import parse
+from td3_robot.config.schema import ExplorationConfig
+from td3_robot.errors import ConfigError
 from td3_robot.learner.algorithms.a2c import A2C
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.metrics import Metrics
-from td3_robot.learner.algorithms.table import ALGORITHMS, IMPLIED, ON_POLICY, UNUSED
+from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES, IMPLIED, USES
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
+from td3_robot.learner.factory import make_core, networks
 from td3_robot.learner.replay_buffer.buffer import Batch
+from td3_robot.learner.resources import needs
+from td3_robot.specs import RobotSpec
 from tests.contract.algorithm import AlgorithmContract
 from tests.contract.sign_learner import SignLearner
 
@@ -92,9 +98,32 @@ class TestSignLearner(AlgorithmContract):
     algorithm = SignLearner
 
 
+class PolicyGradient(A2C):
+    """An example of an on-policy algorithm of another package."""
+
+
+def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
+    monkeypatch: pytest.MonkeyPatch, spec: RobotSpec
+) -> None:
+    """100 robots are too many for the band of replay ratios, which counts only with a replay buffer."""
+    rows = {"mine": f"{__name__}:PolicyGradient", "theirs": f"{__name__}:SumOfCritics"}
+    monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS._own, **rows})
+    values = {"robots": 100, "network": {"hidden": [5]}}
+    mine, theirs = (parse({**values, "learner": {"algorithm": name}}) for name in rows)
+    make_core(mine, spec=spec)
+    with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; with 1 simulators of 100 robots"):
+        make_core(theirs, spec=spec)
+    with pytest.raises(ConfigError, match="exploration is set and the algorithm prescribes its own"):
+        make_core(replace(mine, exploration=ExplorationConfig(noise=0.2)), spec=spec)
+    # The actor has 5 · (3 + 1) + 2 · 6 = 32 parameters, and V has 5 · (3 + 1) + 6 = 26.
+    assert networks(mine, spec) == (58, 58, False)
+    assert needs(mine, 3, 2, networks(mine, spec)).kept == 4 * 4 * 58
+    assert needs(theirs, 3, 2, networks(theirs, spec)) == needs(parse({"network": {"hidden": [5]}, "robots": 50}), 3, 2)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_every_row_is_an_algorithm(name: str) -> None:
     algorithm: Any = ALGORITHMS.load(name)
     assert issubclass(algorithm, Algorithm)
-    assert algorithm.consumes == ("rollouts" if name in ON_POLICY else "transitions")
-    assert {*IMPLIED, *UNUSED} <= set(ALGORITHMS.names())
+    assert algorithm.consumes == CONSUMES[name]
+    assert {*IMPLIED, *USES} <= set(ALGORITHMS.names())

@@ -70,11 +70,11 @@ def noise_to_come(algorithm: Algorithm, size: int = B, actions: int = A) -> Tens
 
 
 def tensors_of(td3: Algorithm, role: str = "online") -> dict[str, Tensor]:
-    """The tensors of all networks in one role, as ``HEAD.LAYER.weight``: the algorithm's own.
+    """The tensors of all networks, named ``HEAD.LAYER.weight``. These are not copies.
 
     Args:
-        td3: as written, or the engine.
-        role: online, target, or the optimisers' adam_mean or adam_square.
+        td3: the plain algorithm or its engine.
+        role: online, target, adam_mean or adam_square. The last two are the moments of the optimisers.
     """
     if isinstance(td3, FastTD3):
         named = td3.tensors()
@@ -115,7 +115,7 @@ def changed(td3: Algorithm) -> None:
 
 
 class Exact:
-    """TD3 as written, in float64, with the weights and random numbers of an engine.
+    """The plain TD3 in float64, with the weights and random numbers of an engine.
 
     Args:
         engine: before its first update.
@@ -133,7 +133,7 @@ class Exact:
                 tensor.copy_(theirs[name])
 
     def learn(self, batch: Batch) -> list[Tensor]:
-        """Update on the values of this batch. Returns the errors of each critic."""
+        """Make one update with this batch. Returns the errors of each critic."""
         return list(self.td3.learn(Batch(*(tensor.double() for tensor in batch))))
 
 

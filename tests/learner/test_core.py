@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace as changed
@@ -83,7 +82,7 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
 
     world.give(judge, answer(weights.version, 3.0))
     assert world.core.publisher.evaluations.best == weights.payload
-    [record] = [record for record in world.core.take_records() if record["kind"] == "evaluation"]
+    [record] = [record for record in world.core.reports.take() if record["kind"] == "evaluation"]
     assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
     world.core.publisher.evaluations.best = None
     world.give(judge, answer(999, 2.0))
@@ -246,7 +245,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
             world.idle(2)
 
     run(0, 39)
-    [record] = [item for item in world.core.take_records() if item["kind"] == "train"]
+    [record] = [item for item in world.core.reports.take() if item["kind"] == "train"]
     assert record["q_target_size"] < 10
     assert record["critic_gradient_norm"] > 0
     good = world.core.reports.sound
@@ -281,7 +280,7 @@ def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatc
         world.idle()
     [weights] = published(world.join(judge))
     world.give(judge, Evaluation(weights.version, 20, 10, np.array([1.0]), np.array([5], np.uint32)))
-    keys = {key for record in world.core.take_records() for key in record}
+    keys = {key for record in world.core.reports.take() for key in record}
     assert {"return_expected_mean", "steps_per_s", "return_mean", "eval_length_mean"} <= keys
     assert not {key for key in keys if f"`{key}`" not in document}
 
@@ -307,11 +306,11 @@ def test_policies_carry_the_safety_settings_and_wrong_ones_are_refused(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)
-    core = make_core(msgspec.structs.replace(config(), safety=settings))
+    core = make_core(changed(config(), safety=settings))
     world = World(core, spec, make_step)
     world.join(world.peer("simulator", "sim-0", robots=1))
     assert core.publisher.bundle(averaged=False).safety == settings
-    wrong = make_core(msgspec.structs.replace(config(), safety=SafetyConfig(rate={"up": 5.0})))
+    wrong = make_core(changed(config(), safety=SafetyConfig(rate={"up": 5.0})))
     world = World(wrong, spec, make_step)
     with pytest.raises(ConfigError, match="robot 'Toy' has no action 'up'"):
         world.join(world.peer("simulator", "sim-0", robots=1))

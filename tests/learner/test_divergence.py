@@ -19,8 +19,8 @@ def test_the_bound_matches_a_hand_calculation() -> None:
     """γ = 0.9, rewards of up to 7: returns of up to 70, targets of up to 7000. At first rewards count as 1: 1000."""
     divergence = Divergence(0.9)
     assert divergence.bound == pytest.approx(1000)
-    divergence.see(np.array([0.5, -7.0, 2.0], np.float32))
-    divergence.see(np.zeros(0, np.float32))
+    divergence.add(np.array([0.5, -7.0, 2.0], np.float32))
+    divergence.add(np.zeros(0, np.float32))
     assert divergence.bound == pytest.approx(7000)
     assert divergence.problem({**SOUND, "q_target_size": 6999.0}) is None
     problem = divergence.problem({**SOUND, "q_target_size": 7001.0})
@@ -42,7 +42,7 @@ def test_without_discount_only_non_finite_numbers_count() -> None:
 
 def test_the_state_restores_the_bound() -> None:
     one, other = Divergence(0.9), Divergence(0.9)
-    one.see(np.array([-3.5], np.float32))
+    one.add(np.array([-3.5], np.float32))
     arrays, scalars = one.state()
     other.restore(arrays, json.loads(json.dumps(scalars)))
     assert other.bound == one.bound

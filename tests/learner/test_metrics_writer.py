@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from td3_robot.learner.metrics_writer import MetricsWriter
 def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int], tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(before)
-    with MetricsWriter(file, tmp_path / "events") as metrics:
+    with contextlib.closing(MetricsWriter(file, tmp_path / "events")) as metrics:
         metrics.write({"kind": "train", "env_steps": 2})
     good = []
     for line in file.read_text().splitlines():

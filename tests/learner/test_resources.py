@@ -26,7 +26,7 @@ MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
 
 CHILD = """
 import ctypes, sys
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: else the kernel rounds up to 2 MB when it likes
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: otherwise the kernel may round up to 2 MB
 from pathlib import Path
 import numpy as np
 from td3_robot.config import loading as configuration
@@ -47,7 +47,7 @@ def memory():
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
 
-def said(name, before):
+def report(name, before):
     print(name, memory() - before, flush=True)
 
 def add(replay, count):
@@ -68,13 +68,13 @@ if sys.argv[3] == "fill":
     add(core.training.experience.replay, many)
     core.training.experience.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
     update(core.training)
-    said("kept", before)
+    report("kept", before)
     path = checkpoint.save(folder, many, *state.save(core, 0.0), 2)
     print("checkpoint", path.stat().st_size, flush=True)
 else:
     path, arrays, scalars = checkpoint.load_newest(folder)
     core = state.restored(config, arrays, scalars, storage=room)
-    said("memory", before)
+    report("memory", before)
 """
 
 
@@ -95,15 +95,19 @@ def test_announced_memory_equals_used_memory(overrides: tuple[str, ...], tmp_pat
     """
     config = parse({}, (f"learner.buffer_size={MANY}", f"total_steps={MANY}", *overrides))
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    taken: dict[str, int] = {}
-    for what in ("fill", "go on"):
+    used: dict[str, int] = {}
+    for what in ("fill", "resume"):
         command = [sys.executable, "-c", CHILD, str(tmp_path), str(tmp_path / "config.yaml"), what]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        taken |= {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
+        used |= {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
     need = needs(config, 3, 2)
-    said = {"kept": need.kept, "memory": need.memory, "checkpoint": need.checkpoints // (config.checkpoint.keep + 1)}
-    assert taken == {name: pytest.approx(number, rel=0.05, abs=6e6) for name, number in said.items()}
+    announced = {
+        "kept": need.kept,
+        "memory": need.memory,
+        "checkpoint": need.checkpoints // (config.checkpoint.keep + 1),
+    }
+    assert used == {name: pytest.approx(number, rel=0.05, abs=6e6) for name, number in announced.items()}
     rows = tmp_path / "replay" / ROWS
     assert need.replay_file == (rows.stat().st_size if rows.exists() else 0)
 
@@ -190,7 +194,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
     for memory, disk, words in (
         (8_003_743, None, "needs 8,003,744 bytes of memory, and 8,003,743 are free; at most 99999 would fit"),
         (4_003_744, None, "needs 8,003,744 bytes of memory, and 4,003,744 are free; at most 50000 would fit"),
-        (3_800, None, "needs 8,003,744 bytes of memory, and 3,800 are free; not one transition would fit"),
+        (3_800, None, "needs 8,003,744 bytes of memory, and 3,800 are free; no transition would fit"),
         (
             None,
             12_004_991,
@@ -201,7 +205,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner {words}"[:120])):
             announce(small(), 3, 2, run)
     machine_of(None, None)
-    assert "memory (what is free cannot be told)" in announce(small(), 3, 2, run)
+    assert "memory (free space unknown)" in announce(small(), 3, 2, run)
     gpu = small("learner.device=cuda")  # 4,000,000 + 10,240 + 2,080
     assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_320)
     with pytest.raises(ConfigError, match="4,012,320 bytes of the GPU's memory, and 4,012,319 are free; at most 99999"):

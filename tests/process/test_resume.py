@@ -234,7 +234,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
     found, refused = [line for line in run.lines if "learner " in line and "steps/s" not in line][-2:]
     assert re.search(r"\(.*disk/run/replay/journal: No space left on device; make room on that disk, then ", found)
     assert "then td3-robot train --resume" in found
-    assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: make room there$", refused)
+    assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: free some space$", refused)
     assert newest(disk / "run")[1]["env_steps"] >= 1000  # complete, but older than the journal
     kept = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32)
     (disk / "filler").unlink()

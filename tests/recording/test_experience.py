@@ -139,7 +139,7 @@ def test_offline_updates_run_before_the_first_environment_step(
     assert any(not np.array_equal(learned.tensors[name], before.tensors[name]) for name in before.tensors)
     (throttle,) = (message for _, message in outputs if isinstance(message, Throttle))
     assert throttle.transitions_allowed > 0
-    (record,) = core.take_records()
+    (record,) = core.reports.take()
     assert (record["kind"], record["updates"], record["env_steps"]) == ("offline", 5, 0)
     for _ in range(5):
         core.step([], 1.0)
@@ -150,7 +150,7 @@ def test_offline_updates_without_a_transition_are_refused(make_step: Make, spec:
     hello = handshake.hello("simulator", "sim-0", client=0, robots=1, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
     learner = {"recordings": [str(path)], "offline_updates": 5}
-    with pytest.raises(SessionError, match=r"nothing to learn from offline: .*a\.mcap: no transition is in there"):
+    with pytest.raises(SessionError, match=r"nothing to learn from offline: .*a\.mcap: they hold no transition"):
         begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
     with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
         configuration.parse({"learner": {"offline_updates": 5}})
@@ -170,5 +170,5 @@ def test_a_recording_of_another_robot_is_refused(
     core = make_core(CONFIG)
     prefill(core, [(spec, [])])
     other = RobotSpec("Other", spec.observations, spec.actions, spec.control_period)
-    with pytest.raises(BundleError, match="another robot's"):
+    with pytest.raises(BundleError, match="of another robot"):
         prefill(core, [(other, [])])

@@ -33,18 +33,17 @@ class Algorithm:
 
     - ``"transitions"``, off-policy: the learner keeps a replay buffer and calls :meth:`update` with a :class:`Batch` of
       random transitions, ``learner.replay_ratio`` times for each environment step.
-    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` once with each whole
-      episode: a :class:`Batch` of its T transitions, oldest first. If the episode terminated, ``discount`` of the last
-      transition is 0. If the episode was truncated, the value of the last ``next_observation`` counts. The learner
-      publishes the policy after each update. With one robot in lock-step, the newest policy chose all actions of an
-      episode. With more robots, or free-running, older policies may have chosen some of them. ``a2c.py`` is the
+    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` once with each episode: a
+      :class:`Batch` of its T transitions, oldest first. If the episode terminated, ``discount`` of the last transition
+      is 0. If the episode was truncated, the value of the last ``next_observation`` counts. Every 100,000 steps an
+      episode is truncated. The learner publishes the policy after each update. With one robot in lock-step, the newest
+      policy chose all actions of an episode. Else older policies may have chosen some of them. ``a2c.py`` is the
       example.
 
     A discrete policy exports one score for each action, and the environment takes the action with the highest score.
 
     The base class saves and restores the state: every attribute that is an ``nn.Module``, ``torch.optim.Optimizer`` or
-    ``Tensor``, and ``random``, ``updates`` and the metrics. It does not save other attributes. The algorithm must be
-    able to compute those from the configuration and the saved ones.
+    ``Tensor``, and ``random``, ``updates`` and the metrics. The algorithm must be able to compute its other attributes.
 
     Args:
         observation_size, action_size: O and A.
@@ -203,10 +202,9 @@ class Algorithm:
                 group["lr"] = rate
 
     def metrics(self, *, clear: bool = True) -> dict[str, float]:
-        """Means over the updates since the last clearing call, and gauges of the newest update. Waits for the device.
+        """Means over the updates since the last call with ``clear``, and gauges of the newest update.
 
-        Args:
-            clear: start new means.
+        This waits for the device.
         """
         found = self.measured.read()
         if clear:
@@ -226,6 +224,12 @@ class Algorithm:
         """Start from this policy; names and shapes are those of :meth:`actor_tensors`."""
         for name, tensor in actor_parameters(self.policy(averaged=False)).items():
             tensor.copy_(torch.from_numpy(actor[name]))
+
+    def sizes(self) -> tuple[int, int]:
+        """The numbers of parameters: of all networks, and of those that an optimiser changes."""
+        groups = [group for optimiser in state.optimisers(self).values() for group in optimiser.param_groups]
+        trained = sum(parameter.numel() for group in groups for parameter in group["params"])
+        return sum(tensor.numel() for tensor in state.tensors(self).values()), trained
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state, by name, except those of optimisers."""

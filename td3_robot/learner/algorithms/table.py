@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from td3_robot.registry import Registry
@@ -28,39 +29,18 @@ They are in this file because the configuration is also checked without torch. A
 checks its options in :meth:`Algorithm.build` and raises ConfigError.
 """
 
-UNUSED: dict[str, tuple[str, ...]] = {
-    "a2c": (
-        "twin_critics",
-        "batch_size",
-        "polyak",
-        "target_noise",
-        "target_noise_clip",
-        "policy_delay",
-        "policy_average",
-        "layer_norm",
-        "n_step",
-        "critic_loss",
-        "gradient_clip",
-        "replay",
-        "priority_exponent",
-        "normalise_observations",
-        "buffer_size",
-        "replay_storage",
-        "replay_ratio",
-        "replay_ratio_band",
-        "publish_every",
-        "threads_in",
-        "compile",
-        "recordings",
-        "offline_updates",
-        "start_from",
-        "critics_first",
-    ),
-}
-"""The ``learner`` keys that an algorithm does not use. They must have their default values."""
+_PACE = ("learning_rate", "learning_rate_end", "learning_rate_falls_from", "learning_starts")
+USES: dict[str, Collection[str]] = {"a2c": ("algorithm", "discount", *_PACE, "device", "precision", "threads")}
+"""The only ``learner`` keys that an algorithm uses. All others must have their default values.
 
-ON_POLICY = ("a2c",)
-"""The algorithms above that consume rollouts. They use no replay buffer and no configured exploration noise."""
+An algorithm that is not in this table uses all keys.
+"""
+
+CONSUMES = {"td3": "transitions", "ddpg": "transitions", "a2c": "rollouts"}
+"""What the algorithms of this package consume, see :class:`td3_robot.learner.algorithms.base.Algorithm`.
+
+The class of an algorithm says so too, but its import loads torch. Only the learner asks the classes of other packages.
+"""
 
 TASKS = {"a2c": "discrete:"}
 """For an algorithm that cannot learn every task: the prefix of the tasks that it can learn."""

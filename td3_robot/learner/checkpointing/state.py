@@ -57,7 +57,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         "spec": core.spec.describe(),
         "parts": parts,
         "precision": core.config.learner.precision,
-        "compiled": core.training.compiled,
+        "compiled": core.training.algorithm.compiled,
         "env_steps": core.env_steps,
         "version": publisher.version,
         "published_at": publisher.published_at,
@@ -114,7 +114,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     elif difference := core.spec.difference(spec):
         raise BundleError(f"checkpoint of another robot: {difference}")
     with reading(what):
-        if (was := scalars["compiled"]) != core.training.compiled:
+        if (was := scalars["compiled"]) != core.training.algorithm.compiled:
             log.warning(
                 "the updates before the checkpoint were %scompiled and the next ones are%s, so they round differently",
                 *("", " not") if was else ("not ", ""),

@@ -1,9 +1,9 @@
 """The engine's gradients, compiled for this processor by ``torch.compile``.
 
-An update also spends time in Python and in memory passes between its matrix products. Compiled code fuses neighbouring
-passes and runs no Python between them. In bfloat16, oneDNN's fused operators are faster than compiled code. Compilation
-needs a C++ compiler on the learner's machine. It takes about 20 s for each new network shape. Later starts load the
-result from the user's cache folder in about 4 s.
+Between its matrix products, an update spends time in Python and in passes over memory. Compiled code fuses neighbouring
+passes and runs no Python. Compilation needs a C++ compiler on the learner's machine. It takes about 20 s for each new
+network shape. Later starts load the result from the user's cache folder in about 4 s. In bfloat16, oneDNN's fused
+operators are faster than compiled code.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _CLOSE = 0.01  # fraction of the norm; rounding decides whether a ReLU passes a number near 0
 
@@ -45,27 +43,22 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> str | None:
-    """Replace the gradient functions of an engine on the CPU with compiled ones.
+def use(engine: FastTD3, example: Batch) -> None:
+    """Replace the gradient functions of an engine on the CPU with compiled ones, which use threads only in operators.
 
-    Compiled functions use threads only inside operators. They must first give the same results as the originals for one
-    batch. If compilation or this check fails, a warning gives the reason, and the engine stays unchanged.
+    For one batch, compiled functions must give the same results as the originals. If compilation or this check fails, a
+    warning gives the reason, and the engine stays unchanged.
 
     Args:
         engine: in float32.
         example: any numbers, with the sizes and memory layout of all later batches.
-        compiler: for tests; None for :func:`compile_whole`.
-
-    Returns:
-        Why nothing was compiled; None if it was.
     """
-    compiler = compiler or compile_whole
     began = time.monotonic()
     log.info("compiling the update for this processor; the first time takes some 20 s")
     noise = torch.randn(example.action.shape, generator=torch.Generator().manual_seed(0))
     critics, actor, second = engine.critics_gradient, engine.actor_gradient, engine.second
 
-    def give_up(error: Exception) -> str:
+    def give_up(error: Exception) -> None:
         engine.critics_gradient, engine.actor_gradient, engine.second = critics, actor, second
         engine.compiled = False
         cause = getattr(error, "inner_exception", error)  # torch wraps the cause
@@ -74,10 +67,9 @@ def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> st
         hint = f" ({folder} holds compiled code and can be deleted)" if folder else ""
         log.warning("updates are not compiled and therefore slower: %s%s", problem, hint)
         log.debug("compilation failed", exc_info=error)
-        return problem
 
     def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """``quick``, or ``plain`` if ``quick`` fails: it compiles again for a batch of another layout."""
+        """``quick``; or ``plain`` if ``quick`` fails, which may happen when it compiles for another memory layout."""
 
         def call(*inputs: Tensor) -> Any:
             try:
@@ -92,17 +84,17 @@ def use(engine: FastTD3, example: Batch, compiler: Compiler | None = None) -> st
     try:
         with torch.inference_mode(), compute.flush_denormals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about itself
-            quick_critics, quick_actor = compiler(critics), compiler(actor)
+            quick_critics, quick_actor = compile_whole(critics), compile_whole(actor)
             if not _alike(critics(*example, noise), quick_critics(*example, noise)):
                 raise RuntimeError("the compiled gradient of the critics is different")
             if not _alike(actor(example.observation), quick_actor(example.observation)):
                 raise RuntimeError("the compiled gradient of the policy is different")
     except Exception as error:  # compilers raise many kinds of error; training continues without
-        return give_up(error)
+        give_up(error)
+        return
     engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)
     engine.compiled = True
     log.info("compiled the update in %.1f s", time.monotonic() - began)
-    return None
 
 
 def _folder() -> Path:

@@ -1,8 +1,7 @@
 """The engine's update as a CUDA graph: one launch instead of about a hundred.
 
 For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
-at once and always uses the same memory. The inputs of each update are copied to that memory: batch, noise, learning
-rate.
+at once and always uses the same memory. Each update first copies its batch and noise to that memory.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ Work = Callable[[], object]
 
 
 def capture(work: Work) -> Work:
-    """Record ``work`` on the GPU without running it.
-
-    Returns:
-        A function that runs the recorded work.
+    """Record ``work`` on the GPU without running it. Returns a function that runs the recorded work.
 
     Raises:
         RuntimeError: the work cannot be captured.
@@ -57,21 +53,16 @@ class CapturedUpdate:
 
     The first updates run without a graph: until the weight of ``policy_average`` is constant, and during the critics'
     warm-up (``critics_first``). The first launch of a graph must give the same result as the update without a graph. If
-    capture or this check fails, a warning gives the reason, ``problem`` keeps it, and no later update uses a graph.
+    capture or this check fails, a warning gives the reason, and later updates use no graph.
 
-    Args:
-        engine: on a GPU.
-        capture: captures work; tests replace it.
-        warm_up: runs the work before its capture; tests replace it.
+    Attributes:
+        problem: the reason why no update uses a graph; None if graphs are in use.
     """
 
-    def __init__(
-        self, engine: FastTD3, capture: Callable[[Work], Work] = capture, warm_up: Callable[[Work], None] = aside
-    ) -> None:
+    def __init__(self, engine: FastTD3) -> None:
         config = engine.config
         self.problem: str | None = None
         self._engine = engine
-        self._capture, self._warm_up = capture, warm_up
         averages = math.ceil(1 / config.policy_average) if config.policy_average else 0
         self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates made
         self._graphs: dict[bool, Work] = {}
@@ -116,11 +107,11 @@ class CapturedUpdate:
         """Make one update, and test whether a graph can repeat it."""
         engine = self._engine
         before = engine.state()
-        self._warm_up(lambda: engine.improve(batch, noise))
+        aside(lambda: engine.improve(batch, noise))
         after = engine.state()
         engine.restore(*before)
         try:
-            graph = self._capture(lambda: engine.improve(batch, noise))
+            graph = capture(lambda: engine.improve(batch, noise))
             engine.updates = after[1]["updates"] - 1  # the capture counted an update but ran none
             self._launch(graph)
             self.problem = difference(before[0], after[0], engine.state()[0])

@@ -18,10 +18,10 @@ _SATURATED = 0.99  # fraction of half the action range
 
 
 class EngineMetrics(RunningMetrics):
-    """The metrics of TD3, as in :class:`RunningMetrics`, in fixed memory that a CUDA graph can write to.
+    """The metrics of TD3 in fixed memory, so that a CUDA graph can write to it.
 
     Args:
-        engine: makes the updates; its optimisers exist.
+        engine: makes the updates. Its optimisers must exist.
 
     Attributes:
         sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.

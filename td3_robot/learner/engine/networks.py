@@ -1,8 +1,7 @@
 """Multilayer perceptrons with a hand-written gradient, and Adam: the inner loop of the engine.
 
-They use neither autograd nor ``torch.nn``. One vector holds all parameters of a network, for example of both critics.
-So an Adam step, a Polyak update and a precision change are each one call. With bfloat16, every matrix product reads and
-writes the fastest precision. Forward and backward passes have no side effects, so that
+One vector holds all parameters of a network, for example of both critics. So an Adam step, a Polyak update and a change
+of precision are one call each. Forward and backward passes have no side effects, so that
 :mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the gain in speed.
 """
 
@@ -39,13 +38,16 @@ class Layout:
 
     def __init__(self, heads: Sequence[str], sizes: Sequence[int], layer_norm: bool) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.names: list[list[list[str]]] = []  # by head and layer
         low: list[str] = []
         high: list[str] = []
         for head in heads:
+            self.names.append([])
             for index, (inputs, outputs) in enumerate(pairwise(sizes)):
                 hidden = index < len(sizes) - 2
-                for kind in Layer._fields[: 4 if layer_norm and hidden else 2]:
-                    name = f"{head}.{index}.{kind}"
+                kinds = Layer._fields[: 4 if layer_norm and hidden else 2]
+                self.names[-1].append([f"{head}.{index}.{kind}" for kind in kinds])
+                for kind, name in zip(kinds, self.names[-1][-1], strict=True):
                     self.shapes[name] = (outputs, inputs) if kind == "weight" else (outputs,)
                     (low if hidden and kind in ("weight", "bias") else high).append(name)
         self._slots: dict[str, slice] = {}
@@ -84,17 +86,16 @@ class Network:
 
     A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last layer is linear. Matrix products
     of hidden layers read ``dtype`` and accumulate in float32. The last layer, LayerNorm and the parameter vector are
-    always float32. The 8 bits of bfloat16 are enough for the direction of a gradient. They are too few for a value, and
-    for adding a small step to a weight.
+    always float32. The 8 bits of bfloat16 are enough for the direction of a gradient, but too few for a value or for
+    adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.
         sizes: the sizes of the input, of at least one hidden layer, and of the output.
-        layer_norm: LayerNorm with learned scale and shift after each hidden linear map.
+        layer_norm: whether hidden layers have LayerNorm, with learned scale and shift.
         dtype: ``torch.float32`` or ``torch.bfloat16``.
 
     Attributes:
-        heads: as given.
         flat: float32[layout.size], the parameters; zero in the gaps.
         named: views of ``flat``, named ``HEAD.LAYER.weight`` and so on, see :class:`Layer`. LAYER counts from 0.
     """
@@ -117,11 +118,12 @@ class Network:
         self._hidden_flat = self.flat[: layout.low_size]
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
-        self._layers = _by_layer(layout.views(self.flat, self._low_flat), heads)
-        # Hidden layers compute on [features, B]. This memory layout makes products up to 1.17 times as fast on an Intel
-        # Xeon. LayerNorm and oneDNN need the other layout, with the numbers of one sample side by side.
+        views = layout.views(self.flat, self._low_flat)
+        self._layers = [[Layer(*map(views.__getitem__, names)) for names in layers] for layers in layout.names]
+        # With the memory layout [features, B], products are up to 1.17 times as fast on an Intel Xeon. LayerNorm and
+        # oneDNN need the other layout, with the numbers of one sample side by side.
         self._by_neuron = same and not layer_norm and self.flat.device.type == "cpu"
-        self._relu_of_linear = self._plain if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
+        self._relu_of_linear = self._relu_by_neuron if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw weights and biases as ``torch.nn.Linear`` does: uniformly, within 1/sqrt(in) of zero."""
@@ -160,13 +162,9 @@ class Network:
         return self._product(last.weight, x).t() + last.bias, trace
 
     def backward(self, trace: Trace, d_output: Tensor) -> list[Layer]:
-        """The gradient of the loss with respect to one head's parameters.
+        """The gradient of the loss with respect to one head's parameters, from that of its outputs float32[B, out].
 
         The gradient of hidden weights and biases has the type ``dtype``; :func:`joined` converts it.
-
-        Args:
-            trace: from :meth:`forward`.
-            d_output: float32[B, out], the gradient with respect to the outputs.
         """
         d = d_output.t()
         layers = self._layers[trace.head]
@@ -195,7 +193,7 @@ class Network:
         """matrix @ x [features, B], in the fastest memory layout."""
         return torch.mm(matrix, x) if self._by_neuron else torch.mm(x.t(), matrix.t()).t()
 
-    def _plain(self, x: Tensor, layer: Layer) -> Tensor:
+    def _relu_by_neuron(self, x: Tensor, layer: Layer) -> Tensor:
         # torch.addmm would first copy the bias to every column of the result.
         return torch.mm(layer.weight, x).add_(layer.bias[:, None]).relu_()
 
@@ -208,10 +206,9 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """The gradient with respect to the output of a hidden layer's linear map.
+        """The gradient with respect to the output of a hidden layer's linear map, then those of LayerNorm's parameters.
 
-        ``d`` is the gradient with respect to the layer's output; this overwrites it. With LayerNorm, the gradients of
-        its two parameters follow in the result.
+        This overwrites ``d``, the gradient with respect to the layer's output.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -308,22 +305,10 @@ def _relu_backward_(d: Tensor, output: Tensor) -> None:
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 
 
-def _by_layer(named: dict[str, Tensor], heads: Sequence[str]) -> list[list[Layer]]:
-    kinds, layers = Layer._fields, 1 + max(int(name.split(".")[1]) for name in named)
-    return [
-        [
-            Layer(*(named[f"{head}.{i}.{kind}"] for kind in kinds if f"{head}.{i}.{kind}" in named))
-            for i in range(layers)
-        ]
-        for head in heads
-    ]
-
-
 def _relu_of_linear(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Layer], Tensor]:
     """The fastest ``relu(linear(x))``: in bfloat16 oneDNN's fused operator, if torch's build and the processor have it.
 
-    In float32, on an Intel Xeon, that operator takes 1.05 to 1.5 times as long as a matrix product and two passes over
-    its result.
+    In float32 on an Intel Xeon, that operator takes 1.05 to 1.5 times as long as three separate operators.
     """
     operators: Any = torch.ops.mkldnn
     if (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine import compiled
 from td3_robot.learner.engine.graph import CapturedUpdate
-from td3_robot.learner.engine.losses import LOSSES
 from td3_robot.learner.engine.metrics import EngineMetrics
 from td3_robot.learner.engine.networks import Adam, Gradient, Layer, Network, joined
 from td3_robot.learner.engine.threads import second_thread
@@ -25,6 +24,26 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")
+
+
+class Loss(NamedTuple):
+    """A loss function and its derivative. Both map errors float32[B, 1] to float32[B, 1]."""
+
+    value: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+
+
+def _huber(error: Tensor) -> Tensor:
+    """δ²/2 if |δ| ≤ 1, else |δ| - 1/2. With c = min(|δ|, 1), both cases are c (|δ| - c/2)."""
+    size = error.abs()
+    quadratic = size.clamp(max=1.0)
+    return quadratic * (size - quadratic / 2)
+
+
+LOSSES = {
+    "mse": Loss(lambda error: error.square(), lambda error: 2 * error),
+    "huber": Loss(_huber, lambda error: error.clamp(-1.0, 1.0)),
+}
 
 
 class FastTD3(Algorithm):
@@ -176,21 +195,21 @@ class FastTD3(Algorithm):
         return pi, loss, joined([[gradient] for _, _, gradient in halves])
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
-        """The results of ``work`` for every critic. Two threads run it at the same time, with the same results."""
+        """The results of ``work`` for every critic. With a second thread, both critics run at the same time."""
         if self.second is None or not self.config.twin_critics:
             return [work(head) for head in range(len(self.critics.heads))]
-        other = self.second.submit(work, 1)
+        other = self.second.submit(_without_autograd, work, 1)
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The results of ``work``: with two threads, for each half of the rows at the same time; else for all rows.
+        """The results of ``work`` for all rows or, with a second thread, for each half of the rows at the same time.
 
         A sum over two halves may round differently from a sum over all rows.
         """
         if self.second is None or len(rows) < 2:
             return [work(rows)]
         first, second = rows.chunk(2)
-        other = self.second.submit(work, second)
+        other = self.second.submit(_without_autograd, work, second)
         return [work(first), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
@@ -236,6 +255,11 @@ class FastTD3(Algorithm):
         """Bring the low-precision copies up to date."""
         for network in (self.actor, self.actor_target, self.critics, self.critics_target):
             network.refresh()
+
+
+@torch.inference_mode()  # a setting of each thread
+def _without_autograd(work: Callable[[Any], Result], item: Any) -> Result:
+    return work(item)
 
 
 def _rows(parts: list[Tensor]) -> Tensor:

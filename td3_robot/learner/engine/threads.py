@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import torch
 
 from td3_robot.learner.compute import flush_denormals
 
 ThreadsIn = Literal["critics", "operators"]
-Result = TypeVar("Result")
 
 _LARGE = 1 << 20  # elements; torch splits an operator of this size among its threads
 
@@ -21,34 +19,24 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
 
     With ``operators``, every operator uses all ``threads``. With ``critics``, the engine has two parallel threads, and
     the operators of each use half of ``threads``. Each of the two takes one critic, or half of the actor's batch.
-    Threads inside an operator synchronise at every operator, which is slow on a busy machine. The two threads
-    synchronise only seven times in two updates, but they also wait for Python's lock.
+    Threads inside an operator synchronise at every operator, which is slow on a busy machine. The two parallel threads
+    synchronise only seven times in two updates, but they wait for Python's lock.
 
     Call this function before torch computes anything in this process. Torch creates its threads at the first large
-    operator. They keep the treatment of denormal numbers that the creating thread has at that moment.
+    operator. These threads then treat denormal numbers as their creator does at that moment.
     """
     torch.set_num_threads(threads if where == "operators" else max(1, threads // 2))
     with flush_denormals():
         torch.zeros(_LARGE).add_(1.0)
 
 
-class SecondThread:
-    """A thread that computes in parallel with the caller's thread, without autograd."""
-
-    def __init__(self) -> None:
-        inner = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(inner,))
-
-    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Start ``work(*arguments)``."""
-        return self._pool.submit(_in_second_thread, work, *arguments)
+def second_thread(threads: int, where: ThreadsIn = "critics") -> ThreadPoolExecutor | None:
+    """A thread that computes in parallel with the caller's thread; None if the engine has only one."""
+    if threads < 2 or where != "critics":
+        return None
+    return ThreadPoolExecutor(1, "learner", _prepare_thread, (torch.get_num_threads(),))
 
 
-def second_thread(threads: int, where: ThreadsIn = "critics") -> SecondThread | None:
-    """The second thread; None if the engine has only one."""
-    return SecondThread() if threads >= 2 and where == "critics" else None
-
-
-def _in_second_thread(work: Callable[..., Result], *arguments: Any) -> Result:
-    with torch.inference_mode(), flush_denormals():  # both settings belong to one thread
-        return work(*arguments)
+def _prepare_thread(threads_in_operators: int) -> None:
+    torch.set_num_threads(threads_in_operators)
+    torch.set_flush_denormal(True)

@@ -19,13 +19,22 @@ from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
+LONGEST = 100_000
+"""The largest number of steps in one batch."""
+
 
 @dataclass
 class _Episode:
-    """A running episode: the incarnation of its source, its number, and one row float32[W] for each step so far."""
+    """A running episode: the incarnation of its source, its number, and the steps so far that no batch has.
+
+    Attributes:
+        before: number of steps in earlier batches.
+        rows: one float32[W] for each step.
+    """
 
     incarnation: int
     number: int
+    before: int
     rows: list[Float32] = field(default_factory=list)
 
 
@@ -33,7 +42,8 @@ class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
     It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch.
-    The Assembler counts the episode as ``cut``, and this class drops its steps.
+    The Assembler counts the episode as ``cut``, and this class drops its steps. A task may have no time limit: an
+    episode gives a batch every :data:`LONGEST` steps, as if it were truncated there.
 
     Args:
         discount: γ, 0 to 1.
@@ -69,16 +79,17 @@ class Rollouts:
 
     def _add(self, row: Float32, robot: int, step: Step) -> None:
         key, number, made = (step.source, robot), int(step.episode[robot]), int(step.episode_step[robot])
-        if made == 1:
-            self._running[key] = _Episode(step.incarnation, number)
+        if (made - 1) % LONGEST == 0:
+            self._running[key] = _Episode(step.incarnation, number, made - 1)
         episode = self._running.get(key)
         if episode is None:
             return
-        if (episode.incarnation, episode.number, len(episode.rows) + 1) != (step.incarnation, number, made):
+        expected = episode.incarnation, episode.number, episode.before + len(episode.rows) + 1
+        if expected != (step.incarnation, number, made):
             del self._running[key]  # a gap
             return
         episode.rows.append(row)
-        if step.phase[robot] >= Phase.TERMINATED:
+        if step.phase[robot] >= Phase.TERMINATED or made % LONGEST == 0:
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
@@ -113,7 +124,7 @@ class Rollouts:
         running = {key: episode for key, episode in self._running.items() if episode.rows}
         arrays: dict[str, NDArray[Any]] = {f"ended.{index}": rows.copy() for index, rows in enumerate(self._ended)}
         arrays |= {f"running.{index}": np.stack(episode.rows) for index, episode in enumerate(running.values())}
-        where = [[*key, episode.incarnation, episode.number] for key, episode in running.items()]
+        where = [[*key, episode.incarnation, episode.number, episode.before] for key, episode in running.items()]
         return arrays, {"running": where, "ended": len(self._ended), "added": self.total_added}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
@@ -125,12 +136,11 @@ class Rollouts:
         with reading("state of the rollouts"):
             added = int(scalars["added"])
             ended = deque(self._checked(arrays[f"ended.{index}"]) for index in range(scalars["ended"]))
-            running = {
-                (str(source), int(robot)): _Episode(
-                    int(incarnation), int(number), list(self._checked(arrays[f"running.{index}"]))
-                )
-                for index, (source, robot, incarnation, number) in enumerate(scalars["running"])
-            }
+            running: dict[tuple[str, int], _Episode] = {}
+            for index, (source, robot, *numbers) in enumerate(scalars["running"]):
+                incarnation, number, before = map(int, numbers)
+                rows = list(self._checked(arrays[f"running.{index}"]))
+                running[str(source), int(robot)] = _Episode(incarnation, number, before, rows)
         self._running, self._ended, self.total_added = running, ended, added
 
     def _checked(self, rows: NDArray[Any]) -> Float32:

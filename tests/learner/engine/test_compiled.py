@@ -36,12 +36,13 @@ def example() -> Batch:
     return ReplayBuffer(1, O, A, seed=2).example(B)
 
 
-def trained(config: LearnerConfig, updates: int, compiler: Any = None) -> FastTD3:
+def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> FastTD3:
     td3 = FastTD3(O, A, (24, 16), config, seed=3)
     random = np.random.default_rng(1)
     buffer = ReplayBuffer(100, O, A, seed=2)
-    if compiler:
-        assert compiled.use(td3, buffer.example(B), compiler) is None
+    if compiles:
+        compiled.use(td3, buffer.example(B))
+        assert td3.compiled
 
     def normal(*shape: int) -> Any:
         return random.standard_normal((100, *shape)).astype(np.float32)
@@ -64,7 +65,7 @@ def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "these two lines undo what this test leaves")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     config = LearnerConfig(learning_rate=1e-3, threads=2, layer_norm=True, critic_loss="huber", gradient_clip=0.2)
-    plain, quick = trained(config, 4), trained(config, 4, compiled.compile_whole)
+    plain, quick = trained(config, 4), trained(config, 4, compiles=True)
     assert plain.second is not None
     assert quick.second is None
     assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # the cache was used
@@ -73,7 +74,7 @@ def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=4e-5, err_msg=name)
     assert found["adam_mean/actor.0.weight"].any()
     torch._dynamo.reset()
-    again = trained(config, 4, compiled.compile_whole).state()[0]
+    again = trained(config, 4, compiles=True).state()[0]
     assert all(again[name].tobytes() == array.tobytes() for name, array in found.items())
 
 
@@ -109,31 +110,41 @@ def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], C
     ],
     ids=["too large", "not a number", "another memory layout"],
 )
-def test_a_wrong_compilation_is_not_used(change: Spoiled, call: int, which: str) -> None:
+def test_a_wrong_compilation_is_not_used(
+    change: Spoiled, call: int, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "compile_whole", spoiling(change, call))
     td3 = FastTD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
-    assert compiled.use(td3, example(), spoiling(change, call)) == f"the compiled gradient of the {which} is different"
+    compiled.use(td3, example())
+    assert f"slower: the compiled gradient of the {which} is different" in caplog.text
+    assert not td3.compiled
     assert td3.critics_gradient == td3._critics_gradient
     assert td3.actor_gradient == td3._actor_gradient
     assert td3.second is not None
 
 
-def test_without_a_home_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A user without a name, as in some containers, has no folder for compiled code."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it does for a user without a home
-    problem = compiled.use(FastTD3(O, A, (24, 16), LearnerConfig(), seed=3), example())
-    assert problem == "Could not determine home directory."
+    td3 = FastTD3(O, A, (24, 16), LearnerConfig(), seed=3)
+    compiled.use(td3, example())
+    assert not td3.compiled
+    assert "slower: Could not determine home directory." in caplog.text
 
 
-def test_compilation_changes_no_state() -> None:
+def test_compilation_changes_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "compile_whole", lambda function: function)
     config = LearnerConfig(learning_rate=1e-3)
-    plain, asked = trained(config, 3).state(), trained(config, 3, lambda function: function).state()
+    plain, asked = trained(config, 3).state(), trained(config, 3, compiles=True).state()
     assert plain[1] == asked[1]
     assert all(np.array_equal(array, asked[0][name]) for name, array in plain[0].items())
 
 
-def test_a_later_failure_falls_back_to_plain_updates(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_later_failure_falls_back_to_plain_updates(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """For example, a batch has another layout, and the compiler is gone."""
     calls = 0
 
@@ -147,8 +158,9 @@ def test_a_later_failure_falls_back_to_plain_updates(caplog: pytest.LogCaptureFi
 
         return quick
 
+    monkeypatch.setattr(compiled, "compile_whole", compiler)
     config = LearnerConfig(learning_rate=1e-3)
-    plain, failing = trained(config, 3).state()[0], trained(config, 3, compiler).state()[0]
+    plain, failing = trained(config, 3).state()[0], trained(config, 3, compiles=True).state()[0]
     assert all(np.array_equal(array, failing[name]) for name, array in plain.items())
     assert calls == 3
     assert caplog.text.count("updates are not compiled and therefore slower: No such compiler") == 1

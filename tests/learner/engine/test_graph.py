@@ -1,8 +1,9 @@
-"""Captured updates, on a GPU; on the CPU a stand-in for the capture runs the work as it is."""
+"""Captured updates on a GPU. On the CPU, a stand-in for the capture runs the work without a graph."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.learner.engine.graph import CapturedUpdate, Work, aside, difference
+from td3_robot.learner.engine import graph
+from td3_robot.learner.engine.graph import CapturedUpdate, Work, difference
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 
@@ -47,11 +49,11 @@ def buffer(device: torch.device | None) -> ReplayBuffer:
 
 
 def trained(
-    config: LearnerConfig, device: torch.device, updates: int, **how: Any
+    config: LearnerConfig, device: torch.device, updates: int, *, captures: bool = False
 ) -> tuple[FastTD3, CapturedUpdate | None]:
-    """After ``updates`` with a falling learning rate: captured if ``how`` says so."""
+    """After ``updates`` with a falling learning rate."""
     td3, replay = FastTD3(O, A, (24, 16), config, 3, device), buffer(device)
-    captured = CapturedUpdate(td3, **how) if how else None
+    captured = CapturedUpdate(td3) if captures else None
     for number in range(updates):
         td3.set_learning_rate(1e-3 / (1 + number))
         (captured or td3.learn)(replay.sample(B))
@@ -66,8 +68,18 @@ def alike(one: FastTD3, other: FastTD3, device: torch.device) -> bool:
     return all(np.allclose(a, b, rtol=1e-4, atol=2e-6) for a, b in pairs)
 
 
-def do(work: Work) -> None:
-    work()
+Replace = Callable[[Callable[[Work], Work]], None]
+
+
+@pytest.fixture
+def replace_capture(monkeypatch: pytest.MonkeyPatch) -> Replace:
+    """Replaces the capture of a graph, which needs a GPU."""
+
+    def replace(capture: Callable[[Work], Work]) -> None:
+        monkeypatch.setattr(graph, "aside", lambda work: work())
+        monkeypatch.setattr(graph, "capture", capture)
+
+    return replace
 
 
 @pytest.mark.parametrize(
@@ -81,15 +93,18 @@ def do(work: Work) -> None:
     ],
     ids=["as published", "layer norm", "no delay", "average", "critics first"],
 )
-def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.device) -> None:
+def test_captured_updates_are_the_updates(
+    config: LearnerConfig, device: torch.device, replace_capture: Replace
+) -> None:
     """There are two graphs, or one without delay.
 
     The first launch comes after one round, after 1/0.5 + 1 rounds, or after 6 updates of critic warm-up.
     """
     recorder = Recorder()
-    how: dict[str, Any] = {"capture": recorder, "warm_up": do} if device.type == "cpu" else {"warm_up": aside}
+    if device.type == "cpu":
+        replace_capture(recorder)
     plain, _ = trained(config, device, 20)
-    td3, captured = trained(config, device, 20, **how)
+    td3, captured = trained(config, device, 20, captures=True)
     assert captured is not None
     assert captured.problem is None
     assert alike(td3, plain, device)
@@ -101,7 +116,7 @@ def test_captured_updates_are_the_updates(config: LearnerConfig, device: torch.d
 
 
 class Graph:
-    """A stand-in that, like a graph, runs no Python at a launch: only writes to memory stay."""
+    """A stand-in whose launches, like those of a graph, change only memory and no Python attributes."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
@@ -130,7 +145,9 @@ def _copied(value: Any) -> Any:
 
 @pytest.mark.parametrize("config", [LearnerConfig(), LearnerConfig(gradient_clip=0.1)], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("resumed_at", [10, 11])
-def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed_at: int) -> None:
+def test_gauges_are_of_the_newest_captured_update(
+    config: LearnerConfig, resumed_at: int, replace_capture: Replace
+) -> None:
     """After a resume at an even and an odd number of updates, and after a restore in between."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
@@ -138,7 +155,9 @@ def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed
         for _ in range(resumed_at):
             td3.learn(replay.sample(B))
         td3.restore(*td3.state())
-        update = CapturedUpdate(td3, Graph(td3), do) if captures else td3.learn
+        if captures:
+            replace_capture(Graph(td3))
+        update = CapturedUpdate(td3) if captures else td3.learn
         seen = []
         for number in range(40):
             update(replay.sample(B))
@@ -152,15 +171,18 @@ def test_gauges_are_of_the_newest_captured_update(config: LearnerConfig, resumed
     np.testing.assert_allclose(gauges[1], gauges[0], rtol=1e-4, atol=1e-6)
 
 
-def test_a_failed_capture_gives_one_warning_and_updates_continue(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_capture_gives_one_warning_and_updates_continue(
+    replace_capture: Replace, caplog: pytest.LogCaptureFixture
+) -> None:
     def fails(work: Work) -> Work:
         work()
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     cpu = torch.device("cpu")
     plain, _ = trained(LearnerConfig(), cpu, 9)
+    replace_capture(fails)
     with caplog.at_level(logging.WARNING):
-        td3, captured = trained(LearnerConfig(), cpu, 9, capture=fails, warm_up=do)
+        td3, captured = trained(LearnerConfig(), cpu, 9, captures=True)
     assert captured is not None
     assert captured.problem == "operation not permitted when stream is capturing"
     assert alike(td3, plain, cpu)
@@ -168,25 +190,27 @@ def test_a_failed_capture_gives_one_warning_and_updates_continue(caplog: pytest.
     assert message.endswith("operation not permitted when stream is capturing")
 
 
-def test_a_wrong_graph_is_not_used() -> None:
+def test_a_wrong_graph_is_not_used(replace_capture: Replace) -> None:
     """The graph does nothing, or the work twice."""
     cpu = torch.device("cpu")
     plain, _ = trained(LearnerConfig(), cpu, 9)
     for capture in (lambda _: lambda: None, lambda work: lambda: (work(), work())):
-        td3, captured = trained(LearnerConfig(), cpu, 9, capture=capture, warm_up=do)
+        replace_capture(capture)
+        td3, captured = trained(LearnerConfig(), cpu, 9, captures=True)
         assert captured is not None
         assert captured.problem is not None
         assert "differs by" in captured.problem
         assert alike(td3, plain, cpu)
 
 
-def test_another_batch_reaches_the_captured_memory() -> None:
+def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> None:
     """Batches of a buffer on the host are new tensors each time, and one of another size needs new graphs."""
     results = []
     recorder = Recorder()
+    replace_capture(recorder)
     for captured in (False, True):
         td3 = FastTD3(O, A, (24, 16), LearnerConfig(), 3)
-        update = CapturedUpdate(td3, recorder, do) if captured else td3.learn
+        update = CapturedUpdate(td3) if captured else td3.learn
         host = buffer(None)
         for size in (B, B, B, B, B, B, 16, 16, 16):
             update(host.sample(size))
@@ -196,7 +220,7 @@ def test_another_batch_reaches_the_captured_memory() -> None:
 
 
 def test_differences_by_hand() -> None:
-    """A change of 0.1 may be off by 0.001; what has not changed may be off by rounding alone, 2.4e-7 of the largest."""
+    """A change of 0.1 may have an error of 0.001. Unchanged numbers may have an error of 2.4e-7 of the largest."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

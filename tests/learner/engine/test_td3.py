@@ -1,4 +1,4 @@
-"""The engine computes the same as TD3 as written: nearly so in bfloat16, and also with two threads."""
+"""The engine computes the same as the plain TD3, also with two threads. In bfloat16 it computes nearly the same."""
 
 from __future__ import annotations
 

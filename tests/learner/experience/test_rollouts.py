@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from td3_robot.errors import BundleError
+from td3_robot.learner.experience import rollouts
 from td3_robot.learner.experience.rollouts import Rollouts
 from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Phase, Step
@@ -50,6 +51,21 @@ class World:
         while self.rollouts.ready:
             found.append(self.rollouts.take().reward[:, 0].tolist())
         return found
+
+
+def test_a_task_without_a_time_limit_gives_batches_of_bounded_size(
+    make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "LONGEST", 2)
+    world = World(make_step, 1)
+    world.step(F)
+    for _ in range(5):
+        world.step(M)
+    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]
+    world.step(M, lost=True)
+    for phase in (M, M, M, T):
+        world.step(phase)
+    assert world.rewards() == [[3, 4], [9, 10]]  # rewards 5 to 8 are beside the gap
 
 
 def test_a_rollout_is_an_episode(make_step: Callable[..., Step]) -> None:

@@ -206,6 +206,7 @@ class Rollouts:
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec, self.updates, self.collected = spec, 0, 0
+        self.algorithm = self.experience = self
 
     @property
     def ready(self) -> bool:
