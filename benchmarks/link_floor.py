@@ -10,6 +10,7 @@ safety filter, and packs the Action.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -36,17 +37,17 @@ _BLOCK = 200  # round trips in one turn
 _UNPACK = msgspec.msgpack.Decoder().decode
 
 
-def serve_echo(pipe: Connection, endpoint: str) -> None:
+def serve_echo(bound: Connection, endpoint: str) -> None:
     """Serve the echo; never returns."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
-        pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        bound.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
         while True:
             key, topic, payload = router.recv_multipart()
             router.send_multipart([key, topic, payload[: int.from_bytes(payload[:4], "little")]])
 
 
-def serve_floor(pipe: Connection, endpoint: str) -> None:
+def serve_floor(bound: Connection, endpoint: str) -> None:
     """Serve the floor; never returns."""
     bundle = example.bundle()
     actor = Actor(bundle)
@@ -54,7 +55,7 @@ def serve_floor(pipe: Connection, endpoint: str) -> None:
     unpack, pack = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
-        pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        bound.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
         while True:
             key, _, payload = router.recv_multipart()
             step = unpack(payload)
@@ -74,16 +75,20 @@ def serve_floor(pipe: Connection, endpoint: str) -> None:
 
 
 @contextlib.contextmanager
-def connected(name: str, serve: Callable[[Connection, str], None], endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+def connected(serve: Callable[[Connection, str], None], endpoint: str) -> Iterator[zmq.Socket[bytes]]:
     """Start a server process, and yield a socket that is connected to it."""
-    with (
-        harness.Worker(name, serve, endpoint) as worker,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as dealer,
-    ):
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(worker.receive())
-        yield dealer
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    server = spawn.Process(target=serve, args=(theirs, endpoint), daemon=True)
+    server.start()
+    theirs.close()  # otherwise recv() would wait for ever if the server died
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(ours.recv())
+            yield dealer
+    finally:
+        server.terminate()
 
 
 def echo_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
@@ -134,8 +139,8 @@ def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         kinds = {
-            "echo": partial(echo_trip, enter(connected("echo", serve_echo, link.endpoint("echo"))), robots),
-            "floor": partial(floor_trip, enter(connected("floor", serve_floor, link.endpoint("floor"))), robots),
+            "echo": partial(echo_trip, enter(connected(serve_echo, link.endpoint("echo"))), robots),
+            "floor": partial(floor_trip, enter(connected(serve_floor, link.endpoint("floor"))), robots),
             "td3-robot": enter(link.robot(enter(link.policy()), robots)).round_trip,
         }
         turns = {kind: partial(block, trip) for kind, trip in kinds.items()}

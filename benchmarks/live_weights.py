@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +34,17 @@ _TURN = 1.0  # seconds
 _BOUNDS_MS = (1, 2, 5)
 
 
-def learn(pipe: Connection, endpoint: str, hidden: tuple[int, ...], every: float) -> None:
-    """Publish new weights every ``every`` seconds while the newest value from the pipe is true."""
+def learn(publishing: Event, endpoint: str, hidden: tuple[int, ...], every: float) -> None:
+    """Publish new weights every ``every`` seconds while the event is set."""
     bus = Bus()
     link = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
     bus.serve(endpoint, link)
     bundle = example.bundle(hidden)
-    version, due, publishing = 1, 0.0, False
+    version, due = 1, 0.0
     while True:
-        if pipe.poll():
-            publishing = pipe.recv()
         bus.receive(0.01)
         now = time.monotonic()
-        if publishing and now >= due:
+        if publishing.is_set() and now >= due:
             version, due = version + 1, now + every
             payload = dataclasses.replace(bundle, provenance={"version": version}).encode()
             for peer in bus.peers("learner"):
@@ -107,16 +106,22 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="td3-robot-bench-"))
         endpoint = stack.enter_context(deployed(Path(folder), hidden))
-        arguments = (f"ipc://{folder}/learner", hidden, options.every)
-        learner = stack.enter_context(harness.Worker("learner", learn, *arguments))
+        context = multiprocessing.get_context("spawn")
+        publishing = context.Event()
+        arguments = (publishing, f"ipc://{folder}/learner", hidden, options.every)
+        learner = context.Process(target=learn, args=arguments, daemon=True)
+        learner.start()
+        stack.callback(learner.terminate)
         robot = stack.enter_context(contextlib.closing(Robot(endpoint, 1)))
         robot.round_trip()
 
-        def turn(publishing: bool) -> list[int]:
-            learner.send(publishing)
-            return round_trips(robot, options.rate)
+        def taught() -> list[int]:
+            publishing.set()
+            trips = round_trips(robot, options.rate)
+            publishing.clear()
+            return trips
 
-        kinds = {"quiet": lambda: turn(False), "taught": lambda: turn(True)}
+        kinds = {"quiet": lambda: round_trips(robot, options.rate), "taught": taught}
         taken = harness.take_turns(kinds, options.seconds, warm_up=True)
         if robot.version == 1:
             raise NodeError("the server adopted no weights: nothing was measured")

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 from td3_robot_sims.quiet import c_output_on_stderr
@@ -52,12 +51,13 @@ def lines(report: harness.Report) -> Iterator[str]:
 
 def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
     """Train with Stable-Baselines3 in a separate process; return the environment steps per second."""
-    with harness.Worker("sb3", _their_training, threads, list(hidden), batch, steps) as worker:
-        seconds: float = worker.receive()
+    with harness.process_of("sb3") as call:
+        seconds: float = call(_their_training, threads, list(hidden), batch, steps)
     return steps / seconds
 
 
-def _their_training(pipe: Connection, threads: int, hidden: list[int], batch: int, steps: int) -> None:
+def _their_training(threads: int, hidden: list[int], batch: int, steps: int) -> float:
+    """Train, and return the seconds for ``steps`` steps."""
     warnings.simplefilter("ignore")  # their packages warn about each other
     with c_output_on_stderr():
         import gymnasium
@@ -74,7 +74,7 @@ def _their_training(pipe: Connection, threads: int, hidden: list[int], batch: in
         model.learn(WARM_UP)
         begin = time.perf_counter()
         model.learn(steps, reset_num_timesteps=False)
-        pipe.send(time.perf_counter() - begin)
+        return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ benchmark reports the median of the ratios.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -22,6 +24,7 @@ import numpy as np
 from td3_robot.errors import EXIT_GOOD, NodeError, Td3RobotError, UsageError
 from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.util import machine
+from td3_robot.util.text import one_line
 
 Report = dict[str, Any]
 """The results of a benchmark, as plain JSON values. The key ``machine`` describes the machine."""
@@ -161,43 +164,24 @@ def percentile_row(name: str, figures: Mapping[str, float]) -> str:
     return f"{name:24} {figures['p50']:9.1f} {figures['p99']:9.1f} {figures['p999']:9.1f} {figures['max']:10.1f}"
 
 
-class Worker:
-    """A separate process for one contestant, with its own threads and memory. Use it as a context manager.
+@contextlib.contextmanager
+def process_of(name: str) -> Iterator[Callable[..., Any]]:
+    """Start a process for one contestant, with its own threads and memory. Yield a function that makes a call in it.
 
-    Args:
-        name: of the contestant, for errors.
-        serve: function that runs in the process. Its first argument is one end of a pipe; then come ``arguments``.
+    Raises:
+        NodeError: a call failed.
     """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 
-    def __init__(self, name: str, serve: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._name = name
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
-        self._process.start()
-        theirs.close()  # otherwise receive() would not notice that the process died
+        def call(function: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return pool.submit(function, *arguments).result()
+            except Td3RobotError:
+                raise
+            except Exception as error:
+                raise NodeError(f"{name} failed: {type(error).__name__}: {one_line(error, 500)}") from error
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.close()
-        self._process.terminate()
-        self._process.join()
-
-    def send(self, value: object) -> None:
-        self._pipe.send(value)
-
-    def receive(self) -> Any:
-        """Wait for the next value from the process.
-
-        Raises:
-            NodeError: the process died.
-        """
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise NodeError(f"the process of {self._name!r} died; its output says why") from None
+        yield call
 
 
 def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> int:

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from td3_robot.bench import harness
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.bench.harness import Report
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.errors import Td3RobotError
 from td3_robot.learner import compute
 from td3_robot.learner.engine import selection
 from td3_robot.learner.engine.threads import use_threads
@@ -48,7 +48,7 @@ Contestants = dict[str, Callable[[], Run]]
 """Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
 
 
-class LacksError(Exception):
+class LacksError(Td3RobotError):
     """This machine lacks something that a contestant needs; the message names it."""
 
 
@@ -170,39 +170,33 @@ def take_turns(
     with contextlib.ExitStack() as stack:
         turns: dict[str, Callable[[], Turn]] = {}
         for kind, make in contestants.items():
-            worker = stack.enter_context(harness.Worker(kind, serve, make))
-            if lack := worker.receive():
-                missing[kind] = lack
+            call = stack.enter_context(harness.process_of(kind))
+            try:
+                call(prepare, make)
+            except LacksError as lack:
+                missing[kind] = str(lack)
             else:
-                turns[kind] = partial(_turn, worker, seconds)
+                turns[kind] = partial(call, turn, seconds)
         return harness.take_turns(turns, repetitions)
 
 
-def _turn(worker: harness.Worker, seconds: float) -> Turn:
-    worker.send(seconds)
-    return Turn(*worker.receive())
+_prepared: list[Run] = []
+"""The updates of the contestant that this process runs."""
 
 
-def serve(pipe: Connection, make: Callable[[], Run]) -> None:
-    """Run a contestant in its process.
+def prepare(make: Callable[[], Run]) -> None:
+    """Prepare the contestant of this process."""
+    _prepared.append(make())
+    _prepared[0](_WARM_UP)
 
-    First send None, or what the machine lacks. Then receive how many seconds to measure, and send a Turn, again and
-    again.
-    """
-    try:
-        run = make()
-    except LacksError as lack:
-        pipe.send(str(lack))
-        return
-    run(_WARM_UP)
-    pipe.send(None)
-    with contextlib.suppress(EOFError):
-        while True:
-            seconds = pipe.recv()
-            run(2)  # warms up caches and clock frequency
-            busy = time.process_time()
-            updates, passed = harness.repeat_for(seconds, run, _BLOCK)
-            pipe.send(Turn(updates / passed, 1e3 * (time.process_time() - busy) / updates))
+
+def turn(seconds: float) -> Turn:
+    """Measure the contestant of this process for at least this many seconds."""
+    (run,) = _prepared
+    run(2)  # warms up caches and clock frequency
+    busy = time.process_time()
+    updates, passed = harness.repeat_for(seconds, run, _BLOCK)
+    return Turn(updates / passed, 1e3 * (time.process_time() - busy) / updates)
 
 
 def lines(report: Report) -> Iterator[str]:
