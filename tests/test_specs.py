@@ -39,8 +39,8 @@ def test_difference_names_the_first_differing_value(spec: RobotSpec, change: dic
 
 
 def test_meaning_of_a_channel_makes_no_difference(spec: RobotSpec) -> None:
-    told = tuple(replace(channel, meaning="a force") for channel in spec.actions)
-    assert spec.difference(replace(spec, actions=told)) is None
+    described = tuple(replace(channel, meaning="a force") for channel in spec.actions)
+    assert spec.difference(replace(spec, actions=described)) is None
 
 
 @pytest.mark.parametrize(

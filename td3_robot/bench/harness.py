@@ -124,7 +124,7 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
 
     Args:
         seconds: the least time to run.
-        run: makes as many calls as its argument says.
+        run: makes the number of calls in its argument.
         block: calls between two readings of the clock.
 
     Returns:

@@ -43,7 +43,7 @@ _LEARNING = {
 """Kind of update, mapped to values of the learner's configuration."""
 
 Run = Callable[[int], None]
-"""Makes as many updates as its argument says, and returns when the last one is done."""
+"""Makes this many updates, and returns when the last update is done."""
 Contestants = dict[str, Callable[[], Run]]
 """Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
 

@@ -138,7 +138,7 @@ def ours(
             raise NodeError(f"the training in {precision} failed: {words[-1]}")
         if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
-            why = next((line for line in log if "not compiled" in line), "its log does not say why")
+            why = next((line for line in log if "not compiled" in line), "its log has no reason")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
         records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
     first, last = records[0], records[-1]

@@ -94,13 +94,13 @@ def until(what: Callable[[], object], turn: Callable[[], object] = lambda: None)
 
 def wait(examiner: Examiner, count: int) -> list[int]:
     """Run turns without inputs until this many versions are delivered. Returns them."""
-    told: list[int] = []
+    delivered: list[int] = []
 
     def turn() -> None:
-        told.extend(message.version for _, message in examiner.sift([], every) if isinstance(message, Weights))
+        delivered.extend(message.version for _, message in examiner.sift([], every) if isinstance(message, Weights))
 
-    until(lambda: len(told) >= count, turn)
-    return told
+    until(lambda: len(delivered) >= count, turn)
+    return delivered
 
 
 def test_weights_wait_for_the_examiner_and_other_messages_do_not(
@@ -127,8 +127,8 @@ def test_the_core_uses_the_examiners_result(
     core = PolicyCore(seed=9, examine=examiner)
     first, second = make_bundle(1), make_bundle(2)
     core.load(1, first)
-    told = examiner.sift([("learner", weights(2, second)), (peer, make_step(0))], core.store.wanted)
-    [(_, action)] = core.step(told, 0.0)
+    delivered = examiner.sift([("learner", weights(2, second)), (peer, make_step(0))], core.store.wanted)
+    [(_, action)] = core.step(delivered, 0.0)
     assert isinstance(action, Action)
     assert action.weights_version == 1  # the robot still gets an answer
     gate.open()
@@ -142,22 +142,22 @@ def test_invalid_weights_are_refused_as_without_an_examiner(
 ) -> None:
     bad = replace(weights(2, make_bundle()), sha256="0" * 64)
     gate.open()
-    said = []
+    logged = []
 
     def first(core: PolicyCore) -> object:
-        return poll_until(lambda: examiner.sift([], core.store.wanted), lambda: "nothing is told", _PATIENCE)
+        return poll_until(lambda: examiner.sift([], core.store.wanted), lambda: "no weights are delivered", _PATIENCE)
 
     for core in (PolicyCore(seed=9, examine=examiner), PolicyCore(seed=9)):
         core.load(1, make_bundle())
         caplog.clear()
         arrived: list[Input] = [("learner", bad)]
-        if not said:
+        if not logged:
             assert examiner.sift(arrived, core.store.wanted) == []
             assert first(core) == arrived
         core.step(arrived, 0.0)
         assert (core.version, core.counters) == (1, {"weights_refused": 1})
-        said.append(caplog.messages)
-    assert said[0] == said[1] == ["refused: weights version 2: the hash does not fit the payload"]
+        logged.append(caplog.messages)
+    assert logged[0] == logged[1] == ["refused: weights version 2: the hash does not fit the payload"]
     assert gate.asked == [(2, "examiner")]
 
 
@@ -229,10 +229,10 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
     until(lambda: gate.asked)
     chosen = make_bundle(1).encode()
     load = operator, Command(1, "", "load", "", 0, sha256(chosen), chosen)
-    told = examiner.sift([("learner", new[9]), load, ("learner", new[10])], core.store.wanted)
-    assert told == [load]
+    delivered = examiner.sift([("learner", new[9]), load, ("learner", new[10])], core.store.wanted)
+    assert delivered == [load]
     gate.open(2)
-    core.step(told, 0.0)
+    core.step(delivered, 0.0)
     assert core.version == 5
     assert gate.asked == [(7, "examiner"), (5, _thread())]
     gate.open()
@@ -297,7 +297,7 @@ def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) 
         raise BundleError("no policy")
 
     arrived: dict[int, bool] = {}
-    told: list[int] = []
+    delivered: list[int] = []
     newest = 0
     counters: Counter[str] = Counter()
 
@@ -314,7 +314,7 @@ def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) 
         ]
         for _, message in examiner.sift(inputs, wanted):
             assert isinstance(message, Weights)
-            told.append(message.version)
+            delivered.append(message.version)
             newest = max(newest, message.version if arrived[message.version] else 0)
 
     for goods in turns:
@@ -323,10 +323,10 @@ def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) 
         turn(*new)
         released.release()
     released.release(len(arrived) + 1)
-    until(lambda: len(told) + counters["weights_not_examined"] == len(arrived), turn)
+    until(lambda: len(delivered) + counters["weights_not_examined"] == len(arrived), turn)
     examiner.close()
-    assert len(told) == len({*told}) == len(arrived) - counters["weights_not_examined"]
-    good_told = [version for version in told if arrived[version]]
-    assert good_told == sorted(good_told)
+    assert len(delivered) == len({*delivered}) == len(arrived) - counters["weights_not_examined"]
+    good_delivered = [version for version in delivered if arrived[version]]
+    assert good_delivered == sorted(good_delivered)
     if good := [version for version in list(arrived)[-4:] if arrived[version]]:
         assert newest == good[-1]

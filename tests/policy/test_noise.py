@@ -124,7 +124,7 @@ def test_pinned_values() -> None:
 def test_categorical_draws_from_the_softmax_of_the_scores(make_bundle: Callable[..., Bundle]) -> None:
     """10,000 draws (a fixed seed): each frequency within four standard errors, 4 · √(p (1 - p) / 10⁴) <= 0.02.
 
-    The last layer has weights of zero, so the scores are tanh(bias) · half + middle, whatever the robot sees.
+    The last layer has weights of zero, so the scores are tanh(bias) · half + middle for every observation.
     """
     bundle = make_bundle()
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}

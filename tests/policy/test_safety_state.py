@@ -47,7 +47,7 @@ def versions(outputs: list[Output]) -> list[int]:
     return [message.weights_version for _, message in outputs if isinstance(message, Action)]
 
 
-def begun(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> PolicyCore:
+def begin(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> PolicyCore:
     core = PolicyCore(9, safety=SAFE, **options)
     core.load(1, bundle)
     if state:
@@ -56,54 +56,54 @@ def begun(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> P
 
 
 def test_an_empty_safety_state_changes_nothing(peer: Peer, make_bundle: Made, make_step: Callable[..., Step]) -> None:
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     core.step([(peer, peer.hello), (peer, make_step(1))], 0.0)
     assert core.safety_state == SafetyState()
     before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
     assert core.safety_state is before  # a turn without a change keeps the object
-    anew = PolicyCore(9, safety=SAFE)
-    anew.load(1, make_bundle(1))
-    assert anew.resume(core.safety_state, 0.0) == []
-    assert versions(anew.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
+    restarted = PolicyCore(9, safety=SAFE)
+    restarted.load(1, make_bundle(1))
+    assert restarted.resume(core.safety_state, 0.0) == []
+    assert versions(restarted.step([(peer, peer.hello), (peer, make_step(1))], 0.0)) == [1]
 
 
 def test_an_emergency_stop_survives_a_restart(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
 ) -> None:
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("estop"))], 0.0)
     assert core.safety_state.server == STOP
-    anew = begun(make_bundle(1), core.safety_state)
-    assert anew.safety_state == core.safety_state
-    assert anew.lifecycle.reason == "emergency stop: because"
-    joined = anew.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.1)
+    restarted = begin(make_bundle(1), core.safety_state)
+    assert restarted.safety_state == core.safety_state
+    assert restarted.lifecycle.reason == "emergency stop: because"
+    joined = restarted.step([(peer, peer.hello), (operator, operator.hello), (peer, make_step(1))], 0.1)
     assert [message.verb for to, message in joined if isinstance(message, Command) and to is peer] == ["estop"]
     assert versions(joined) == [0]
-    anew.step([(operator, command("activate"))], 0.1)
-    assert versions(anew.step([(peer, make_step(2))], 0.1)) == [0]
-    anew.step([(operator, command("reset"))], 0.1)
-    assert anew.safety_state == SafetyState(server=INACTIVE)
-    anew.step([(operator, command("activate"))], 0.1)
-    assert versions(anew.step([(peer, make_step(3))], 0.1)) == [1]
-    assert anew.safety_state == SafetyState()
+    restarted.step([(operator, command("activate"))], 0.1)
+    assert versions(restarted.step([(peer, make_step(2))], 0.1)) == [0]
+    restarted.step([(operator, command("reset"))], 0.1)
+    assert restarted.safety_state == SafetyState(server=INACTIVE)
+    restarted.step([(operator, command("activate"))], 0.1)
+    assert versions(restarted.step([(peer, make_step(3))], 0.1)) == [1]
+    assert restarted.safety_state == SafetyState()
 
 
 def test_a_stop_of_one_robot_and_a_fault_of_another_survive_a_restart(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step]
 ) -> None:
     other = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     core.step([(peer, peer.hello), (other, other.hello), (operator, operator.hello)], 0.0)
     core.step([(peer, make_step(1)), (other, make_step(1)), (operator, command("estop", "arm"))], 0.0)
     core.step([], 0.11)  # 100 ms without an observation of the leg
     assert core.safety_state.stopped == ("arm",)
     assert core.safety_state.sources["leg"] == Held(Cause.FAULT, "no observation for 100 ms")
-    anew = begun(make_bundle(1), core.safety_state)
+    restarted = begin(make_bundle(1), core.safety_state)
     arrived = [(peer, peer.hello), (other, other.hello), (operator, operator.hello)]
-    assert versions(anew.step([*arrived, (peer, make_step(1)), (other, make_step(1))], 0.0)) == [0, 0]
-    anew.step([(operator, command("activate", "leg")), (operator, command("activate", "arm"))], 0.01)
-    assert versions(anew.step([(peer, make_step(2)), (other, make_step(2))], 0.02)) == [1, 0]
+    assert versions(restarted.step([*arrived, (peer, make_step(1)), (other, make_step(1))], 0.0)) == [0, 0]
+    restarted.step([(operator, command("activate", "leg")), (operator, command("activate", "arm"))], 0.01)
+    assert versions(restarted.step([(peer, make_step(2)), (other, make_step(2))], 0.02)) == [1, 0]
 
 
 AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50)
@@ -126,50 +126,50 @@ def test_only_reset_and_activate_end_a_stop_of_one_robot(
         core.step([(operator, command("reset", "leg"))], 0.011)
     if until == "activated":
         core.step([(operator, command("activate", "leg"))], 0.012)
-    anew = PolicyCore(9, safety=AUTOMATIC)
-    anew.load(1, make_bundle(1))
-    assert len(anew.resume(core.safety_state, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
-    anew.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
-    assert moved(anew) == moved(core) == {1 if until == "activated" else 0}
+    restarted = PolicyCore(9, safety=AUTOMATIC)
+    restarted.load(1, make_bundle(1))
+    assert len(restarted.resume(core.safety_state, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
+    restarted.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
+    assert moved(restarted) == moved(core) == {1 if until == "activated" else 0}
     if until == "stopped":
-        anew.step([(operator, command("reset", "leg"))], 0.3)
-        assert moved(anew) == {0}
-    anew.step([(operator, command("activate", "leg"))], 0.3)
-    assert moved(anew) == {1}
+        restarted.step([(operator, command("reset", "leg"))], 0.3)
+        assert moved(restarted) == {0}
+    restarted.step([(operator, command("activate", "leg"))], 0.3)
+    assert moved(restarted) == {1}
 
 
 @pytest.mark.parametrize("verb", ["deactivate", "estop"])
 def test_a_shutdown_keeps_stops_and_deactivation(operator: Peer, make_bundle: Made, verb: str) -> None:
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
     assert core.safety_state == (SafetyState(server=INACTIVE) if verb == "deactivate" else SafetyState(server=STOP))
-    anew = begun(make_bundle(1), core.safety_state)
-    anew.step([], 0.0)
-    assert not anew.lifecycle.active
+    restarted = begin(make_bundle(1), core.safety_state)
+    restarted.step([], 0.0)
+    assert not restarted.lifecycle.active
 
 
 def test_a_freeze_and_a_deactivation_survive_a_restart(operator: Peer, make_bundle: Made) -> None:
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command("freeze")), (operator, command("deactivate"))], 0.0)
-    anew = begun(make_bundle(1), core.safety_state)
-    assert anew.store.frozen
-    assert anew.lifecycle.state == "inactive"
-    anew.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
-    assert not begun(make_bundle(1), anew.safety_state).store.frozen
-    assert begun(make_bundle(1), anew.safety_state, frozen=True).store.frozen  # as configured
+    restarted = begin(make_bundle(1), core.safety_state)
+    assert restarted.store.frozen
+    assert restarted.lifecycle.state == "inactive"
+    restarted.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
+    assert not begin(make_bundle(1), restarted.safety_state).store.frozen
+    assert begin(make_bundle(1), restarted.safety_state, frozen=True).store.frozen  # as configured
 
 
 def test_a_withdrawn_policy_does_not_act_until_activated(operator: Peer, make_bundle: Made) -> None:
-    core = begun(make_bundle(1))
+    core = begin(make_bundle(1))
     bad = make_bundle(2)
     core.step([(operator, operator.hello), (operator, command("load", payload=bad.encode()))], 0.0)
     core.step([(operator, command("rollback"))], 0.0)
     assert core.safety_state.withdrawn == (sha256(bad.encode()),)
     assert core.safety_state.frozen
-    good = begun(make_bundle(1), core.safety_state)
+    good = begin(make_bundle(1), core.safety_state)
     good.step([], 0.0)
     assert good.lifecycle.active
-    again = begun(bad, core.safety_state)
+    again = begin(bad, core.safety_state)
     again.step([(operator, operator.hello)], 0.0)
     assert again.lifecycle.state == "inactive"
     again.step([(operator, command("activate"))], 0.0)  # a person activates it anyway

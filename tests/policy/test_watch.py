@@ -223,9 +223,9 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.safety_state.sources
     assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]
-    told = core.detail()
-    assert told["sources_in_all"] == len(held) == 1 + 1025
-    assert {each["watch"] for each in told["sources"].values()} == {"fault"}
+    detail = core.detail()
+    assert detail["sources_in_all"] == len(held) == 1 + 1025
+    assert {each["watch"] for each in detail["sources"].values()} == {"fault"}
 
 
 def test_the_state_of_many_robots_fits_into_a_message(
@@ -240,11 +240,11 @@ def test_the_state_of_many_robots_fits_into_a_message(
             core.step([(operator, stop)], 0.0)
     answer = reply(core, operator, command("state"))
     assert len(codec.encode(answer)) < Reply.MAX_BYTES
-    told = answer.detail
-    assert (told["sources_in_all"], told["connected_in_all"]) == (1000, 1001)
-    assert (len(told["sources"]), len(told["connected"])) == (256, 512)
-    assert {each["watch"] for each in told["sources"].values()} == {"fault"}
-    assert len(told["stopped"]) == 999
+    detail = answer.detail
+    assert (detail["sources_in_all"], detail["connected_in_all"]) == (1000, 1001)
+    assert (len(detail["sources"]), len(detail["connected"])) == (256, 512)
+    assert {each["watch"] for each in detail["sources"].values()} == {"fault"}
+    assert len(detail["stopped"]) == 999
     assert len(codec.encode(Latches(core.safety_state.plain()))) < Latches.MAX_BYTES
 
 
@@ -294,9 +294,9 @@ def test_a_robot_may_only_stop_all_robots(make_core: Cores, peer: Peer, caplog: 
     assert not core.safety.stopped
     outputs = core.step([(peer, command("estop"))], 0.0)
     assert core.lifecycle.stopped
-    [told] = [message for to, message in outputs if to is peer]  # no Reply: a driver does not use one
-    assert isinstance(told, Command)
-    assert told.verb == "estop"
+    [relayed] = [message for to, message in outputs if to is peer]  # no Reply: a driver does not use one
+    assert isinstance(relayed, Command)
+    assert relayed.verb == "estop"
 
 
 def test_without_autostart_robots_move_only_after_activate(
@@ -515,7 +515,7 @@ def test_resetting_an_active_watch_keeps_its_deadline(
     assert core.due == pytest.approx(1.1)
 
 
-def told(outputs: list[Output], robot: Peer) -> list[str]:
+def sent_to(outputs: list[Output], robot: Peer) -> list[str]:
     return [message.verb for to, message in outputs if to is robot and isinstance(message, Command)]
 
 
@@ -524,17 +524,17 @@ def test_a_stop_of_one_robot_survives_a_restart_of_its_driver(
     make_core: Cores, peer: Peer, operator: Peer, safety: SafetyConfig
 ) -> None:
     core = make_core(safety)
-    assert told(core.step([(operator, command("estop", "leg"))], 0.0), peer) == ["estop"]
-    anew = replace(peer, key=b"3", hello=changed(peer.hello, client=8, incarnation=1))
-    assert told(core.step([(peer, Bye("killed")), (anew, anew.hello)], 1.0), anew) == ["estop"]
+    assert sent_to(core.step([(operator, command("estop", "leg"))], 0.0), peer) == ["estop"]
+    restarted = replace(peer, key=b"3", hello=changed(peer.hello, client=8, incarnation=1))
+    assert sent_to(core.step([(peer, Bye("killed")), (restarted, restarted.hello)], 1.0), restarted) == ["estop"]
     for target in ("leg", ""):
         answer = reply(core, operator, command("activate", target), 2.0)
         assert "policy/leg: an emergency stop is in force; reset it first" in answer.error
     assert reply(core, operator, command("state"), 2.0).detail["stopped"] == ["leg"]
-    assert told(core.step([(operator, command("reset", "leg"))], 3.0), anew) == ["reset"]
-    assert told(core.step([(operator, command("activate", "leg"))], 4.0), anew) == ["activate"]
+    assert sent_to(core.step([(operator, command("reset", "leg"))], 3.0), restarted) == ["reset"]
+    assert sent_to(core.step([(operator, command("activate", "leg"))], 4.0), restarted) == ["activate"]
     again = replace(peer, key=b"4")
-    assert told(core.step([(anew, Bye("")), (again, again.hello)], 5.0), again) == []
+    assert sent_to(core.step([(restarted, Bye("")), (again, again.hello)], 5.0), again) == []
 
 
 @pytest.mark.parametrize("target", ["", "leg"])
@@ -546,10 +546,10 @@ def test_a_stop_of_an_absent_robot_is_sent_when_it_connects(
     core.step([(peer, Bye(""))], 0.0)
     answer = reply(core, operator, command("estop", "leg"), 1.0)
     assert "no robot 'leg' is connected; connected: none; the stop is latched" in answer.error
-    assert told(core.step([(peer, peer.hello)], 2.0), peer) == ["estop"]
-    assert told(core.step([(operator, command("reset", target))], 3.0), peer) == ["reset"]
+    assert sent_to(core.step([(peer, peer.hello)], 2.0), peer) == ["estop"]
+    assert sent_to(core.step([(operator, command("reset", target))], 3.0), peer) == ["reset"]
     core.step([(peer, Bye(""))], 4.0)
-    assert told(core.step([(peer, peer.hello)], 5.0), peer) == []
+    assert sent_to(core.step([(peer, peer.hello)], 5.0), peer) == []
 
 
 def test_a_stop_of_an_absent_robot_can_be_reset(make_core: Cores, peer: Peer, operator: Peer) -> None:
@@ -559,7 +559,7 @@ def test_a_stop_of_an_absent_robot_can_be_reset(make_core: Cores, peer: Peer, op
     reply(core, operator, command("estop", "leg"))
     answer = reply(core, operator, command("reset", "leg"))
     assert (answer.error, answer.detail["stopped"]) == ("", [])
-    assert told(core.step([(peer, peer.hello)], 1.0), peer) == []
+    assert sent_to(core.step([(peer, peer.hello)], 1.0), peer) == []
 
 
 def test_a_stopped_robot_without_settings_gets_the_safe_action(
@@ -592,13 +592,13 @@ def test_invalid_observations_from_the_start_cause_a_fault(
         assert changes(core.step([], now + 0.2)) == [("policy/leg", "fault")]
         core.step([(operator, command("activate"))], now + 0.3)
         now += 0.4
-    said = []
+    faults = []
     for number in range(2, 9):
         step = make_step(number, observation=np.full((1, 3), 6.0, np.float32))
         outputs = core.step([(peer, step)], now + (number - 2) * 0.02)
         assert [action.weights_version for action in actions(outputs)] == [0] * len(actions(outputs))
-        said += [change for change in changes(outputs) if change[1] == "fault"]
-    assert said == [("policy/leg", "fault")]
+        faults += [change for change in changes(outputs) if change[1] == "fault"]
+    assert faults == [("policy/leg", "fault")]
 
 
 def test_an_unconfigured_server_reports_no_missing_observations(
@@ -636,9 +636,9 @@ def test_a_robot_deactivated_by_name_stays_inactive(
     for number in range(2, 20):
         assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 3.0 + number * 0.02))))
     core.step([(peer, Bye("restarted"))], 4.0)
-    anew = make_core(safety)
-    anew.resume(core.safety_state, 0.0)
-    for server in (core, anew):
+    restarted = make_core(safety)
+    restarted.resume(core.safety_state, 0.0)
+    for server in (core, restarted):
         again = replace(peer, key=b"9")
         outputs = server.step([(again, again.hello), (again, make_step(0, incarnation=1))], 5.0)
         assert all(map(is_safe, actions(outputs)))

@@ -157,7 +157,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
 
 
 def test_a_clock_that_jumps_ahead_misses_the_deadline() -> None:
-    """This happens after a suspend. The last feed counts as old, whatever time really passed."""
+    """This happens after a suspend. The last feed then counts as old."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)
