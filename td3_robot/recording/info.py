@@ -19,7 +19,7 @@ from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weigh
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
-from td3_robot.recording.reader import Metadata, SessionFile, other_protocol
+from td3_robot.recording.reader import SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
 from td3_robot.runtime.arguments import Parser
 
@@ -34,27 +34,52 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 
 @dataclass
 class Contents:
-    """Statistics of the messages in a file."""
+    """The metadata and attachments of a file, and statistics of its messages."""
 
+    metadata: dict[str, str] = field(default_factory=dict)
+    attachments: list[Attachment] = field(default_factory=list)
     streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     weights: list[int] = field(default_factory=list)
     acting: set[int] = field(default_factory=set)
     faults: Faults = field(default_factory=Faults)
-    seen: set[tuple[str, int, str, int]] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
 
-    def add(self, entry: Entry) -> bool:
-        """Count an entry. Returns False if the entry is a copy; copies are not counted."""
-        if entry.identity in self.seen:
-            return False
-        self.seen.add(entry.identity)
+    @classmethod
+    def of(cls, file: SessionFile, decode: Decoder | None = None) -> Contents:
+        """Read a file. Without a decoder, count its messages but do not decode them.
+
+        Raises:
+            SessionError: the file cannot be read, or is not a recording.
+        """
+        contents = cls()
+        for item in file.items():
+            if isinstance(item, Attachment):
+                contents.attachments.append(item)
+            elif isinstance(item, Entry):
+                contents._add(item, decode)
+            elif item.name == METADATA:
+                contents.metadata = item.values
+                if decode and (other := other_protocol(item.values)):
+                    contents.problems.append(f"its messages were not checked: {other}")
+                    decode = None
+        return contents
+
+    @property
+    def messages(self) -> int:
+        return sum(stream.count for stream in self.streams.values())
+
+    def _add(self, entry: Entry, decode: Decoder | None) -> None:
         if entry.stream not in self.streams:
             self.streams[entry.stream] = Stream(entry)
         self.streams[entry.stream].add(entry)
-        return True
+        if decode:
+            try:
+                self._add_decoded(entry, decode(entry))
+            except SessionError as error:
+                self.problems.append(str(error))
 
-    def add_decoded(self, entry: Entry, message: Message) -> None:
-        """Count phases, weights versions and faults of a message."""
+    def _add_decoded(self, entry: Entry, message: Message) -> None:
         self.faults.add(entry, message)
         if isinstance(message, Step):
             for phase in Phase:
@@ -71,7 +96,7 @@ class Contents:
         return {
             "begin": datetime.fromtimestamp(begin * 1e-9, timezone.utc).isoformat(timespec="milliseconds"),
             "duration_s": round((end - begin) * 1e-9, 3),
-            "messages": sum(s.count for s in streams),
+            "messages": self.messages,
             "topics": {
                 f"{publisher}/{topic}" + (f" ({incarnation})" if incarnation else ""): stream.report()
                 for (publisher, incarnation, topic), stream in sorted(self.streams.items())
@@ -93,25 +118,10 @@ def examine(path: Path) -> dict[str, Any]:
     Raises:
         SessionError: the file cannot be read, or is not a recording.
     """
-    file, contents = SessionFile(path), Contents()
-    attachments: list[dict[str, Any]] = []
-    metadata: dict[str, str] = {}
-    decode = decoder_of(path)
-    problems: list[str] = []
-    other: str | None = None
-    for item in file.items():
-        if isinstance(item, Metadata) and item.name == METADATA:
-            metadata = item.values
-            if other := other_protocol(metadata):
-                problems.append(f"its messages were not checked: {other}")
-        elif isinstance(item, Attachment):
-            attachments.append({"name": item.name, "bytes": len(item.data)})
-        elif isinstance(item, Entry) and contents.add(item) and not other:
-            try:
-                contents.add_decoded(item, decode(item))
-            except SessionError as error:
-                problems.append(str(error))
+    file = SessionFile(path)
+    contents = Contents.of(file, decoder_of(path))
     report = contents.report()
+    metadata, problems = contents.metadata, contents.problems
     try:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:
@@ -123,7 +133,7 @@ def examine(path: Path) -> dict[str, Any]:
         **report,
         "metadata": metadata,
         "host": host,
-        "attachments": attachments,
+        "attachments": [{"name": item.name, "bytes": len(item.data)} for item in contents.attachments],
         "damages": [f"byte {damage.offset}: {damage.why}" for damage in file.all_damages] + problems,
     }
 

@@ -262,7 +262,8 @@ class Session:
         decode: decodes an entry.
 
     Raises:
-        SessionError: a file is damaged outside its index, is not a recording, or has another protocol version.
+        SessionError: a file is damaged outside its index, is not a recording, or has another protocol version. Methods
+            that read messages raise it, too.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -319,11 +320,7 @@ class Session:
             raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {known}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """The messages of these topics, in recorded order and without copies. Without topics: all messages.
-
-        Raises:
-            SessionError: a file is damaged.
-        """
+        """The entries of these topics, in recorded order and without copies. Without topics: all entries."""
         for item in self._items():
             if isinstance(item, Entry) and (not topics or item.topic in topics):
                 yield item
@@ -332,9 +329,6 @@ class Session:
         """Like :meth:`entries`, but in the order of publishing, and with ``received`` corrected for delays.
 
         The correction assumes that every message of a node had the same delay as the fastest one.
-
-        Raises:
-            SessionError: a file is damaged.
         """
         waiting: list[tuple[int, int, Entry]] = []
         newest: dict[tuple[str, int], int] = {}
@@ -350,30 +344,18 @@ class Session:
             yield heapq.heappop(waiting)[2]
 
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
-        """Like :meth:`entries`, with each message decoded.
-
-        Raises:
-            SessionError: a file or a message is damaged.
-        """
+        """Like :meth:`entries`, with the decoded message of each entry."""
         for entry in self.entries(topics):
             yield entry, self.decode(entry)
 
     def messages_of(self, kind: type[Kind]) -> Iterator[tuple[Entry, Kind]]:
-        """The messages of one type, with their entries.
-
-        Raises:
-            SessionError: a file or a message is damaged.
-        """
+        """The messages of one type, with their entries."""
         for entry, message in self.messages((kind.NAME,)):
             if isinstance(message, kind):
                 yield entry, message
 
     def robots(self) -> Iterator[tuple[Entry, Hello]]:
-        """The Hellos of simulators and drivers.
-
-        Raises:
-            SessionError: a file or a message is damaged.
-        """
+        """The Hellos of simulators and drivers, with their entries."""
         return ((entry, hello) for entry, hello in self.messages_of(Hello) if hello.role in ROBOT_ROLES)
 
     @property

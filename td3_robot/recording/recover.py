@@ -11,7 +11,7 @@ from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import PROTOCOL_VERSION
-from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts, printable
+from td3_robot.recording.entries import Entry, Facts, printable
 from td3_robot.recording.info import Contents, by, decoder_of
 from td3_robot.recording.reader import SessionFile
 from td3_robot.recording.writer import write
@@ -38,22 +38,13 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         SessionError: the source is not a recording, has no intact data, or its protocol version cannot be found.
         OSError: the target exists or cannot be written.
     """
-    file, contents = SessionFile(source), Contents()
-    metadata: dict[str, str] = {}
-    attachments: list[Attachment] = []
-    kept: Counter[tuple[str, int, str]] = Counter()
-    for item in file.items():
-        if isinstance(item, Entry):
-            contents.add(item)
-            kept[item.stream] += 1
-        elif isinstance(item, Attachment):
-            attachments.append(item)
-        elif item.name == METADATA:
-            metadata = item.values
-    damages = file.all_damages
+    file = SessionFile(source)
+    contents = Contents.of(file)
+    metadata, attachments, damages = contents.metadata, contents.attachments, file.all_damages
+    kept = Counter({key: stream.count for key, stream in contents.streams.items()})
     assumed = bool(damages) and "protocol" not in metadata
     if damages:
-        if not contents.seen and not attachments:
+        if not contents.messages and not attachments:
             raise SessionError(f"{str(source)!r}: no message and no attachment in it is intact")
         if assumed:
             metadata = {**metadata, "protocol": _protocol(source)}
@@ -65,7 +56,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         "lost": bool(file.damages),
         "damages": [{"byte": damage.offset, "why": damage.why} for damage in damages],
         "bytes_not_read": file.size - file.read,
-        "messages_kept": len(contents.seen),
+        "messages_kept": contents.messages,
         "attachments_kept": [attachment.name for attachment in attachments],
         "index_known": file.counts is not None,
         "missing": _by_topic(
