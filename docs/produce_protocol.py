@@ -35,7 +35,11 @@ def constants() -> str:
         ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, without an answer"],
         ["HEARTBEAT_PERIOD", f"{HEARTBEAT_PERIOD} s", "of silence after which a client sends a Heartbeat"],
         ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server forgets a client"],
-        ["LONG_SILENCE", f"{LONG_SILENCE} s", "of its own silence after which a client sends Hello first"],
+        [
+            "LONG_SILENCE",
+            f"{LONG_SILENCE} s",
+            "without a message to the server, after which a client sends Hello first",
+        ],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may take a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],

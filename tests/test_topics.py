@@ -47,7 +47,7 @@ class Records:
         self.topics += [record.topic for record in codec.decode_records(payload) if isinstance(record, Record)]
         return True
 
-    def said(self) -> list[str]:
+    def recorded_topics(self) -> list[str]:
         """Return the topics of the messages sent so far."""
         self.tap.flush(0.0)
         return self.topics
@@ -60,13 +60,13 @@ def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
     publisher, subscriber = Records(), Records()
     if topic.publisher != "operator":
         publisher.tap.offer(topic.link, sample, codec.encode(sample))
-    assert publisher.said() == ([sample.NAME] if topic.recorded == "sent" else [])
+    assert publisher.recorded_topics() == ([sample.NAME] if topic.recorded == "sent" else [])
     if topic.link in LISTENERS:  # their cores are not recorded
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
     subscriber.tap.record_turn(0.0, [(peer, sample)])
-    assert subscriber.said() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
+    assert subscriber.recorded_topics() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 
 def test_only_heartbeats_and_records_are_not_recorded() -> None:

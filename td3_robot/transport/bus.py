@@ -27,31 +27,31 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
-_IO_THREADS = 2  # libzmq spreads connections over its threads: large data of a stranger delays only half of the others
+_IO_THREADS = 2  # libzmq spreads connections over its threads, so large data of a stranger delays only half of them
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # messages to take from one socket before the others get their turn
 FOREIGN = 16
-"""The most messages that give the core no input (from strangers, malformed, or part of a handshake) to take from one
-socket before the others get their turn. A flood of such messages can then delay the core only a little."""
+"""The most messages without an input for the core that one turn takes from a socket. Such messages come from strangers,
+are malformed, or belong to a handshake. With the limit, a flood of them delays the core only a little."""
 _TURN = 0.001  # seconds to spend on one socket, so that a peer that floods this process does not starve the others
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
-_ON_THE_WAY = 0.5  # seconds for libzmq to deliver messages that arrived while this process stood still
+_DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
 _DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain integers are faster than enum flags
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
-_COPIED = 65536  # bytes above which a frame is sent without copying it
+_COPIED = 65536  # bytes; the bus sends a longer frame without copying it
 _MARGIN = 1024  # bytes by which a frame may exceed the longest message
 MAX_FRAME = codec.MAX_BYTES + _MARGIN
-"""Largest frame, in bytes. libzmq closes a connection that sends a larger one. A link whose messages are all shorter
-sets a lower limit."""
+"""Largest frame, in bytes. libzmq closes a connection that sends a larger one. A link with short messages sets a lower
+limit."""
 
 
 class Bus(Transport):
-    """All links of one process over ZeroMQ. Used from one thread, because ZeroMQ's sockets are not thread-safe.
+    """All links of one process over ZeroMQ, whose sockets are not thread-safe.
 
     Args:
         clock: a monotonic clock, in seconds.
-        keys: with keys every TCP link uses CURVE. Set them before the first link.
+        keys: the keys for CURVE on every TCP link, or None. Set them before the first link.
 
     Attributes:
         spin: seconds after an input during which :meth:`receive` polls without sleeping, because a sleeping processor
@@ -252,15 +252,15 @@ class Bus(Transport):
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        """Forget silent clients, but first read the messages that arrived while this process stood still."""
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # this process stood still, and perhaps libzmq's threads too
+        """Forget silent clients, but first read the messages that arrived while this process was suspended."""
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # the process was suspended, and perhaps libzmq's threads too
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
         for link, server in self.servers.items():
             unread = self._has_more(self._sockets[link])
             since = self._behind.setdefault(link, now) if unread else self._behind.pop(link, now)
-            read = not unread and now - self._awake_since >= _ON_THE_WAY
+            read = not unread and now - self._awake_since >= _DELIVERY
             if read or now - since > PEER_TIMEOUT:
                 self._waiting += server.expire(now)
 

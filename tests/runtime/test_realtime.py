@@ -41,30 +41,30 @@ def ask(*, privileged: bool = True, **options: Any) -> dict[str, Any]:
 
 
 def test_default_applies_nothing() -> None:
-    told = ask()
-    assert (told["applied"], told["refused"], told["gc"]) == ([], [], True)
+    result = ask()
+    assert (result["applied"], result["refused"], result["gc"]) == ([], [], True)
 
 
 def test_options_without_permission_are_applied() -> None:
     processor = min(os.sched_getaffinity(0))
-    told = ask(processors=[processor], freeze_gc=True)
-    assert told["applied"] == [f"on processors {processor}", "garbage collector frozen"]
-    assert (told["gc"], told["processors"]) == (False, [processor])
-    assert told["frozen"] > 0
+    result = ask(processors=[processor], freeze_gc=True)
+    assert result["applied"] == [f"on processors {processor}", "garbage collector frozen"]
+    assert (result["gc"], result["processors"]) == (False, [processor])
+    assert result["frozen"] > 0
 
 
 def test_privileged_options_are_applied_or_reported_as_refused() -> None:
-    told = ask(priority=10, lock_memory=True)
-    assert len(told["applied"] + told["refused"]) == 2
-    assert ("SCHED_FIFO 10" in told["applied"]) == (told["policy"] == os.SCHED_FIFO)
-    assert ("memory locked" in told["applied"]) == (told["locked"] > 0)
+    result = ask(priority=10, lock_memory=True)
+    assert len(result["applied"] + result["refused"]) == 2
+    assert ("SCHED_FIFO 10" in result["applied"]) == (result["policy"] == os.SCHED_FIFO)
+    assert ("memory locked" in result["applied"]) == (result["locked"] > 0)
 
 
 def test_refused_options_are_reported_and_the_others_applied() -> None:
-    told = ask(privileged=False, priority=10, lock_memory=True, freeze_gc=True)
-    assert told["refused"][-1] == "SCHED_FIFO 10: Operation not permitted"
-    assert told["refused"][0].startswith("memory locked: ")
-    assert told["applied"] == ["garbage collector frozen"]
+    result = ask(privileged=False, priority=10, lock_memory=True, freeze_gc=True)
+    assert result["refused"][-1] == "SCHED_FIFO 10: Operation not permitted"
+    assert result["refused"][0].startswith("memory locked: ")
+    assert result["applied"] == ["garbage collector frozen"]
 
 
 def test_missing_processors_are_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from td3_robot.runtime.systemd import Notifier
 
 
-def heard(server: socket.socket) -> list[str]:
+def received(server: socket.socket) -> list[str]:
     words = []
     while True:
         try:
@@ -35,12 +35,12 @@ def test_ready_is_sent_once_and_watchdog_four_times_per_timeout(tmp_path: Path, 
     address = str(tmp_path / "notify") if kind == "path" else f"@{name}"
     with listening(address if kind == "path" else f"\0{name}") as server:
         notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())})
-        assert heard(server) == []  # nothing before the loop's first turn
+        assert received(server) == []  # nothing before the loop's first turn
         notifier.turn(10.0)
-        assert heard(server) == ["READY=1\nWATCHDOG=1"]
+        assert received(server) == ["READY=1\nWATCHDOG=1"]
         for now in (10.1, 10.49, 10.5, 10.6):  # 2 s / 4 = 0.5 s
             notifier.turn(now)
-        assert heard(server) == ["WATCHDOG=1"]
+        assert received(server) == ["WATCHDOG=1"]
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}])
@@ -49,7 +49,7 @@ def test_without_a_watchdog_only_ready_is_sent(tmp_path: Path, watchdog: dict[st
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), **watchdog})
         for now in (1.0, 2.0, 1e6):
             notifier.turn(now)
-        assert heard(server) == ["READY=1"]
+        assert received(server) == ["READY=1"]
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
@@ -63,11 +63,11 @@ def test_notification_is_repeated_while_the_socket_is_full(tmp_path: Path, watch
                 others.sendto(b"", address)
         notifier = Notifier({"NOTIFY_SOCKET": address, **watchdog})
         notifier.turn(10.0)
-        assert set(heard(server)) == {""}
+        assert set(received(server)) == {""}
         notifier.turn(10.05)
-        assert heard(server) == []
+        assert received(server) == []
         notifier.turn(10.11)
-        assert heard(server) == ["READY=1\nWATCHDOG=1" if watchdog else "READY=1"]
+        assert received(server) == ["READY=1\nWATCHDOG=1" if watchdog else "READY=1"]
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all"])

@@ -202,12 +202,12 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     """There are more messages than one read takes. The bus adds a Bye after the last one."""
     server = make_bus()
     server.serve(endpoint, make_server())
-    said = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
+    sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.connect(endpoint)
         client.send_multipart([b"hello", codec.encode(make_hello())])
         (got,) = pump(lambda got: bool(got[0]), server)
-        for message in [Heartbeat(0, 0), *said]:
+        for message in [Heartbeat(0, 0), *sent]:
             client.send_multipart([message.NAME.encode(), codec.encode(message)])
     peer = got[0][0]
     deadline = time.monotonic() + 60.0
@@ -523,9 +523,9 @@ def test_a_spinning_bus_polls_without_waiting_for_a_while_after_an_input(make_bu
     bus.spin = 0.25
     assert bus.receive(0.5) == []
     assert polls == [500]  # no input so far
-    heard = ("policy", Bye(""))
-    bus._waiting.append(heard)
-    assert bus.receive(0.5) == [heard]
+    waiting = ("policy", Bye(""))
+    bus._waiting.append(waiting)
+    assert bus.receive(0.5) == [waiting]
     polls.clear()
     assert bus.receive(0.5) == []
     assert polls == [0, 0, 0, 0, 250]

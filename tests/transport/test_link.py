@@ -233,7 +233,7 @@ def test_a_new_process_with_an_old_routing_identity_joins_anew(make_server: Make
 
 
 def test_a_repeated_hello_after_other_messages_is_a_new_joining(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """The client's core starts again with the Welcome. If the server's core did not, each would wait for the other."""
+    """The Welcome makes the client's core start again. Without a new start of the server's core, both would wait."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
@@ -267,7 +267,7 @@ def test_a_driver_that_still_sends_is_not_replaced(
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
-    assert is_told_to_wait(server, second, b"2", now=10.0)  # nothing came for 10 s: perhaps the server was paused
+    assert must_wait(server, second, b"2", now=10.0)  # nothing came for 10 s: perhaps the server was paused
     ask(server, make_step(1), now=10.1)
     inputs, (refused,) = ask(server, second, b"2", now=10.25)
     assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
@@ -277,7 +277,7 @@ def test_a_driver_that_still_sends_is_not_replaced(
     assert [message.NAME for _, message in again] == ["bye", "hello"]
 
 
-def is_told_to_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
+def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
     """Check that the server answers with a Heartbeat, and probes the first client with another one."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
@@ -287,18 +287,18 @@ def is_told_to_wait(server: ServerLink, message: Hello, key: bytes, now: float) 
 def test_a_refusal_tells_a_driver_whether_another_one_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
-    """With a code other than "name", the driver makes the robot safe before it ends, as no other driver moves it."""
+    """With a code other than "name", no other driver moves the robot. So this driver makes it safe before it ends."""
     server = make_server()
     other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
     ask(server, make_hello("driver"))
-    assert is_told_to_wait(server, other, b"2", now=1.0)  # the first may have been killed
+    assert must_wait(server, other, b"2", now=1.0)  # the first may have been killed
     ask(server, Heartbeat(0, 1), now=1.1)
     _, (refused,) = ask(server, other, b"2", now=1.25)
     assert (refused.code, refused.reason[:28]) == ("name", "robot specification differs:")
     if how == "left":
         ask(server, Bye("done"), now=1.3)
     else:
-        assert is_told_to_wait(server, other, b"2", now=1.5)
+        assert must_wait(server, other, b"2", now=1.5)
     _, (refused,) = ask(server, other, b"2", now=1.51 + DRIVER_SILENCE)
     assert refused.code == "spec"
 
@@ -311,24 +311,24 @@ def test_a_name_without_a_live_driver_is_refused_as_taken(
 ) -> None:
     """With this code the refused driver keeps the robot safe, because no other driver does.
 
-    The name may belong to another role, or to a dead driver that cannot be replaced: it has another key, or the same
-    incarnation, so that Steps could be mixed up.
+    The name may belong to another role. Or it belongs to a dead driver that the server does not replace, because the
+    key differs or the incarnation is the same.
     """
     role, how = first
     server = make_server()
     server.receive(b"1", frames(make_hello(role, incarnation=5)), 0.0, how.get("owner", ""))
     hello = make_hello("driver", client=8, incarnation=how.get("incarnation", 6))
     if role == "driver":
-        assert is_told_to_wait(server, hello, b"2", now=1.0)
+        assert must_wait(server, hello, b"2", now=1.0)
     assert ask(server, hello, b"2", now=1.01 + DRIVER_SILENCE)[1][0].code == "taken"
     if role == "driver":
-        assert is_told_to_wait(server, hello, b"3", now=4.0)
+        assert must_wait(server, hello, b"3", now=4.0)
         server.receive(b"1", frames(Heartbeat(0, 1)), 4.1, how.get("owner", ""))
         assert ask(server, hello, b"3", now=4.2)[1][0].code == "name"
 
 
 def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """Even a higher incarnation of another role is refused, and its Hello does not make the driver wait."""
+    """The server refuses another role even with a higher incarnation, and does not ask it to wait."""
     server = make_server()
     ask(server, make_hello("driver", incarnation=5))
     for role in ("simulator", "policy"):
@@ -339,18 +339,18 @@ def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: Ma
 
 @pytest.mark.parametrize("incarnation", [99, 0])
 def test_a_silent_driver_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
-    """Even by an earlier incarnation, because the new driver's clock may have been set back."""
+    """An earlier incarnation may replace it too, because the clock of the new driver may have been set back."""
     server = make_server()
     ((first, _),), _ = ask(server, make_hello("driver", incarnation=5), now=0.0)
     second = make_hello("driver", client=8, incarnation=incarnation)
-    assert is_told_to_wait(server, second, b"2", now=1.0)
-    assert is_told_to_wait(server, second, b"2", now=1.0 + DRIVER_SILENCE)
+    assert must_wait(server, second, b"2", now=1.0)
+    assert must_wait(server, second, b"2", now=1.0 + DRIVER_SILENCE)
     inputs, (welcome,) = ask(server, second, b"2", now=1.01 + DRIVER_SILENCE)
     assert [(peer is first, message.NAME) for peer, message in inputs] == [(True, "bye"), (False, "hello")]
     assert isinstance(welcome, Welcome)
     third = make_hello("driver", client=9, incarnation=100)
-    [(told, _), (probed, _)] = server.receive(b"3", frames(third), 4.0)[1]
-    assert (told, probed) == (b"3", b"2")
+    [(waits, _), (probed, _)] = server.receive(b"3", frames(third), 4.0)[1]
+    assert (waits, probed) == (b"3", b"2")
     assert ask(server, Bye("done"), b"2", now=4.1)[0]
     assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # the driver left: no wait
 
@@ -374,7 +374,7 @@ def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_st
 def test_only_the_hello_of_an_unknown_client_is_decoded(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From strangers the server reads only name and size, and from known clients only messages of their role."""
+    """Of a stranger's message, the server reads only name and size. It decodes no message of another role."""
     server, unpacked = make_server(), []
     decode = codec.decode_as
     monkeypatch.setattr(codec, "decode_as", lambda *message: unpacked.append(message) or decode(*message))

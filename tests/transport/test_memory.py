@@ -1,4 +1,4 @@
-"""What the in-memory bus offers beyond the contract: immediate restarts, and links that a test can change."""
+"""The in-memory bus, in addition to the contract: immediate restarts, and links that a test can change."""
 
 from __future__ import annotations
 

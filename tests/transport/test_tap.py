@@ -139,15 +139,15 @@ def test_a_late_monitor_gets_the_states_and_its_losses_are_not_counted(make_clie
     assert late.tap.counts() == {}
 
 
-@pytest.mark.parametrize(("link", "told"), [("recorder", ["turn", "command"]), ("monitor", ["command"])])
-def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make, link: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("link", "topics"), [("recorder", ["turn", "command"]), ("monitor", ["command"])])
+def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make, link: str, topics: list[str]) -> None:
     """Only a recorder gets the turns, for replay."""
     listener = Recorder(make_client(link=link))
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
     listener.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
     listener.tap.flush(0.0)
-    assert [record.topic for record in listener.got] == told
+    assert [record.topic for record in listener.got] == topics
 
 
 def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> None:
@@ -162,7 +162,7 @@ def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> No
 
 
 def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder: Recorder, make_step: Make) -> None:
-    """300 short ones become 256 and 44. A record of 70,000 bytes exceeds the batch limit of 65,536."""
+    """300 short Records become messages of 256 and 44. A Record of 70,000 bytes exceeds the limit of 65,536."""
     sizes = []
     recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
     recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
@@ -200,7 +200,7 @@ def test_a_paused_node_is_recorded_without_a_gap(
 
 
 def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Recorder, make_step: Make) -> None:
-    """The old recorder may not have written them. Records that the new one refuses show that it is new."""
+    """The old recorder may not have written them. The new recorder refuses the first Records, so the tap knows."""
     recorder.offer(make_step(0))
     recorder.now = 3.0
     recorder.tap.turn(recorder.now)
@@ -281,9 +281,9 @@ def test_recorder_and_monitor_get_the_same_messages(
     for sequence in range(3):
         client.send("learner", make_step(sequence))
     got = pump(lambda got: all(len(of(items, Record)) >= 4 for items in got[2:4]), client, server, *listeners.values())
-    heard = [[(r.topic, r.sequence, r.payload) for r in of(items, Record)] for items in got[2:4]]
-    assert heard[0] == heard[1]
-    assert [topic for topic, _, _ in heard[0]] == ["hello", "step", "step", "step"]
+    received = [[(r.topic, r.sequence, r.payload) for r in of(items, Record)] for items in got[2:4]]
+    assert received[0] == received[1]
+    assert [topic for topic, _, _ in received[0]] == ["hello", "step", "step", "step"]
 
 
 def test_an_expected_recorder_gets_the_messages_from_the_beginning(make_client: Make, make_step: Make) -> None:
@@ -391,8 +391,8 @@ def test_the_last_messages_are_recorded(
 def test_the_in_memory_bus_has_a_tap(make_server: Make, make_client: Make, make_step: Make) -> None:
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
-    told: list[tuple[str, str]] = []
-    server.tap = client.tap = lambda link, message, _: told.append((link, message.NAME))
+    sent: list[tuple[str, str]] = []
+    server.tap = client.tap = lambda link, message, _: sent.append((link, message.NAME))
     server.serve("policy", make_server())
     client.connect("policy", make_client())
     client.receive(0.0)
@@ -400,4 +400,4 @@ def test_the_in_memory_bus_has_a_tap(make_server: Make, make_client: Make, make_
     client.receive(0.0)
     client.send("policy", make_step(0))
     server.send(peer, Action("sim-0", 0, 0, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
-    assert told == [("policy", name) for name in ("hello", "welcome", "step", "action")]
+    assert sent == [("policy", name) for name in ("hello", "welcome", "step", "action")]
