@@ -1,12 +1,20 @@
-"""Finds the file of a policy by a shipped name, a run folder or a path."""
+"""Finds and loads policies by a shipped name, a run folder or a path."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from td3_robot.bundle import Bundle
 from td3_robot.errors import BundleError
+from td3_robot.policy.actor import Actor
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.specs import Float32
 from td3_robot.util import resources
 from td3_robot.util.text import similar
 
@@ -61,3 +69,72 @@ def _policies_beside(path: Path) -> list[str]:
             if other.suffix == _SUFFIX or (other / "config.yaml").is_file()
         ]
     return []
+
+
+class Policy:
+    """A trained policy that acts without noise. Needs only the base install.
+
+    A policy keeps buffers between calls: give each thread its own policy.
+
+    Args:
+        bundle: the content of a policy file.
+
+    Attributes:
+        spec: names, units and ranges of observations and actions, and the control period in s.
+        provenance: where the policy comes from: task, algorithm, seed, env_steps, updates, commit, …
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.spec = bundle.spec
+        self.provenance: Mapping[str, Any] = bundle.provenance
+        self._actor = Actor(bundle)
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return f"<Policy for {spec.name}: {spec.observation_size} observations, {spec.action_size} actions>"
+
+    def predict(self, observation: ArrayLike) -> Float32:
+        """Return the actions for observations.
+
+        Args:
+            observation: numbers [O] for one robot or [N, O] for N robots, of any real dtype, in the order and units of
+                ``spec.observations``. The policy computes with float32.
+
+        Returns:
+            float32[A] or float32[N, A], in the order, units and ranges of ``spec.actions``; a new array.
+
+        Raises:
+            ValueError: the array has another shape, or a value is not a finite number.
+        """
+        given = np.asarray(observation)
+        size = self.spec.observation_size
+        if given.ndim not in (1, 2) or given.shape[-1] != size:
+            raise ValueError(
+                f"observation has shape {list(given.shape)}; robot {self.spec.name!r} needs [{size}] or [N, {size}]"
+            )
+        if given.dtype.kind not in "fiu":
+            raise ValueError(f"observation has dtype {given.dtype}; allowed: real numbers")
+        with np.errstate(over="ignore"):  # the next check finds values that are too large
+            rows = np.ascontiguousarray(np.atleast_2d(given), np.float32)
+        if not np.isfinite(rows).all():
+            row, channel = np.argwhere(~np.isfinite(rows))[0]
+            where = self.spec.observations[channel].name + (f" of robot {row}" if given.ndim == 2 else "")
+            raise ValueError(
+                f"observation {where} is {np.atleast_2d(given)[row, channel]}; it must be finite in float32"
+            )
+        actions = self._actor(rows)
+        return actions if given.ndim == 2 else actions[0]
+
+
+def load_policy(source: str | Path) -> Policy:
+    """Load a policy.
+
+    Args:
+        source: a shipped policy such as ``walker2d``, a run folder (its best policy, or else the final one), or a
+            policy file. A shipped name comes before a file or folder of this name.
+
+    Raises:
+        BundleError: there is no such policy, or its file is damaged. The error suggests similar names.
+    """
+    return Policy(Bundle.load(find_policy(source)))

@@ -148,9 +148,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
         SessionError: the recording is damaged, or its robots have different channels.
         OSError: a table exists or cannot be written.
     """
-    names = _names(session)
-    if any(_of_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
-        _refuse_two_kinds(session, names)
+    names = check_one_kind(session, topics)
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         tables: dict[str, Table] = {}
@@ -162,6 +160,18 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
     return counts
+
+
+def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
+    """Return the channel names of each source, for the tables of these topics. Without topics: of all.
+
+    Raises:
+        SessionError: the robots have different channels, and channels are columns of these tables.
+    """
+    names = _names(session)
+    if any(_of_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
+        _refuse_two_kinds(session, names)
+    return names
 
 
 def _names(session: Session) -> dict[str, Names]:

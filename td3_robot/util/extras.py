@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 
 _EXTRAS = {
     "torch": "learner",
@@ -16,6 +18,7 @@ _EXTRAS = {
     "onnx": "onnx",
     "mcap": "record",
     "pyarrow": "export",
+    "pandas": "pandas",
     "rosbags": "ros2",
     "minari": "minari",
     "h5py": "minari",
@@ -25,6 +28,7 @@ NEEDED = {
     "tasks of PyBullet": ("pybullet",),
     "tasks of Gymnasium": ("gymnasium",),
     "record": ("mcap",),
+    "Recording.to_pandas": ("mcap", "pandas"),
     "export --format parquet": ("mcap", "pyarrow"),
     "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
@@ -41,6 +45,22 @@ def missing(error: ModuleNotFoundError) -> str | None:
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"
     return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'" if extra else None
+
+
+@contextlib.contextmanager
+def advice() -> Iterator[None]:
+    """If an import in the block fails, name the extra that installs the module.
+
+    Raises:
+        ModuleNotFoundError: an import failed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = missing(error)
+        if text is None:
+            raise
+        raise ModuleNotFoundError(f"td3-robot {text}", name=error.name) from error
 
 
 def import_user_module(module: str) -> str | None:

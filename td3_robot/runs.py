@@ -1,0 +1,232 @@
+"""Trainings from Python: start one, watch it, resume it, and read its results."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_GOOD, BundleError
+from td3_robot.messages import Status
+from td3_robot.policies import Policy, load_policy
+from td3_robot.runtime import metrics
+from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
+from td3_robot.runtime.progress import Progress
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.supervisor import Watch
+from td3_robot.runtime.training import evaluate_final
+from td3_robot.runtime.training import train as train_processes
+from td3_robot.util import extras
+
+_KINDS = ("evaluation", "train", "offline")
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """The state of a training, for its callback.
+
+    Attributes:
+        env_steps: environment steps made so far, of all simulators.
+        total_steps: environment steps at which the training ends.
+        updates: updates of the learner so far.
+        return_mean: mean undiscounted return of the newest training episodes; None before the first whole episode.
+        figures: all figures of the learner by name, for example ``steps_per_s`` and ``updates_per_s``.
+    """
+
+    env_steps: int
+    total_steps: int
+    updates: int
+    return_mean: float | None
+    figures: Mapping[str, float]
+
+
+Callback = Callable[[TrainingProgress], object]
+"""Called about once a second during a training. It stops the training if it returns False."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training and its results. :func:`train` and :func:`open_run` return one.
+
+    Attributes:
+        path: the run folder. It holds policies, checkpoints, metrics, logs and the configuration.
+    """
+
+    path: Path
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps that the run has made."""
+        return RunFolder(self.path).steps_made()
+
+    @property
+    def best_policy(self) -> Policy:
+        """The policy with the highest mean return of all evaluations.
+
+        Raises:
+            BundleError: the run has not saved a policy yet.
+        """
+        return load_policy(self.path)
+
+    @property
+    def final_policy(self) -> Policy:
+        """The policy at the end of the training.
+
+        Raises:
+            BundleError: the run has not ended yet.
+        """
+        file = RunFolder(self.path).policy_file
+        if not file.exists():
+            raise BundleError(f"run folder {str(self.path)!r} holds no {file.name}: the run has not ended yet")
+        return load_policy(file)
+
+    def metrics(self, kind: str = "evaluation") -> list[dict[str, Any]]:
+        """Return the records of ``metrics.jsonl`` in the order of ``env_steps``.
+
+        Args:
+            kind: ``evaluation`` (episodes without noise: ``eval_return_mean``, ``eval_return_std``, …), ``train`` (the
+                learner's losses and rates) or ``offline`` (updates before the first environment step).
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if kind not in _KINDS:
+            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(_KINDS)}")
+        file = RunFolder(self.path).metrics_file
+        return metrics.read(file, kind) if file.exists() else []
+
+    def resume(
+        self,
+        *,
+        total_steps: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        callback: Callback | None = None,
+        progress: bool = True,
+    ) -> Run:
+        """Continue the training from its newest checkpoint. Blocks until the end of the training.
+
+        Args:
+            total_steps: environment steps of the whole run, with those before; None keeps the present number.
+            overrides, callback, progress: as for :func:`train`.
+
+        Returns:
+            This run.
+
+        Raises:
+            UsageError: the run has made more steps already, or has no checkpoint to resume from.
+            ConfigError: a changed key must stay the same in a resumed run.
+            RunFolderError: another process trains in the folder.
+            NodeError: a process cannot run, or died too often.
+        """
+        with extras.advice():
+            prepared = resumed_run(self.path, None, _settings(overrides, total_steps=total_steps))
+        return _train(prepared, callback, progress)
+
+
+def train(
+    config: str | Path,
+    *,
+    total_steps: int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    callback: Callback | None = None,
+    progress: bool = True,
+) -> Run:
+    """Train a policy with a simulator, a policy server and a learner in processes of their own.
+
+    Blocks until the training and the evaluation of the final policy have ended. Needs the extra ``train``. Ctrl-C stops
+    the processes, saves what was learned, and raises KeyboardInterrupt; ``open_run(out).resume()`` continues.
+
+    Args:
+        config: a shipped configuration such as ``walker2d_fast``, or a YAML file.
+        total_steps: environment steps of the whole training, at least 1; None for those of ``config``.
+        seed: seed of everything random, at least 0; None for the seed of ``config``.
+        out: the new run folder; None for ``runs/CONFIG-DATE-TIME`` in the current folder.
+        overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``.
+        callback: called about once a second with a :class:`TrainingProgress`. If it returns False, the training stops
+            and keeps what it has learned. An exception stops the processes and passes through.
+        progress: whether to print the progress to ``sys.stderr``.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: the configuration does not exist, or a key or value is wrong.
+        RunFolderError: ``out`` holds files already.
+        ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
+        NodeError: a process cannot run, or died too often.
+        KeyboardInterrupt: Ctrl-C stopped the training.
+    """
+    with extras.advice():
+        settings = _settings(overrides, total_steps=total_steps, seed=seed)
+        prepared = new_run(config, settings, Path(out) if out is not None else None)
+    return _train(prepared, callback, progress)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open the run folder of an earlier training.
+
+    Raises:
+        RunFolderError: the folder holds no run.
+    """
+    return Run(RunFolder.open(Path(path)).path.absolute())
+
+
+def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run:
+    folder, config, _ = prepared
+    show = Progress(sys.stderr if progress else io.StringIO(), config.total_steps, steps_made=folder.steps_made())
+    with folder.locked():
+        trained = train_processes(prepared, show, _watch(callback, config.total_steps) if callback else None)
+        if trained.exit_code == EXIT_GOOD:
+            evaluate_final(prepared, trained.wall_s)
+    if trained.exit_code != EXIT_GOOD:
+        show.say(f"stopped; everything learned is saved; continue: td3_robot.open_run({str(folder.path)!r}).resume()")
+    if trained.signal:
+        signal.raise_signal(trained.signal)  # the supervisor caught it; Ctrl-C raises KeyboardInterrupt
+    return Run(folder.path.absolute())
+
+
+def _watch(callback: Callback, total_steps: int) -> Watch:
+    """Return a function that calls the callback for each new report of the learner."""
+    newest: Status | None = None
+
+    def watch(statuses: dict[str, Status]) -> bool:
+        nonlocal newest
+        status = statuses.get("learner")
+        if status is newest or status is None or "env_steps" not in status.figures:
+            return True
+        newest, figures = status, status.figures
+        state = TrainingProgress(
+            env_steps=int(figures["env_steps"]),
+            total_steps=total_steps,
+            updates=int(figures["updates"]),
+            return_mean=figures.get("return_mean"),
+            figures=figures,
+        )
+        return callback(state) is not False
+
+    return watch
+
+
+def _settings(overrides: Mapping[str, Any] | None, **named: int | None) -> list[str]:
+    """Return configuration keys, each as ``KEY=VALUE``. YAML reads the JSON value."""
+    settings = dict(overrides or {})
+    for key, value in named.items():
+        if value is None:
+            continue
+        if key in settings:
+            raise ValueError(f"{key} is given twice: as an argument and in overrides")
+        settings[key] = value
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in settings.items()]
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON value of a path or a number of numpy."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.item()
