@@ -17,8 +17,8 @@ _FACTOR = 100.0
 class Divergence:
     """Checks the metrics of an algorithm.
 
-    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. The values of sound critics
-    may be several times that limit. Diverging critics learn from their own error: their values grow by orders of
+    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Values of sound critics may
+    be several times this limit. Diverging critics learn from their own error: their values grow by orders of
     magnitude within a few thousand updates. So the mean |target| may be up to 100 times the limit. r_max is at least 1,
     so that new networks pass in a task with rare rewards. With γ = 1 there is no limit.
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # newest versions whose updates are known
+_REMEMBERED = 1000  # newest versions for which the number of updates is kept
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
 class Gauges:
-    """Gauges of one run; :meth:`state` carries them over a restart.
+    """Gauges of one run; they continue after a restart.
 
     Attributes:
         staleness: moving mean of the age of the weights that computed a stored action, in updates.
@@ -57,7 +57,7 @@ class Gauges:
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def figures(self, now: float) -> dict[str, float]:
-        """The gauges by name; ``return_mean`` from the first whole episode on."""
+        """The gauges by name. ``return_mean`` is missing before the first whole episode."""
         figures = {"wall_s": self.wall(now), "staleness_updates": self.staleness}
         if self._returns:
             figures["return_mean"] = statistics.fmean(self._returns)

@@ -1,4 +1,4 @@
-"""The learner's metrics: records for ``metrics.jsonl``, gauges for people, and the newest sound policy."""
+"""The learner's metrics: records for ``metrics.jsonl``, gauges for its Status, and the newest sound policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = 1000  # environment steps (offline: updates) between two records of trai
 
 
 class Reports:
-    """Collects records until the caller takes them.
+    """Collects records until the node writes them.
 
     Attributes:
         records: the records since the last :meth:`take`.
@@ -71,7 +71,7 @@ class Reports:
         self.records.append(record | self._gauges.figures(now) | rates | learning.training.metrics())
 
     def figures(self, now: float) -> dict[str, float]:
-        """Gauges for the supervisor and for people."""
+        """Gauges for the learner's Status."""
         return self._gauges.figures(now) | {
             "env_steps": float(self._learning.env_steps),
             "updates": float(self._learning.updates),

@@ -20,10 +20,11 @@ _LARGEST_LOGIT = 10.0  # hardly limits a policy: odds of e^20 to one
 class A2C(Algorithm):
     """An actor with one score in [-1, 1] for each discrete action, and a critic V(s).
 
-    The policy π draws an action from the softmax of the logits, which are ten times the scores. The action that was
-    drawn is the largest one of an action vector.
+    The policy π draws an action from the softmax of the logits, which are ten times the scores. In an action vector,
+    the largest number marks the action that π drew.
 
-    Metrics: ``entropy`` is that of π in nats, ``gradient_norm`` the norm of the actor's gradient before clipping.
+    Metrics: ``entropy`` is the entropy of π in nats. ``gradient_norm`` is the norm of the actor's gradient before
+    clipping.
     """
 
     options: A2CConfig | None
@@ -46,7 +47,7 @@ class A2C(Algorithm):
         with torch.no_grad():
             goal = returns(r, discount, self.critic(s2[-1:]))
 
-        # Actor: more of the actions that did better than expected, and an entropy bonus
+        # Actor: raise the probability of actions with a positive advantage, and add an entropy bonus
         log_pi = torch.log_softmax(_LARGEST_LOGIT * self.actor(s), 1)
         v = self.critic(s)
         advantage = goal - v.detach()
@@ -70,19 +71,19 @@ class A2C(Algorithm):
 
     @property
     def progress(self) -> float:
-        """The fraction of ``a2c.episodes`` that is made."""
+        """Updates made, as a fraction of ``a2c.episodes``."""
         return min(1.0, self.updates / self.section.episodes)
 
     @torch.no_grad()
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """V(s), whatever the action: float32[B, 1] on the device."""
+        """V(s) for any action: float32[B, 1] on the device."""
         del action
         value: Tensor = self.critic(observation.to(self.device))
         return value
 
 
 def returns(reward: Tensor, discount: Tensor, beyond: Tensor) -> Tensor:
-    """The discounted return from each step of an episode on, R(t) = r(t) + discount(t) · R(t + 1).
+    """The discounted return from each step to the end of an episode, R(t) = r(t) + discount(t) · R(t + 1).
 
     Args:
         reward, discount: float32[T, 1].

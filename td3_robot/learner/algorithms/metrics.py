@@ -1,4 +1,4 @@
-"""The metrics of an algorithm: means of several updates, summed on the device, and newest values."""
+"""The metrics of an algorithm: means over updates, which the device sums up, and newest values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunningMetrics:
 
     Args:
         means: metrics that are reported as 0 before their first value.
-        gauges: metrics that are reported as their newest value, and as 0 before it. All other metrics are means.
+        gauges: metrics that are reported as their newest value, or 0 before the first. All other metrics are means.
     """
 
     def __init__(self, means: tuple[str, ...], gauges: tuple[str, ...]) -> None:

@@ -39,7 +39,8 @@ An algorithm that is not in this table uses all keys.
 CONSUMES = {"td3": "transitions", "ddpg": "transitions", "a2c": "rollouts"}
 """What the algorithms of this package consume, see :class:`td3_robot.learner.algorithms.base.Algorithm`.
 
-The class of an algorithm says so too, but its import loads torch. Only the learner asks the classes of other packages.
+The class of an algorithm has the same attribute, but importing the class loads torch. For an algorithm of another
+package, only the learner reads it.
 """
 
 TASKS = {"a2c": "discrete:"}
