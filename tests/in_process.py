@@ -22,7 +22,7 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class InProcess:
-    """A run whose links are queues in memory. All other code is that of a normal run, also encoding and handshake.
+    """A run whose links are queues in memory. All other code, such as encoding and handshake, is that of a normal run.
 
     Args:
         config: of the run.

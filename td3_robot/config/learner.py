@@ -14,10 +14,7 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""A key of ``learner`` and its value, mapped to the values that it requires of other keys.
-
-These values are then the defaults of the other keys, and no other values are allowed.
-"""
+"""A key of ``learner`` and its value, mapped to other keys and their only allowed values, which become the defaults."""
 
 
 class LearnerConfig(Section, frozen=True):
@@ -65,8 +62,8 @@ class LearnerConfig(Section, frozen=True):
     - ``replay_ratio``: updates for each environment step; null for no limit. ``replay_ratio_band``: how many updates
       the learner may be ahead of this ratio, or behind it.
     - ``publish_every``: updates between two policies that the learner publishes.
-    - ``offline_updates``: updates on ``recordings`` before the first environment step. The policy learned in these
-      updates then acts, instead of uniform actions.
+    - ``offline_updates``: updates on ``recordings`` before the first environment step. The learned policy then acts
+      from the first step, without uniform actions.
     - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
       of random weights and uniform actions.
     - ``critics_first``: number of first updates that do not change the actor, because its critics are new.
