@@ -157,11 +157,7 @@ class Bundle:
 
     @classmethod
     def verified(cls, payload: bytes, digest: str, source: str) -> Bundle:
-        """Check the :func:`sha256` of the bytes, then decode them.
-
-        Raises:
-            BundleError: the hash differs, or see :meth:`decode`.
-        """
+        """Check the :func:`sha256` of the bytes, then :meth:`decode` them."""
         if sha256(payload) != digest:
             raise BundleError(f"{source}: the hash does not fit the payload")
         return cls.decode(payload, source)

@@ -20,7 +20,7 @@ SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observatio
 
 
 def spec(control_period: float = 0.001) -> RobotSpec:
-    """Return the specification of the robot; the control period is in seconds."""
+    """Return the specification of the robot."""
     observations = tuple(Channel(f"o{index}", "1", -5.0, 5.0) for index in range(OBSERVATIONS))
     actions = tuple(Channel(f"a{index}", "1", -1.0, 1.0) for index in range(ACTIONS))
     return RobotSpec("Bench", observations, actions, control_period)

@@ -79,12 +79,7 @@ class _Server:
 def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -> dict[str, dict[str, float]]:
     """Measure the time from the bytes of a Step to the bytes of its Action. Return percentiles in µs of all parts.
 
-    ``core`` is everything between decoding and encoding: actor, exploration noise, safety filter and book-keeping.
-
-    Args:
-        robots: number of robots of the source.
-        actions: number of Actions to measure.
-        safety: settings of the safety filter. With them, exploration noise is off.
+    ``core`` is the time between decoding and encoding. With safety settings, the exploration noise is off.
     """
     server = _Server(robots, safety)
     for number in range(len(server.payloads)):  # fills caches
@@ -104,27 +99,25 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     steps = [example.step(sequence, robots, rng) for sequence in range(1000)]
     clock = time.perf_counter_ns
-    times: dict[str, list[int]] = {"infer": [], "noise": []}
+    stamps = []
     for number in range(actions):
         step = steps[number % len(steps)]
         begin = clock()
         actor(step.observation)
         inferred = clock()
         noise(step.episode, step.episode_step)
-        times["infer"].append(inferred - begin)
-        times["noise"].append(clock() - inferred)
-    return times
+        stamps.append([begin, inferred, clock()])
+    return dict(zip(("infer", "noise"), np.diff(stamps).T, strict=True))
 
 
 def memory(actions: int) -> dict[str, int | None]:
     """Return how much resident memory grows over this many actions after a warm-up; None if it cannot be measured."""
-    server = _Server(1)
-    for number in range(max(1000, actions // 10)):
-        server.answer(number)
-    before = machine.resident_bytes()
-    for number in range(actions):
-        server.answer(number)
-    after = machine.resident_bytes()
+    server, resident = _Server(1), []
+    for count in (max(1000, actions // 10), actions):
+        for number in range(count):
+            server.answer(number)
+        resident.append(machine.resident_bytes())
+    before, after = resident
     growth = None if before is None or after is None else after - before
     return {"actions": actions, "growth_bytes": growth}
 

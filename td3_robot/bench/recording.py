@@ -40,9 +40,8 @@ Published = list[tuple[str, Message]]
 
 def record(arguments: Sequence[str] | None = None) -> int:
     """Run ``bench record``."""
-    options = _options("record", "Measure what recording costs a node, and how fast a recorder writes.").parse(
-        arguments
-    )
+    description = "Measure what recording costs a node, and how fast a recorder writes."
+    options = _options("record", description).parse(arguments)
     published = _session(options.steps)
     payloads = [codec.encode(message) for _, message in published]
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +105,7 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
 
 
 def _session(steps: int) -> Published:
-    """Make messages of a robot, its policy server and a learner that publishes one policy, and the server's turns."""
+    """Make the messages of a robot, a policy server and a learner that publishes one policy."""
     rng = np.random.default_rng(0)
     bundle = example.bundle(control_period=1 / RATE)
     payload = bundle.encode()
@@ -147,7 +146,7 @@ def _session(steps: int) -> Published:
 
 
 class _Records:
-    """Collects the messages that the recorded policy core sends to a recorder."""
+    """Collects the records of a policy core."""
 
     def __init__(self, published: Published) -> None:
         self._published = published
@@ -162,7 +161,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds that a node spends to offer all messages to a recorder, without sending them."""
+    """Return the seconds in which a node offers all messages to a recorder, without sending them."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))
@@ -176,7 +175,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
 
 
 def _written(published: Published, payloads: Sequence[bytes], path: Path) -> float:
-    """Return the seconds that a recorder needs to write all messages to a new file, without the time between them."""
+    """Return the seconds in which a recorder writes all messages to a new file."""
     path.unlink(missing_ok=True)
     recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True), 0)
     names = {name for name, _ in published}

@@ -104,10 +104,9 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
 def ours(
     precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int, compiled: bool = False
 ) -> float:
-    """Train with td3-robot. Return the environment steps per second from the learner's own metrics.
+    """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
-    The first record after the warm-up includes the end of the warm-up. So the run makes one record more, and the
-    benchmark leaves out the first one.
+    The first record after the warm-up includes the end of the warm-up, so the benchmark leaves it out.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.

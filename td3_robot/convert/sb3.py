@@ -32,11 +32,11 @@ _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
 
 
 def read(path: Path, spec: RobotSpec) -> Bundle:
-    """Read the policy in an SB3 zip.
+    """Read the policy in an SB3 zip, for the robot with this specification.
 
     Raises:
-        BundleError: the file cannot be read, or is not a TD3 or DDPG model. Or a bundle cannot describe the policy. Or
-            the policy does not fit the sizes or action limits in ``spec``, the robot's specification.
+        BundleError: the file cannot be read, is not a TD3 or DDPG model, or does not fit the robot; or a bundle cannot
+            describe the policy.
     """
     source = f"Stable-Baselines3 model {str(path)!r}"
     try:
@@ -89,9 +89,7 @@ def _member(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
 
 def _actor(content: bytes, source: str) -> dict[str, Float32]:
     """Return the actor's float32 tensors from a file of ``torch.save``."""
-    _zip(
-        content, f"{source}: policy.pth"
-    )  # refuse torch's older formats: they are not zip files, so the size limits would not apply
+    _zip(content, f"{source}: policy.pth")  # torch's older formats are not zip files: the size limits would not apply
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         tensors = {name: tensor for name, tensor in state.items() if name.startswith("actor.")}
@@ -139,11 +137,8 @@ def _check_limits(data: dict[str, Any], spec: RobotSpec, source: str) -> None:
     for key, mine in (("low", spec.action_low), ("high", spec.action_high)):
         text = str(space.get(key, ""))
         theirs = [float(number) for number in _NUMBER.findall(text)]
-        if "..." in text or len(theirs) != len(
-            mine
-        ):  # numpy shortens long arrays as text; the tensors' shapes are checked elsewhere
-            continue
-        if not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
+        shortened = "..." in text or len(theirs) != len(mine)  # numpy shortens long arrays
+        if not shortened and not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
             raise BundleError(
                 f"{source}: the {key} of its actions is {theirs[:8]}, that of {spec.name} is {mine.tolist()[:8]}: "
                 "it was trained on another robot"

@@ -94,7 +94,6 @@ class Lifecycle:
 
     @property
     def stopped(self) -> bool:
-        """Whether an emergency stop is in force."""
         return self.held is not None and self.held.cause is Cause.STOP
 
     @property

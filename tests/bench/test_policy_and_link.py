@@ -74,7 +74,7 @@ def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[st
         (["policy", "--actions", "0"], "--actions is 0; allowed: whole numbers from 1"),
         (["link", "--seconds", "nan"], "--seconds is nan; allowed: 0.1 or more"),
         (["link", "--priority", "100"], "realtime.priority is 100"),
-        (["link", "--spin", "-1"], "realtime.spin_us is -1"),
+        (["link", "--spin", "-1"], "--spin is -1; allowed: whole numbers from 0"),
         (["link", "--spin", "9", "--priority", "1"], "realtime.spin_us is 9 and realtime.priority is 1"),
     ):
         assert cli.main(["bench", *words]) == 2

@@ -96,7 +96,7 @@ def test_a_wrong_number_gives_one_line_of_error(script: str, option: str) -> Non
     command = [sys.executable, str(SCRIPTS / f"{script}.py"), option, "0", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"{script}.py: {option} is 0; it must be at least ")
+    assert done.stderr.startswith(f"python benchmarks/{script}.py: {option} is 0; allowed: ")
     assert done.stderr.count("\n") == 1
 
 
