@@ -24,7 +24,7 @@ class ManualClock:
             ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"a clock does not go back by {-seconds} s")
+            raise ValueError(f"the clock does not go back by {-seconds} s")
         self.now += seconds
         return self.now
 
@@ -33,7 +33,7 @@ class ManualClock:
 
 
 class FakeRobot:
-    """One robot (N = 1), linked in memory to a policy server's core by the real handshake and encoding.
+    """One robot (N = 1), connected in memory to a policy server's core, with the real handshake and encoding.
 
     Args:
         policy: the core that answers the robot's Steps.
@@ -72,7 +72,7 @@ class FakeRobot:
         sequence = len(self.steps)
         applied = self.last if phase is not Phase.FIRST else None
         zero = np.zeros((1, self.spec.action_size), np.float32)
-        held = ActionOrigin.NONE if phase is Phase.FIRST else ActionOrigin.ZERO
+        substitute = ActionOrigin.NONE if phase is Phase.FIRST else ActionOrigin.ZERO
         step = Step(
             source=self.source,
             incarnation=0,
@@ -85,7 +85,7 @@ class FakeRobot:
             observation=np.asarray(observation, np.float32).reshape(1, -1),
             reward=np.array([0.0 if phase is Phase.FIRST else reward], np.float32),
             action=applied.action.copy() if applied else zero,
-            origin=int(ActionOrigin.POLICY if applied else held),
+            origin=int(ActionOrigin.POLICY if applied else substitute),
             answered=applied.answers if applied else sequence,
             weights_version=applied.weights_version if applied else 0,
             noise_kind=applied.noise_kind if applied else NO_NOISE,

@@ -49,7 +49,7 @@ class Publisher:
         self.now = 0.0
         self.sequence: dict[str, int] = {}
 
-    def say(self, *messages: Any) -> None:
+    def publish(self, *messages: Any) -> None:
         for message in messages:
             number = self.sequence.get(message.NAME, -1) + 1
             self.sequence[message.NAME] = number
@@ -90,18 +90,18 @@ def acted(
     """``acted(steps, robots)``: messages of a simulator, a learner with two sets of weights, and a policy server."""
 
     def run(steps: int = 30, robots: int = 2) -> list[tuple[str, Message]]:
-        core, said = PolicyCore(Config().seed), list[tuple[str, Message]]()
+        core, messages = PolicyCore(Config().seed), list[tuple[str, Message]]()
         peer = Peer("policy", b"k", handshake.hello("simulator", "sim-0", client=0), {})
         for sequence in range(steps):
             if sequence in (0, steps // 2):
                 payload = make_bundle(sequence, kind="gaussian", scale=0.1).encode()
                 weights = Weights(1 + (sequence > 0), sequence, sequence, sha256(payload), payload)
-                said.append(("learner", weights))
+                messages.append(("learner", weights))
                 core.step([("learner", weights)], 0.0)
             step = make_step(sequence, robots)
-            said.append(("sim-0", step))
+            messages.append(("sim-0", step))
             outputs: list[Any] = core.step([(peer, step)], 0.0)
-            said += [("policy", action) for _, action in outputs]
-        return said
+            messages += [("policy", action) for _, action in outputs]
+        return messages
 
     return run

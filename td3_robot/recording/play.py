@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)"
     )
-    parser.add_argument("--loop", action="store_true", help="play repeatedly; each time the robot starts anew")
+    parser.add_argument("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
     parser.add_argument(
         "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
     )

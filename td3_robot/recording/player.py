@@ -141,7 +141,9 @@ class Player:
         if self._looked_since > then:
             return ""
         links = sorted((name, link.received_at) for bus in self._buses.values() for name, link in bus.clients.items())
-        return next((f"the server of link {link}" for link, heard in links if link in _LINKS and heard <= then), "")
+        return next(
+            (f"the server of link {link}" for link, received in links if link in _LINKS and received <= then), ""
+        )
 
     def turn(self, timeout: float) -> None:
         """Receive on all links for up to ``timeout`` seconds.

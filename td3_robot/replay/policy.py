@@ -155,13 +155,13 @@ class _LostTurns:
         if expected:
             got = [message for message, _ in self._life.replayed.get(Action.NAME, [])]
             outcome.parts.append(Replayed(Action.NAME, _PACKAGES, expected, got))
-        outcome.notes += [f"{n} Actions whose {what} is not recorded" for what, n in self._unanswerable.items()]
+        outcome.notes += [f"{n} Actions: their {what} are not recorded" for what, n in self._unanswerable.items()]
         if self._safe:
             outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:
-            return "Step"
+            return "Steps"
         return "" if action.weights_version in self._weights else "weights"
 
     def _drive(self, entry: Entry, action: Action) -> None:

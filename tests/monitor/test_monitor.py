@@ -29,13 +29,13 @@ class Nodes:
     """Nodes that offer messages to a monitor, 0.1 s apart."""
 
     def __init__(self) -> None:
-        self.monitor = Monitor(BEGIN, lambda *heard: self.heard.append(heard))
-        self.heard: list[Any] = []
+        self.monitor = Monitor(BEGIN, lambda *arguments: self.received.append(arguments))
+        self.received: list[Any] = []
         self.now = 100.0
         self.peers: dict[tuple[str, int], Peer] = {}
         self.sequence: dict[tuple[str, int, str], int] = {}
 
-    def say(self, name: str, *messages: Message, skip: int = 0, incarnation: int = 0) -> None:
+    def send(self, name: str, *messages: Message, skip: int = 0, incarnation: int = 0) -> None:
         for message in messages:
             self.offer(name, message.NAME, codec.encode(message), skip, incarnation)
 
@@ -55,9 +55,9 @@ def nodes() -> Nodes:
 
 def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
     """A Hello at 100.0 s, then 10 Steps from 100.1 s on. Three Steps are lost before the sixth."""
-    nodes.say("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
+    nodes.send("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
     for number in range(10):
-        nodes.say("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
+        nodes.send("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
     report = nodes.monitor.report(102.0)
     steps = report["topics"]["sim-0/step"]
     assert (steps["count"], steps["gaps"], steps["missing"]) == (10, 1, 3)
@@ -74,16 +74,16 @@ def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
     """Steps at 0, 7, 14 and 40 ms. The last one answers the second: 33 ms. A Step after a gap does not count."""
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
-        nodes.say("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
+        nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {}
 
 
 def test_states_and_faults(nodes: Nodes) -> None:
-    nodes.say("sim-0", LifecycleChange("sim-0", "inactive", "active", "autostart", 1))
-    nodes.say("sim-0", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
-    nodes.say("policy", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
-    nodes.say(
+    nodes.send("sim-0", LifecycleChange("sim-0", "inactive", "active", "autostart", 1))
+    nodes.send("sim-0", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
+    nodes.send("policy", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
+    nodes.send(
         "learner", Status("learner", "ready", "", {"env_steps": 7.0}, {}), Status("learner", "failed", "x", {}, {})
     )
     report = nodes.monitor.report(nodes.now)
@@ -98,11 +98,11 @@ def test_states_and_faults(nodes: Nodes) -> None:
 def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(nodes: Nodes, make_step: Make) -> None:
     nodes.offer("sim-0", "step", b"\x81\xa1x\x01")
     nodes.offer("policy", "action", codec.encode(Action("?", 0, 0, 0, np.zeros((1, 2), "f4"), 1, 0, 0)))
-    nodes.say("\x1b[2Jevil", Status("e", "ready", "\x1b[2J", {}, {}), make_step(0))
+    nodes.send("\x1b[2Jevil", Status("e", "ready", "\x1b[2J", {}, {}), make_step(0))
     report = nodes.monitor.report(nodes.now)
     assert report["unreadable"] == 1
-    assert report["topics"]["policy/action"]["last"] == {}  # of an unknown source
-    assert len(nodes.heard) == 2
+    assert report["topics"]["policy/action"]["last"] == {}  # its source is unknown
+    assert len(nodes.received) == 2
     text = "\n".join(table(report))
     assert "1 NOT READABLE" in text
     assert "\x1b" not in text
@@ -113,13 +113,13 @@ def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, 
     for incarnation, robots in ((1, 2), (2, 3)):
         hello = handshake.hello("simulator", "sim-0", client=0, robots=robots, spec=spec)
         step = make_step(0, robots, incarnation=incarnation)
-        nodes.say("sim-0", hello, step, incarnation=incarnation)
+        nodes.send("sim-0", hello, step, incarnation=incarnation)
         action = Action("sim-0", incarnation, 0, 0, np.zeros((robots, 2), "f4"), 1, 0, 0)
-        nodes.say("policy", action)
+        nodes.send("policy", action)
     report = nodes.monitor.report(nodes.now)
     assert report["topics"]["sim-0/step"]["count"] == 1
     assert (report["topics"]["policy/action"]["count"], report["unreadable"]) == (2, 0)
-    _, message, names = nodes.heard[-1]
+    _, message, names = nodes.received[-1]
     assert [row["action"] for row in rows(message, names)] == [{"left": 0.0, "right": 0.0}] * 3
 
 
@@ -140,7 +140,7 @@ class Terminal(io.StringIO):
 def test_each_report_replaces_the_previous_one_on_a_terminal(
     nodes: Nodes, make_step: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes.say("sim-0", make_step(0), Status("sim-0", "ready", "x" * 100, {}, {}))
+    nodes.send("sim-0", make_step(0), Status("sim-0", "ready", "x" * 100, {}, {}))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "60")

@@ -164,8 +164,8 @@ def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(d
     records.take()
     action = Action("leg", 2, 0, 0, np.array([[1.5, -0.25]], np.float32), 7, 0, 0)
     assert core.step([("policy", action)], 0.003) == []
-    [told] = records.take(MotorCommand)
-    assert (told.step, told.stamp, told.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
+    [command_sent] = records.take(MotorCommand)
+    assert (command_sent.step, command_sent.stamp, command_sent.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
 
 
 def test_the_robots_reports_are_recorded_when_they_change(driver: Driver) -> None:

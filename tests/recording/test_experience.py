@@ -72,7 +72,7 @@ def test_the_parts_of_a_split_recording_count_as_one(
     split, whole = Publisher(tmp_path / "a.mcap", split_s=0.3), Publisher(tmp_path / "whole.mcap")
     other = Publisher(tmp_path / "other.mcap", begin=BEGIN + SECOND)
     for it in (split, whole, other):
-        it.say(hello, *steps(make_step))
+        it.publish(hello, *steps(make_step))
         it.recorder.close(it.now)
     parts = split.recorder.files
     assert len(parts) >= 3

@@ -66,7 +66,7 @@ def test_parquet(recorded: Path, tmp_path: Path) -> None:
 
 
 def with_another(acted: Make, save: Make, spec: RobotSpec, make_step: Make, **fields: Any) -> Path:
-    """A recording of two robots of sim-0, and of sim-1, whose Hello was lost."""
+    """A recording of two robots of sim-0 and one robot of sim-1. The Hello of sim-1 was lost."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     others = [("sim-1", make_step(number, source="sim-1", **fields)) for number in range(3)]
     path: Path = save("b.mcap", entries_of([*others, ("sim-0", hello), *acted(3)]))
@@ -97,9 +97,9 @@ def test_robots_with_different_channels_cannot_share_a_table(
 ) -> None:
     path = with_another(acted, save, spec, make_step, observation=np.zeros((1, 4), np.float32))
     assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
-    said = capsys.readouterr().err
-    assert "two kinds of robots" in said
-    assert "where 'sim-1' has channel '0', 'sim-0' has 'o0'; choose other --topics" in said
+    error = capsys.readouterr().err
+    assert "two kinds of robots" in error
+    assert "where 'sim-1' has channel '0', 'sim-0' has 'o0'; choose other --topics" in error
     assert list((tmp_path / "t").iterdir()) == []
     assert main(["export", str(path), "--out", str(tmp_path / "t"), "--topics", "hello", "weights"]) == 0
 

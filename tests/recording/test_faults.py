@@ -20,7 +20,7 @@ def change(stamp: int, state: str = "fault", reason: str = "no action for 100 ms
 
 def test_info_shows_the_first_time_and_the_count_of_each_fault(save: Make, capsys: Any) -> None:
     """One message a second. The first fault occurs at 1 s and again at 4 s."""
-    said = [
+    messages = [
         ("sim-0", change(0, "inactive")),
         ("sim-0", change(1)),
         ("policy", change(1)),  # the policy server relays the same change
@@ -29,7 +29,7 @@ def test_info_shows_the_first_time_and_the_count_of_each_fault(save: Make, capsy
         ("policy", Refused("name", "taken")),
         ("sim-1", Status("sim-1", "failed", "it fell", {}, {})),
     ]
-    path = save("a.mcap", entries_of(said, SECOND))
+    path = save("a.mcap", entries_of(messages, SECOND))
     assert main(["info", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"] == [
         {"what": "sim-0 is in fault: no action for 100 ms", "first_s": 1.0, "count": 2},

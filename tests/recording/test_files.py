@@ -120,9 +120,9 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
         content = file.read(data_end)
     path.write_bytes(content)
     assert main(["recover", str(path)]) == 3
-    said = capsys.readouterr().out
-    assert "messages in it belong to channels whose names were in a damaged record" in said
-    assert "the index is lost, so more messages may be lost" in said
+    output = capsys.readouterr().out
+    assert "messages in it belong to channels whose names were in a damaged record" in output
+    assert "the index is lost, so more messages may be lost" in output
     kept = list(Session([path.with_name("a.recovered.mcap")]).entries())
     assert {entry.topic for entry in kept} == {"action"}
     assert kept == actions[-len(kept) :]
@@ -131,7 +131,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
-    """Bytes are changed, cut off or inserted anywhere. No other exception may occur, and no hang."""
+    """Bytes are changed, cut off or inserted anywhere. No other exception and no hang may occur."""
     folder = tmp_path_factory.mktemp("damage")
     writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(6))):
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_a_session_gives_a_one_line_error(
 
 @pytest.fixture
 def old(acted: Make, save: Make) -> Path:
-    """A recording as another version writes it: protocol 0, whose Steps have other fields."""
+    """A recording of another version: protocol 0, in which Steps have other fields."""
     entries = []
     for entry in entries_of(acted(6)):
         content = msgpack.unpackb(entry.payload)
@@ -310,10 +310,10 @@ def test_text_from_a_file_cannot_control_the_terminal(
     path = str(save("a.mcap", entries))
     assert main(["info", path]) == 0
     assert main(["play", path, "--policy", "ipc:///nobody", "--remap", "x=y"]) == 2
-    said = capsys.readouterr()
-    assert "evil" in said.out
-    assert "evil" in said.err
-    assert "\x1b" not in said.out + said.err
+    output = capsys.readouterr()
+    assert "evil" in output.out
+    assert "evil" in output.err
+    assert "\x1b" not in output.out + output.err
 
 
 def test_the_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,9 +324,9 @@ def test_the_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixt
     attached = Facts(facts_of_this_machine(Config()).metadata, [Attachment("x", "text/plain", b"y")])
     cut = save("b.mcap", entries_of(acted(40)), attached, close=False)
     assert main(["recover", str(cut)]) == 3
-    said = capsys.readouterr().out
-    assert "damaged at byte" in said
-    assert f"recorded by td3-robot {attached.metadata['td3-robot']}, protocol {PROTOCOL_VERSION}, task" in said
+    output = capsys.readouterr().out
+    assert "damaged at byte" in output
+    assert f"recorded by td3-robot {attached.metadata['td3-robot']}, protocol {PROTOCOL_VERSION}, task" in output
     assert Session([cut.with_name("b.recovered.mcap")]).attachments["x"].data == b"y"
     assert main(["recover", str(cut)]) == 2  # an existing file is never overwritten
     assert "exists already" in capsys.readouterr().err
@@ -438,7 +438,7 @@ def test_parts_may_be_given_in_any_order(make_step: Make, tmp_path: Path, rng: A
     whole, split = Publisher(tmp_path / "whole.mcap"), Publisher(tmp_path / "a.mcap", split_s=0.45)
     for it in (whole, split):
         for number in range(12):
-            it.say(Weights(number + 1, 0, 0, "", b""), *(make_step(4 * number + n) for n in range(4)))
+            it.publish(Weights(number + 1, 0, 0, "", b""), *(make_step(4 * number + n) for n in range(4)))
         it.recorder.close(it.now)
     parts = split.recorder.files
     assert len(parts) >= 12

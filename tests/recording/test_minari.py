@@ -117,7 +117,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
 
 @pytest.mark.parametrize(("name", "robots"), [("walkers", 4), ("pendulum", 1), ("tampered", 3)])
 def test_a_real_recording_is_exported_bit_exactly(name: str, robots: int, export: Make) -> None:
-    """Every number equals that of the Step with the same identity. No Step is missing and none appears twice."""
+    """Every number equals the number in the Step with the same identity. No Step is missing and none appears twice."""
     path = SESSIONS / f"{name}.mcap"
     dataset, counts = export(path, "--dataset", f"mine/{name}-v3", name=f"mine/{name}-v3")
     recorded = {
@@ -155,11 +155,11 @@ def test_wrong_options_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hello = handshake.hello("driver", "leg", client=0, robots=1, spec=spec)
-    said = [hello, make_step(0, source="leg"), make_step(1, source="leg")]
-    path = save("leg.mcap", entries_of([("leg", item) for item in said]))
+    messages = [hello, make_step(0, source="leg"), make_step(1, source="leg")]
+    path = save("leg.mcap", entries_of([("leg", item) for item in messages]))
     assert export(path, name="leg-v0")[0].env_spec is None  # this robot cannot be recreated as an environment
     into = ["--out", str(tmp_path / "datasets"), "--format", "minari"]
-    empty = save("empty.mcap", entries_of([("leg", item) for item in said[:2]]))
+    empty = save("empty.mcap", entries_of([("leg", item) for item in messages[:2]]))
     for arguments, code, words in (
         ([str(path), *into], 2, "leg-v0' exists already; replace it with --force"),
         ([str(path), *into, "--dataset", "leg"], 2, "--dataset is 'leg'; allowed: NAME-vN"),

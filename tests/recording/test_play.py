@@ -48,7 +48,7 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     part = list(scheduled(iter(entries), begin, rate=2, start=0.25, duration=0.5))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
-    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]  # a clock that was set back
+    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]  # somebody set the clock back
 
 
 def test_start_is_measured_from_the_beginning_of_the_recording(
@@ -77,9 +77,9 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
     The last Step of a batch is published at 80 and received at 100: the shortest delay is 20 ms. The last Action is
     published at 90 and received at 105: 15 ms. The policy server's clock is an hour ahead.
     """
-    ms, said = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
+    ms, messages = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     handfuls, expected = [], []
-    for n, entry in enumerate(entries_of(said)):
+    for n, entry in enumerate(entries_of(messages)):
         late, ahead = (0, 0) if entry.topic == "step" else (5, 3600 * SECOND)
         time, arrives = BEGIN + 10 * n * ms, BEGIN + (100 * (n // 10 + 1) + late) * ms
         handfuls.append(replace(entry, published=time + ahead, received=arrives))
@@ -91,15 +91,15 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
 
 
 def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
-    """The player sends the Hello first. A Hello that reached the recorder late must not be sent again."""
+    """The player sends the Hello first. It must not send the Hello again if the recorder received the Hello late."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     first, *others = entries_of([("sim-0", hello), *acted(5)])
     session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
-    told: list[tuple[str, int]] = []
+    sent: list[tuple[str, int]] = []
 
-    def send(*said: Any) -> bool:
-        record = said[-1]
-        told.append((record.topic, record.sequence))
+    def send(*arguments: Any) -> bool:
+        record = arguments[-1]
+        sent.append((record.topic, record.sequence))
         return True
 
     monkeypatch.setattr(Bus, "send", send)
@@ -108,8 +108,8 @@ def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: R
     for entry in session.timed():
         player.play(entry)
     player.close()
-    assert len(told) == 1 + len(others)
-    assert told.count(("hello", 0)) == 1
+    assert len(sent) == 1 + len(others)
+    assert sent.count(("hello", 0)) == 1
 
 
 def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, save: Make) -> None:
@@ -267,9 +267,9 @@ def test_wrong_options_give_a_one_line_error(
     recorded: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["play", str(recorded), *arguments]) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert words in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_a_server_that_disappears_is_an_error(
@@ -290,9 +290,9 @@ def test_a_server_that_disappears_is_an_error(
     thread.start()
     assert main(["play", str(recorded), "--policy", endpoint]) == 1
     thread.join()
-    said = capsys.readouterr().err
-    assert said.startswith("td3-robot play: the server of link policy has been silent for 2 s: it has not")
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("td3-robot play: the server of link policy has been silent for 2 s: it has not")
+    assert error.count("\n") == 1
 
 
 def test_two_publishers_may_swap_names(recorded: Path) -> None:

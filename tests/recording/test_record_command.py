@@ -42,9 +42,9 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize("other", ["mb", "s"])
 def test_a_ring_cannot_be_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record("--ring-s", "30", f"--split-{other}", "5") == 2
-    said = capsys.readouterr().err
-    assert f"record.ring_s is 30 and record.split_{other} 5: a ring cannot be split" in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert f"record.ring_s is 30 and record.split_{other} 5: a ring cannot be split" in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "leg.mcap").exists()
 
 

@@ -30,7 +30,7 @@ def weights(version: int) -> Weights:
 def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
     """A message each 0.1 s and files of 1 s: the eleventh message is the first of the second file."""
     it = make(split_s=0.95)
-    it.say(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
+    it.publish(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
     assert [path.name for path in it.recorder.files] == ["a.mcap", "a_1.mcap"]
     assert it.sequences("weights") == [[0, 1, 2], [1, 2]]
@@ -50,7 +50,7 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
 def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
     it = make(split_mb=0.02)
     for number in range(60):
-        it.say(make_step(number, 40, observation=rng.normal(size=(40, 3)).astype("f4")))
+        it.publish(make_step(number, 40, observation=rng.normal(size=(40, 3)).astype("f4")))
     it.recorder.close(it.now)
     assert len(it.recorder.files) >= 2
     assert [number for file in it.sequences() for number in file] == list(range(60))
@@ -59,17 +59,17 @@ def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
 
 
 def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make) -> None:
-    """Of 40 Steps in 4 s, the ring keeps the last 1 s (received after 3.0 s) and the weights from before.
+    """Of 40 Steps in 4 s, the ring keeps the last 1 s (received after 3.0 s) and the earlier weights.
 
     The file also holds the next 0.5 s, because earlier messages may still be on their way.
     """
     it = make(ring_s=1.0)
-    it.say(weights(1), *(make_step(n) for n in range(40)))
+    it.publish(weights(1), *(make_step(n) for n in range(40)))
     assert it.recorder.files == []
     it.recorder.trigger("asked")
     it.recorder.step([], it.now)
     assert it.recorder.files == []
-    it.say(*(make_step(n) for n in range(40, 50)))
+    it.publish(*(make_step(n) for n in range(40, 50)))
     (steps,) = it.sequences()
     assert steps == list(range(steps[0], steps[-1] + 1))
     assert 44 <= steps[-1] <= 45
@@ -88,9 +88,9 @@ def test_the_ring_writes_when_a_node_disappears_without_a_bye(
     make: Make, make_step: Make, reason: str, files: int
 ) -> None:
     it = make(ring_s=1.0)
-    it.say(*(make_step(n) for n in range(20)))
+    it.publish(*(make_step(n) for n in range(20)))
     it.recorder.step([(it.peer, Bye(reason))], it.now)
-    it.say(*(make_step(n) for n in range(20, 30)))
+    it.publish(*(make_step(n) for n in range(20, 30)))
     assert len(it.recorder.files) == files
 
 
@@ -99,7 +99,7 @@ def test_a_ring_without_an_event_logs_that_nothing_was_written(
 ) -> None:
     caplog.set_level("INFO")
     it = make(ring_s=1.0)
-    it.say(make_step(0))
+    it.publish(make_step(0))
     it.recorder.close(it.now)
     path = tmp_path / "a.mcap"
     assert caplog.messages == [f"nothing was written to {path}: there was neither a fault nor SIGUSR1"]
@@ -117,11 +117,11 @@ def test_a_trigger_without_a_ring_logs_that_it_does_nothing(make: Make, caplog: 
 def test_the_ring_writes_once_for_a_fault_and_again_for_the_next(make: Make, make_step: Make) -> None:
     it = make(ring_s=1.0)
     failed = Status("sim-0", "failed", "it fell", {}, {})
-    it.say(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 26)))
+    it.publish(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 26)))
     assert len(it.recorder.files) == 1  # the second fault arrives before the first is written
-    it.say(failed, *(make_step(n) for n in range(26, 30)))
+    it.publish(failed, *(make_step(n) for n in range(26, 30)))
     assert len(it.recorder.files) == 1  # the third fault comes less than 1 s after the first
-    it.say(*(make_step(n) for n in range(30, 50)))
+    it.publish(*(make_step(n) for n in range(30, 50)))
     assert len(it.recorder.files) == 2  # and is written after that second
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 2
@@ -136,7 +136,7 @@ def test_the_ring_writes_once_for_a_fault_and_again_for_the_next(make: Make, mak
 def test_a_pending_ring_is_written_at_the_end(make: Make, make_step: Make) -> None:
     it = make(ring_s=10.0)
     failed = Status("sim-0", "failed", "", {}, {})
-    it.say(make_step(0), failed, *(make_step(n) for n in range(1, 7)), failed, make_step(7))
+    it.publish(make_step(0), failed, *(make_step(n) for n in range(1, 7)), failed, make_step(7))
     it.recorder.close(it.now)
     first, second = it.sequences()
     assert first in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
@@ -145,18 +145,18 @@ def test_a_pending_ring_is_written_at_the_end(make: Make, make_step: Make) -> No
 
 def test_the_ring_has_a_memory_limit(make: Make, make_step: Make) -> None:
     it = make(ring_s=100.0, ring_mb=0.01)
-    it.say(*(make_step(n) for n in range(100)))
+    it.publish(*(make_step(n) for n in range(100)))
     assert it.recorder.counters["ring_too_small"] > 0
     assert it.recorder._ring_bytes <= 0.01e6
 
 
 def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) -> None:
     it = make()
-    it.say(make_step(0), make_step(1))
+    it.publish(make_step(0), make_step(1))
     it.sequence["step"] = 0
-    it.say(make_step(1))  # 1 again
+    it.publish(make_step(1))  # 1 again
     it.sequence["step"] = 4
-    it.say(make_step(5))  # 5 after 1
+    it.publish(make_step(5))  # 5 after 1
     it.recorder.close(it.now)
     assert it.sequences() == [[0, 1, 5]]
     assert (it.recorder.counters["repeated"], it.recorder.counters["missed"]) == (1, 3)

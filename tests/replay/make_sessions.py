@@ -91,13 +91,13 @@ def faulted(target: Path) -> None:
     operator = stage.another_bus()
     introduction = hello("operator", "operator", client=9)
     operator.connect("policy", ClientLink("policy", introduction, (Reply, LifecycleChange)))
-    said = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
+    verbs = {20: "state", 90: "estop", 100: "reset", 104: "activate", 130: "rollback", 150: "unfreeze"}
     silent_until = 0  # ns
     for step in stage.turns():
         operator.receive(0.0)
         if step == 70 and not silent_until:
             silent_until = stage.tape.now + 270_000_000
-        if verb := said.pop(step, None):
+        if verb := verbs.pop(step, None):
             operator.send("policy", Command(step, "", verb, "as make_sessions.py says", 0, "", b""))
         paused = [stage.policy] if 50 <= step < 58 else [stage.robot] if stage.tape.now < silent_until else []
         stage.play(paused)
@@ -117,21 +117,21 @@ def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[t
     stage.close()
 
 
-def speaker(stage: Deployed) -> Callable[..., Act]:
+def commander(stage: Deployed) -> Callable[..., Act]:
     """Returns ``say(VERB, TARGET, POLICY)``, an action in which the operator or the named driver sends a command."""
     numbers = itertools.count(1)
 
     def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
         payload = policy.encode() if policy else b""
         digest = sha256(payload) if payload else ""
-        said = Command(next(numbers), target, verb, "as make_sessions.py says", version, digest, payload)
-        return lambda: stage.say(said, by)
+        command = Command(next(numbers), target, verb, "as make_sessions.py says", version, digest, payload)
+        return lambda: stage.send(command, by)
 
     return say
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server with every safety setting, and every fault that either can have."""
+    """A robot and its policy server with every safety setting, and every fault of the two."""
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",
@@ -155,7 +155,7 @@ def deployed(target: Path) -> None:
     stage = Deployed(target, config, configuration.load("walker2d", [*safety, "safety.limits=[-0.5, 0.5]"]), script)
     stage.serve(leg_policy(0, 1))
     stage.drive()
-    say = speaker(stage)
+    say = commander(stage)
     acts = [
         (150, say("state")),
         *((time, say("activate", "leg")) for time in (800, 6200)),
@@ -188,7 +188,7 @@ def restarted(target: Path) -> None:
     config = configuration.load("walker2d", safety)
     of_driver = configuration.load("walker2d", [*safety, "safety.safe_action={torque: 0.25}"])
     stage = Deployed(target, config, of_driver, {"stop": (3780, 3800), "fall": (1390, 1410)})
-    say = speaker(stage)
+    say = commander(stage)
     kept: list[SafetyState] = []
 
     def learn(version: int, **fields: Any) -> Act:

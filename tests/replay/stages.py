@@ -355,7 +355,7 @@ class Deployed:
                 for to, message in core.step(inputs, now) if core else []:
                     bus.send(to, message)
 
-    def say(self, message: Message, name: str = "") -> None:
+    def send(self, message: Message, name: str = "") -> None:
         """Send a message to the policy server from the operator or from the named driver."""
         bus = self._nodes[name][1] if name else self._operator
         bus.send("policy", message)

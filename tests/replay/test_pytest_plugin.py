@@ -38,7 +38,7 @@ def project(tmp_path: Path) -> Path:
 def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> None:
     sessions = project / "tests" / "sessions"
     shutil.copy(RECORDING, sessions)
-    (project / "tests" / "elsewhere.mcap").write_text("not in the folder, so none of the plugin's business")
+    (project / "tests" / "elsewhere.mcap").write_text("not in the folder, so the plugin ignores it")
     result = run(project)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "pendulum.mcap::replay PASSED" in result.stdout
@@ -56,11 +56,11 @@ def test_a_folder_without_any_collected_recording_is_an_error(project: Path) -> 
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: td3_robot_sessions: {str(sessions)!r} holds no recordings (*.mcap)" in result.stderr
-    (sessions / "gone.mcap").symlink_to("annex/gone.mcap")
+    (sessions / "broken.mcap").symlink_to("annex/broken.mcap")
     result = run(project)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "gone.mcap' is a link to 'annex/gone.mcap', which does not exist" in result.stderr
-    (sessions / "gone.mcap").unlink()
+    assert "broken.mcap' is a link to 'annex/broken.mcap', which does not exist" in result.stderr
+    (sessions / "broken.mcap").unlink()
     (sessions / "build").mkdir()
     shutil.copy(RECORDING, sessions / "build")
     result = run(project)

@@ -25,13 +25,13 @@ from td3_robot.replay import machines
 from tests.sessions import entries_of
 
 Make = Callable[..., Any]
-Said = list[tuple[str, Message]]
+Messages = list[tuple[str, Message]]
 
 
-def spoilt(said: Said, number: int, value: float) -> Said:
+def spoilt(messages: Messages, number: int, value: float) -> Messages:
     """Return the messages with one number in one Action changed."""
     seen, result = 0, []
-    for publisher, message in said:
+    for publisher, message in messages:
         if isinstance(message, Action):
             if seen == number:
                 action = message.action.copy()
@@ -90,16 +90,16 @@ def test_the_json_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[
 
 def test_an_unanswered_step_is_no_difference(acted: Make, save: Make) -> None:
     """A server keeps only the latest Step, so it may leave a Step without an answer."""
-    said = acted(30)
-    last_action = max(at for at, (_, message) in enumerate(said) if isinstance(message, Action))
-    assert policy(save("a.mcap", entries_of(said[:last_action]))) == 0
+    messages = acted(30)
+    last_action = max(at for at, (_, message) in enumerate(messages) if isinstance(message, Action))
+    assert policy(save("a.mcap", entries_of(messages[:last_action]))) == 0
 
 
 def test_update_shows_the_difference_and_then_expects_it(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = acted(30)
-    path = save("a.mcap", entries_of(spoilt(said, 12, 0.25)))
+    messages = acted(30)
+    path = save("a.mcap", entries_of(spoilt(messages, 12, 0.25)))
     assert policy(path, "--update") == 0
     text = capsys.readouterr().out
     assert "DIFFERS" in text
@@ -107,7 +107,7 @@ def test_update_shows_the_difference_and_then_expects_it(
     assert policy(path) == 0
     assert "30 action messages the same to the bit" in capsys.readouterr().out
     # The recording holds what other cores received, so it stays unchanged.
-    recorded = [entry.payload for entry in entries_of(spoilt(said, 12, 0.25))]
+    recorded = [entry.payload for entry in entries_of(spoilt(messages, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
     before = path.read_bytes()
     assert policy(path, "--update") == 0
@@ -156,17 +156,17 @@ def test_a_reference_with_damaged_machine_data_is_refused(data: bytes, acted: Ma
 def test_another_kind_of_machine_is_compared_within_tolerance(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = acted(30)
-    value = next(message for _, message in said if isinstance(message, Action)).action[1, 0]
+    messages = acted(30)
+    value = next(message for _, message in messages if isinstance(message, Action)).action[1, 0]
     here = facts_of_this_machine(Config())
     host = {**json.loads(here.metadata["host"]), "processor": "Abacus 3000"}
     facts = Facts({**here.metadata, "host": json.dumps(host)}, here.attachments)
-    near = spoilt(said, 0, float(np.nextafter(value, np.float32(9))))
+    near = spoilt(messages, 0, float(np.nextafter(value, np.float32(9))))
     path = save("a.mcap", entries_of(near), facts)
     assert policy(path) == 0
     assert "within tolerance (processor was Abacus 3000, is" in capsys.readouterr().out
     assert policy(path, "--exact") == 1
-    assert policy(save("b.mcap", entries_of(spoilt(said, 0, float(value) + 0.01)), facts)) == 1
+    assert policy(save("b.mcap", entries_of(spoilt(messages, 0, float(value) + 0.01)), facts)) == 1
 
 
 def test_the_difference_between_machines() -> None:
@@ -192,9 +192,9 @@ def test_a_session_with_nothing_to_compare_fails(
 
 def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """The first weights are not recorded, and 15 Actions need them."""
-    said = [item for number, item in enumerate(acted(30)) if number != 0]
-    assert policy(save("a.mcap", entries_of(said))) == 0
-    assert "not checked: 15 Actions whose weights is not recorded" in capsys.readouterr().out
+    messages = [item for number, item in enumerate(acted(30)) if number != 0]
+    assert policy(save("a.mcap", entries_of(messages))) == 0
+    assert "not checked: 15 Actions: their weights are not recorded" in capsys.readouterr().out
 
 
 def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,16 +257,16 @@ def test_a_core_that_is_not_installed_gives_a_note_or_an_error(
 def test_the_core_receives_the_recorded_time(acted: Make, save: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from td3_robot.policy.core import PolicyCore
 
-    told: list[float] = []
+    times: list[float] = []
     step = PolicyCore.step
 
     def noted(self: PolicyCore, inputs: Any, now: float) -> Any:
-        told.append(now)
+        times.append(now)
         return step(self, inputs, now)
 
     path = save("a.mcap", entries_of(acted(30)))
     monkeypatch.setattr(PolicyCore, "step", noted)
     assert policy(path) == 0
-    assert told == sorted(told)
+    assert times == sorted(times)
     # 30 Steps and Actions alternate, 1/60 s apart, with Weights before the 1st and the 16th Step.
-    assert told[-1] - told[0] == pytest.approx(59 / 60, abs=0.02)
+    assert times[-1] - times[0] == pytest.approx(59 / 60, abs=0.02)
