@@ -128,7 +128,7 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
 
 
 def _keep_memory() -> None:
-    """Make glibc keep freed memory. Else the kernel clears new pages for each copy of a policy, which is slow."""
+    """Make glibc keep freed memory, because new pages for each copy of a policy cost time."""
     with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
