@@ -1,4 +1,4 @@
-"""A source without I/O, simulator or robot: Actions, Throttles and Commands in, Steps out.
+"""The core of a source, without I/O. It takes Actions, Throttles and Commands, and returns Steps.
 
 The core joins five parts, each with its own state:
 

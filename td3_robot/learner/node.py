@@ -16,7 +16,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import BundleError, DivergenceError
-from td3_robot.learner.checkpointing.saver import Saver, is_new, start
+from td3_robot.learner.checkpointing.saver import Saver, start
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.metrics_writer import MetricsWriter
@@ -49,7 +49,8 @@ def _learn_alone(node: Node) -> None:
 
 def _learn(node: Node) -> None:
     selection.use_threads(node.config.learner)
-    provenance, new = _provenance(node.config), is_new(node.run)
+    provenance = _provenance(node.config)
+    new = not (node.run.replay.exists() or node.run.has_checkpoints)  # nothing from which a learner could continue
     core = start(node, provenance)
     recorded = node.recorded(core, {"provenance": provenance, "new": new})
     node.serve(

@@ -91,7 +91,7 @@ def replay(session: Session) -> Outcome:
     outcome = Outcome(notes=notes)
     learners = sorted(recording.learners | found.keys())
     alone = len(learners) == 1
-    driven = _relive(session, found, recording, alone, outcome)
+    driven = _replay_learners(session, found, recording, alone, outcome)
     for key in learners:
         _compare_counters(recording, key, found.get(key), driven.get(key), alone, outcome)
     if alone and driven:
@@ -247,7 +247,7 @@ def _storing(config: Config, rows: int) -> LearnerCore:
     return make_core(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
 
 
-def _relive(
+def _replay_learners(
     session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
 ) -> dict[Key, _Learner]:
     """Replay the learners of these lives, and add their messages to the outcome. Returns the replayed learners.
@@ -255,31 +255,24 @@ def _relive(
     Args:
         alone: whether the recording has only one learner.
     """
-    learning: dict[Key, Life] = {}
-
-    def note(life: Life, why: str) -> None:
-        outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {life}'}: {why}")
-
-    for key, life in found.items():
-        if why := _not_learned(session, life):
-            note(life, why)
-        else:
-            learning[key] = life
+    problems = {key: why for key, life in found.items() if (why := _not_learned(session, life))}
     driven: dict[Key, _Learner] = {}
 
     def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         config, key = life.config, (life.name, life.incarnation)
         selection.use_threads(config.learner)
-        core = make_core(config, provenance=life.setting("provenance", dict)) if key in learning else None
+        core = None if key in problems else make_core(config, provenance=life.setting("provenance", dict))
         driven[key] = _Learner(life, recording.rows, core)
         return RecordedCore(driven[key], life)
 
     lives.replay_lives(session, found, TOPICS, make)
-    for key, life in list(learning.items()):
-        if key in driven and (why := _compiled_otherwise(life, driven[key].learning)):
-            note(life, why)
-            del learning[key]
+    for key, learner in driven.items():
+        if why := _compiled_otherwise(found[key], learner.learning):
+            problems[key] = why
+    for key, why in problems.items():
+        outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {found[key]}'}: {why}")
+    learning = {key: life for key, life in found.items() if key not in problems}
     outcome.turns = sum(life.turns for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
     outcome.parts += lives.outcome(learning.values(), TOPICS, _PACKAGES).parts

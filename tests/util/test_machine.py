@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,30 @@ def test_processor_seconds_are_those_of_the_process() -> None:
     busy.kill()
     busy.wait()
     assert machine.processor_seconds(busy.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "contents", "expected"),
+    [
+        ("0::/box/inner", {"box/inner/memory.max": "max", "box/memory.max": "3000"}, 3000 - 1000 + 600),
+        ("0::/box/inner", {}, 5120),
+        ("4:cpu,memory:/box", {"memory/box/memory.limit_in_bytes": "4000"}, 4000 - 1000 + 600),
+    ],
+)
+def test_a_containers_memory_limit_counts(
+    lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reports 5 KiB. Each group uses 1000 bytes; 600 of these are only file cache."""
+    groups = tmp_path / "cgroup"
+    for name, text in contents.items():
+        path = groups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+        (path.parent / "memory.current").write_text("1000\n")
+        (path.parent / "memory.usage_in_bytes").write_text("1000\n")
+        (path.parent / "memory.stat").write_text("anon 400\ninactive_file 600\ntotal_inactive_file 600\n")
+    fakes = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    5 kB\n", "/proc/self/cgroup": lines + "\n"}
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **more: fakes.get(str(path)) or real(path, **more))
+    monkeypatch.setattr(machine, "_GROUPS", groups)
+    assert machine.available_memory() == expected

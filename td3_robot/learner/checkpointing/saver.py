@@ -17,17 +17,11 @@ from td3_robot.learner.factory import make_core, networks
 from td3_robot.learner.replay_buffer.storage import File, Storage
 from td3_robot.learner.resources import announce
 from td3_robot.runtime.node import Node
-from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
 _SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; less than the supervisor waits for us
-
-
-def is_new(run: RunFolder) -> bool:
-    """Whether the run folder has nothing from which a learner could continue."""
-    return not (run.replay.exists() or run.has_checkpoints)
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:

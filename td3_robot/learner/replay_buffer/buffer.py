@@ -82,7 +82,7 @@ class ReplayBuffer:
         self._device_batch: tuple[Tensor, Batch] | None = None
 
     def use_device(self, device: torch.device) -> None:
-        """Keep a copy of the rows on a device, and draw batches from this copy, in the same order as without it.
+        """Keep a copy of the rows on a device, and draw batches from this copy. The device does not change the draws.
 
         The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
         device.

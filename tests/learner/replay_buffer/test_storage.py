@@ -1,4 +1,4 @@
-"""Replay rows in a file: what survives a killed process. Also the free memory of this machine."""
+"""Replay rows in a file survive a killed process. A damaged file is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from td3_robot.errors import BundleError
 from td3_robot.learner.replay_buffer import storage
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
-from td3_robot.util import machine
 
 WIDTH = 10  # of a robot with 3 observations and 2 actions
 
@@ -249,33 +248,6 @@ def test_a_killed_process_loses_no_recorded_row(tmp_path: Path) -> None:
     for back in range(1, 999):  # the row after the newest may be half written
         assert (file.rows[(total - back) % 1000] == total - back + 1).all()
     file.close()
-
-
-@pytest.mark.parametrize(
-    ("lines", "contents", "expected"),
-    [
-        ("0::/box/inner", {"box/inner/memory.max": "max", "box/memory.max": "3000"}, 3000 - 1000 + 600),
-        ("0::/box/inner", {}, 5120),
-        ("4:cpu,memory:/box", {"memory/box/memory.limit_in_bytes": "4000"}, 4000 - 1000 + 600),
-    ],
-)
-def test_a_containers_memory_limit_counts(
-    lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel reports 5 KiB. Each group uses 1000 bytes; 600 of these are only file cache."""
-    groups = tmp_path / "cgroup"
-    for name, text in contents.items():
-        path = groups / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-        (path.parent / "memory.current").write_text("1000\n")
-        (path.parent / "memory.usage_in_bytes").write_text("1000\n")
-        (path.parent / "memory.stat").write_text("anon 400\ninactive_file 600\ntotal_inactive_file 600\n")
-    fakes = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    5 kB\n", "/proc/self/cgroup": lines + "\n"}
-    real = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, **more: fakes.get(str(path)) or real(path, **more))
-    monkeypatch.setattr(machine, "_GROUPS", groups)
-    assert machine.available_memory() == expected
 
 
 def test_storage_in_memory_is_not_durable() -> None:
