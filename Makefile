@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TRAIN_READY := $(VENV)/.train-ready
 READY := $(VENV)/.ready
 
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
@@ -18,13 +20,19 @@ help:
 	@echo "make format    set up, format the code"
 	@echo "make clean     remove the virtual environment and build leftovers"
 
-$(READY): pyproject.toml constraints.txt
+# What training needs.
+$(TRAIN_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch
+	$(PIP) --editable '.[train]'
+	touch $(TRAIN_READY)
+
+# What the tests, the checks and the documents need.
+$(READY): $(TRAIN_READY)
+	$(PIP) --editable '.[dev]'
 	touch $(READY)
 
-train: $(READY)
+train: $(TRAIN_READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)

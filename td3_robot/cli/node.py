@@ -28,6 +28,7 @@ from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
 _SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
+_ROBOTS_ANSWER = 1.0  # seconds within which robots answer a question about their state
 _LONGEST = 2048  # printed characters of a text from a peer
 VERBS = {
     "state": "what state the policy server is in, what it serves, and how its robots are",
@@ -54,8 +55,13 @@ examples:
   td3-robot node activate --config robot.yaml --target leg-0
   td3-robot node load policy.safetensors --config robot.yaml
 
-exit codes: 0 done, 1 refused, no answer, or an estop, configure or activate that not every connected robot followed in
-time (or, of an estop, that none is connected; the server has done it all the same), 2 usage"""
+exit codes:
+  0  done
+  1  the command is refused, or there is no answer
+  1  state: the server or a robot is in FAULT or under an emergency stop
+  1  estop, configure, activate: the server has done it, and a connected robot has not confirmed it in time
+  1  estop: the server has done it, and no robot is connected
+  2  a wrong option or configuration"""
 _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "estop": lambda answer: answer.detail.get("stopped") is True,
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
@@ -173,16 +179,33 @@ def _ask(
             bus.send("policy", command)
         elif isinstance(message, Reply) and message.id == command.id:
             reply, unconfirmed = message, ""
+            faults: dict[str, str] = {}
             if command.verb in _FOLLOWED and not command.target and not reply.error:
                 reply, unconfirmed = _confirmed(bus, command.verb, reply, messages)
+            if command.verb == "state" and not reply.error:
+                reply, faults = _with_faults(bus, reply)
             (_print_json if parsed.json else _print)(reply)
             if unconfirmed:
                 print(f"td3-robot node: {unconfirmed}", file=sys.stderr)
-            return EXIT_CHECK_FAILED if reply.error or unconfirmed else EXIT_GOOD
+            return EXIT_CHECK_FAILED if reply.error or unconfirmed or faults else EXIT_GOOD
     who = command.target or "policy server"
     what = "; the stop is NOT confirmed" if command.verb == "estop" else ""
     print(f"td3-robot node: no answer from {who} at {endpoint} within {parsed.timeout:g} s{what}", file=sys.stderr)
     return EXIT_CHECK_FAILED
+
+
+def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[str, Reply | None]:
+    """Ask every connected robot for its state. Return the Replies by robot; None for a robot that does not answer."""
+    connected = reply.detail.get("connected")
+    robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
+    asked = {secrets.randbits(63): name for name in robots}
+    for number, name in asked.items():
+        bus.send("policy", Command(number, name, "state", "", 0, "", b""))
+    answers: dict[str, Reply | None] = dict.fromkeys(robots)
+    while asked and (answer := next(messages, reply)) is not reply:
+        if isinstance(answer, Reply) and answer.id in asked:
+            answers[asked.pop(answer.id)] = answer
+    return answers
 
 
 def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> tuple[Reply, str]:
@@ -195,23 +218,15 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
             The text names the robots that have not followed; it is empty if all have followed. After an estop it is
             also an error if no robot has followed.
     """
-    connected, in_all = reply.detail.get("connected"), reply.detail.get("connected_in_all")
-    robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
-    more = in_all - len(robots) if isinstance(in_all, int) else 0
-    asked = {secrets.randbits(63): name for name in robots}
-    for number, name in asked.items():
-        bus.send("policy", Command(number, name, "state", "", 0, "", b""))
-    missing = dict.fromkeys(robots, "no answer")
-    while asked:
-        answer = next(messages, reply)
-        if answer is reply:  # timeout
-            break
-        if isinstance(answer, Reply) and answer.id in asked:
-            name = asked.pop(answer.id)
-            missing[name] = answer.error or answer.state
-            if not answer.error and _FOLLOWED[verb](answer):
-                del missing[name]
-    followed = sorted({*robots} - {*missing})
+    answers = _states(bus, reply, messages)
+    in_all = reply.detail.get("connected_in_all")
+    more = in_all - len(answers) if isinstance(in_all, int) else 0
+    missing = {
+        name: (answer.error or answer.state) if answer else "no answer"
+        for name, answer in answers.items()
+        if answer is None or answer.error or not _FOLLOWED[verb](answer)
+    }
+    followed = sorted({*answers} - {*missing})
     reply = replace(reply, detail={**reply.detail, "confirmed": followed, "unconfirmed": sorted(missing)})
     if missing or more > 0:
         names = ", ".join(f"{name} ({state})" for name, state in sorted(missing.items()))
@@ -221,21 +236,49 @@ def _confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | N
     return reply, "" if followed or verb != "estop" else "no robot is connected: none has confirmed the stop"
 
 
+def _with_faults(bus: Bus, reply: Reply) -> tuple[Reply, dict[str, str]]:
+    """Put the faults and emergency stops of the server and its robots first into a Reply about a state.
+
+    Returns:
+        The Reply, with ``faults`` and the states of the robots in its detail, and the faults: reasons by node.
+    """
+    answers = _states(bus, reply, _messages(bus, _ROBOTS_ANSWER))
+    sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")
+    faults: dict[str, str] = {}
+    if reply.state == State.FAULT:
+        faults[reply.node] = str(reply.detail.get("reason", ""))
+    for name in stopped if isinstance(stopped, list) else ():
+        faults[str(name)] = "emergency stop"
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and source.get("watch") == State.FAULT:
+            faults[name] = str(source.get("reason", ""))
+    for name, answer in answers.items():
+        if answer and answer.state == State.FAULT:
+            faults[name] = str(answer.detail.get("reason", ""))
+    states = {name: answer.state if answer else "no answer" for name, answer in answers.items()}
+    detail = {"faults": faults, **({"robots": states} if states else {}), **reply.detail}
+    return replace(reply, detail=detail), faults
+
+
 def _watch(bus: Bus, timeout: float) -> int:
     """Print every change of state, and every loss and return of the connection, until a signal comes."""
     begin, sees, saw = time.monotonic(), None, False
     while True:
         for _, message in bus.receive(0.05):
             if isinstance(message, LifecycleChange):
-                print(_line(message), flush=True)
+                _say(_line(message))
         now = time.monotonic()
         if bus.welcome("policy") and now - bus.clients["policy"].received_at < _SILENCE:
             if not sees:
-                print("watching again; what was meanwhile is not repeated" if saw else "watching", flush=True)
+                _say("watching again; changes in between are not shown" if saw else "watching")
             sees = saw = True
         elif sees or (sees is None and now > begin + timeout):
-            print("NOT watching: the policy server is silent, and what happens there is not seen", flush=True)
+            _say("NOT watching: the policy server is silent; its changes of state are not shown")
             sees = False
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def _line(change: LifecycleChange) -> str:
@@ -252,8 +295,12 @@ def _print(reply: Reply) -> None:
     if reply.error:
         print(f"td3-robot node: refused: {one_line(reply.error, _LONGEST)}", file=sys.stderr)
         return
+    for name, reason in reply.detail.get("faults", {}).items():
+        print(f"FAULT {one_line(name)}: {one_line(reason, _LONGEST)}")
     print(f"{one_line(reply.node)}: {one_line(reply.state)}")
     for key, value in reply.detail.items():
+        if key == "faults":
+            continue
         if isinstance(value, dict):
             for name, item in value.items():
                 text = ", ".join(f"{k} {v}" for k, v in item.items()) if isinstance(item, dict) else item

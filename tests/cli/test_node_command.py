@@ -173,3 +173,36 @@ def test_an_invalid_timeout_is_refused_before_anything_is_sent(
 def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "state", "--endpoint", ""]) == 2
     assert "endpoint '' is not understood; allowed: ipc://PATH, tcp://HOST:PORT" in capsys.readouterr().err
+
+
+def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """leg reports a fault. The server's watch over arm has expired. sim is under an emergency stop."""
+    bus: Any = Asked()
+
+    def receive(_: float) -> list[tuple[None, Reply]]:
+        states = [(command, "fault" if command.target == "leg" else "active") for command in bus.sent]
+        detail = {"reason": "no action for 200 ms"}
+        return [(None, Reply(command.id, command.target, "", state, detail)) for command, state in states]
+
+    bus.receive = receive
+    bus.welcome = lambda _: True
+    sources = {"arm": {"watch": "fault", "reason": "no observation"}, "leg": {"watch": "active", "reason": ""}}
+    detail = {"version": 3, "sources": sources, "connected": ["leg", "hand"], "stopped": ["sim"]}
+    reply, faults = node_command._with_faults(bus, Reply(1, "policy", "", "active", detail))
+    assert faults == {"sim": "emergency stop", "arm": "no observation", "leg": "no action for 200 ms"}
+    assert reply.detail["robots"] == {"leg": "fault", "hand": "active"}
+    node_command._print(reply)
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "FAULT sim: emergency stop",
+        "FAULT arm: no observation",
+        "FAULT leg: no action for 200 ms",
+        "policy: active",
+    ]
+
+
+def test_state_without_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    bus: Any = Asked()
+    reply, faults = node_command._with_faults(bus, Reply(1, "policy", "", "active", {"version": 3, "connected": []}))
+    node_command._print(reply)
+    assert faults == {}
+    assert capsys.readouterr().out.splitlines()[:2] == ["policy: active", "  version: 3"]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from td3_robot.learner.metrics_writer import MetricsWriter
 
@@ -32,3 +33,33 @@ def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int]
         except ValueError:
             assert line in before
     assert good == [*after, 2]
+
+
+def test_tensorboard_tags_are_those_of_common_dashboards(tmp_path: Path) -> None:
+    train = {"kind": "train", "env_steps": 1000, "updates": 900, "return_mean": 5.0, "steps_per_s": 60.0}
+    losses = {"critic_loss": 0.5, "actor_loss": -2.0, "wall_s": 20.0}
+    evaluation = {"kind": "evaluation", "env_steps": 1000, "eval_return_mean": 7.0, "eval_return_std": 1.0}
+    with contextlib.closing(MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "events")) as metrics:
+        metrics.write({**train, **losses})
+        metrics.write({**evaluation, "eval_length_mean": 30.0, "eval_returns": [6.0, 8.0]})
+        metrics.write({"kind": "offline", "env_steps": 0, "updates": 1000, "critic_loss": 0.25})
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    written = {tag: events.Scalars(tag)[0] for tag in events.Tags()["scalars"]}
+    assert {tag: event.value for tag, event in written.items()} == {
+        "rollout/ep_rew_mean": 5.0,
+        "train/n_updates": 900.0,
+        "train/critic_loss": 0.5,
+        "train/actor_loss": -2.0,
+        "time/fps": 60.0,
+        "time/time_elapsed": 20.0,
+        "eval/mean_reward": 7.0,
+        "eval/std_reward": 1.0,
+        "eval/mean_ep_length": 30.0,
+        "offline/critic_loss": 0.25,
+        "offline/env_steps": 0.0,
+    }
+    assert written["eval/mean_reward"].step == 1000
+    keys = [set(json.loads(line)) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert "eval_return_mean" in keys[1]
+    assert "return_mean" in keys[0]

@@ -606,7 +606,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     server, driver = robot.serve(), robot.drive()
     begin = robot.running()
     robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
-    robot.wait("the watcher", lambda: re.search("^watching", robot.log("watch.log"), re.MULTILINE))
+    robot.wait("the watcher", lambda: re.search("^[-0-9]+ [0-9:]+ watching", robot.log("watch.log"), re.MULTILINE))
     told = robot.operator("estop", "--reason", "smoke", "--json")
     assert told.returncode == 0
     assert (json.loads(told.stdout)["confirmed"], json.loads(told.stdout)["unconfirmed"]) == (["leg"], [])
