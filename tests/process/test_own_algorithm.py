@@ -41,8 +41,8 @@ def test_own_algorithm_trains_resumes_and_exports_a_bundle(train: Any, command: 
 
 
 def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: Any, folder: Path) -> None:
-    run = train(600, "learner.algorithm=sac")
+    run = train(600, "learner.algorithm=ppo")
     assert run.finish() == 2
     [line] = run.output().splitlines()
-    assert "learner.algorithm is 'sac'; allowed: td3, ddpg, a2c, sign" in line
+    assert "learner.algorithm is 'ppo'; allowed: td3, ddpg, a2c, sign" in line
     assert not (folder / "run").exists()
