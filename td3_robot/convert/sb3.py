@@ -99,7 +99,7 @@ def _actor(content: bytes, source: str) -> dict[str, Float32]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32:
             raise BundleError(f"{source}: {name[:60]!r} is not a float32 tensor")
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
 def _data(content: bytes, source: str) -> dict[str, Any]:
