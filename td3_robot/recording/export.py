@@ -111,7 +111,7 @@ def _type(wire: FieldType) -> str:
 
 
 Table = CsvTable | ParquetTable
-FORMATS: dict[str, type[CsvTable] | type[ParquetTable]] = {"csv": CsvTable, "parquet": ParquetTable}
+FORMATS: dict[str, type[Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
@@ -163,14 +163,22 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
-    """Return the channel names of each source, for the tables of these topics. Without topics: of all.
+    """The channel names of each source, for the tables of these topics. Without topics: for all tables.
 
     Raises:
-        SessionError: the robots have different channels, and channels are columns of these tables.
+        SessionError: channels are columns of a table, and the robots have different channels.
     """
     names = _names(session)
-    if any(_of_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
-        _refuse_two_kinds(session, names)
+    if not any(_has_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
+        return names
+    for (first, wanted), (source, found) in itertools.pairwise(names.items()):
+        for size in wanted:
+            for one, other in itertools.zip_longest(wanted[size], found[size]):
+                if one != other:
+                    raise SessionError(
+                        f"{str(session.paths[0])!r} holds two kinds of robots with different columns: "
+                        f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
+                    )
     return names
 
 
@@ -192,20 +200,9 @@ def _names(session: Session) -> dict[str, Names]:
     }
 
 
-def _of_channels(topic: str) -> bool:
+def _has_channels(topic: str) -> bool:
     """Whether the table of a topic has channels as columns."""
     return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
-
-
-def _refuse_two_kinds(session: Session, names: Mapping[str, Names]) -> None:
-    for (first, wanted), (source, found) in itertools.pairwise(names.items()):
-        for size in wanted:
-            for one, other in itertools.zip_longest(wanted[size], found[size]):
-                if one != other:
-                    raise SessionError(
-                        f"{str(session.paths[0])!r} holds two kinds of robots with different columns: "
-                        f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
-                    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
