@@ -51,8 +51,7 @@ class FakeRobot:
         self._episode = 0
         self._episode_step = 0
         self.server.serve("policy", ServerLink("policy", "policy", {"driver": (Step,)}, {}, 1))
-        sizes = {"N": 1, "O": spec.observation_size, "A": spec.action_size}
-        client = ClientLink("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,), sizes)
+        client = ClientLink("policy", hello("driver", source, client=1, robots=1, spec=spec), (Action,))
         self.bus.connect("policy", client)
         self._exchange()
 

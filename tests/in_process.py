@@ -57,9 +57,8 @@ class InProcess:
             core, bus = simulator.make(config, name, 0), MemoryBus(self.network, self.clock)
             spec = core.envs.spec
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
-            sizes = {"N": config.robots, "O": spec.observation_size, "A": spec.action_size}
             for link in ("policy", "learner"):
-                bus.connect(link, ClientLink(link, introduction, sims_core.ACCEPTS[link], sizes))
+                bus.connect(link, ClientLink(link, introduction, sims_core.ACCEPTS[link]))
             self.simulators.append(core)
             self.nodes.append((core, bus))
 

@@ -47,8 +47,7 @@ class Robot:
         self.bus = Bus(keys=keys)
         name = f"{example.SOURCE}-{robots}"
         hello = handshake.hello("driver", name, client=robots, robots=robots, spec=example.spec())
-        sizes = {"N": robots, "O": example.OBSERVATIONS, "A": example.ACTIONS}
-        self.bus.connect(endpoint, ClientLink("policy", hello, (Action,), sizes))
+        self.bus.connect(endpoint, ClientLink("policy", hello, (Action,)))
         rng = np.random.default_rng(robots)
         self._steps = [example.step(sequence, robots, rng, name) for sequence in range(1000)]
         self._sent = self.version = 0

@@ -110,10 +110,8 @@ class Player:
             client=secrets.randbits(63),
             agreement=task,
         )
-        spec = recorded.spec
-        sizes = {"N": recorded.robots, "O": len(spec["observations"]), "A": len(spec["actions"])}
         bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
-        bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle), sizes))
+        bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle)))
 
     def _show(self, endpoint: str) -> None:
         """Connect each recorded node to a monitor."""

@@ -131,8 +131,7 @@ class Node:
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
         """
-        sizes = {"N": robots, "O": spec.observation_size, "A": spec.action_size} if spec and robots else {}
-        client = ClientLink(link, self.hello(self.role, spec=spec, robots=robots), accepts, sizes, essential=essential)
+        client = ClientLink(link, self.hello(self.role, spec=spec, robots=robots), accepts, essential=essential)
         self.bus.connect(self.endpoint(link), client)
         return client
 

@@ -290,7 +290,6 @@ class ClientLink:
         link: name of the link.
         hello: the Hello to send.
         accepts: message types that the server may send.
-        dims: sizes of the arrays in these messages, by their letters: N, O, A.
         essential: whether a refusal ends this process. If not, the client logs it and asks again after LOG_PERIOD.
         received_at: time of the server's last message (s); minus infinity before the first.
     """
@@ -298,7 +297,6 @@ class ClientLink:
     link: str
     hello: Hello
     accepts: tuple[type[Message], ...]
-    dims: Mapping[str, int] = field(default_factory=dict)
     essential: bool = True
     tally: Tally = field(default_factory=Tally)
     state: Literal["connecting", "welcome", "refused"] = "connecting"
@@ -308,6 +306,11 @@ class ClientLink:
     _sent_at: float = float("-inf")
     _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
+
+    def __post_init__(self) -> None:
+        spec = self.hello.spec
+        sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
+        self._dims = {**sizes, "N": self.hello.robots} if self.hello.robots else sizes
 
     def due(self, now: float) -> list[Message]:
         """The messages of the handshake to send now: Hello until an answer comes, or Heartbeat after silence."""
@@ -347,7 +350,7 @@ class ClientLink:
         sender = f"on link {self.link} from its server"
         try:
             kind = _kind(frames)
-            message = codec.decode_as(kind, frames[1], self.dims)
+            message = codec.decode_as(kind, frames[1], self._dims)
             self.tally.note_extra_fields(kind, frames[1], sender, now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"{sender}: {error}", now)

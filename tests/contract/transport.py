@@ -108,7 +108,7 @@ def server(session: int = 1, **fields: Any) -> ServerLink:
 def client(name: str = "sim-0", *, number: int = 7, task: str = "Toy", **fields: Any) -> ClientLink:
     """A simulator's end of the link."""
     greeting = hello("simulator", name, client=number, robots=1, spec=SPEC, agreement={"task": task}, **fields)
-    return ClientLink("policy", greeting, (Action, Throttle), {"N": 1, "O": 3, "A": 2})
+    return ClientLink("policy", greeting, (Action, Throttle))
 
 
 def action(answers: int) -> Action:

@@ -574,7 +574,7 @@ def test_driver_refused_because_a_dead_driver_holds_its_name_makes_its_robot_saf
     robot.serve()
     dead = Bus()
     introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
-    dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, (), {}))
+    dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, ()))
     robot.wait("its welcome", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
     words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
     driver = robot._start("driver.log", *words)

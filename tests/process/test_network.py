@@ -53,7 +53,7 @@ if role == "server":
 else:
     spec = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
     hello = handshake.hello("driver", "r", client=1, robots=1, spec=spec)
-    bus.connect(endpoint, ClientLink("policy", hello, (Action,), {"N": 1, "O": 1, "A": 1}))
+    bus.connect(endpoint, ClientLink("policy", hello, (Action,)))
     answered, sent = 0, 0
     end = time.monotonic() + float(sys.argv[4])
     while time.monotonic() < end and answered < 50:

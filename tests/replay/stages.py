@@ -317,8 +317,7 @@ class Deployed:
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
         bus = self._bus()
         introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
-        sizes = {"N": 1, "O": 2, "A": 1}
-        bus.connect("policy", ClientLink("policy", introduction, driver_core.ACCEPTS["policy"], sizes))
+        bus.connect("policy", ClientLink("policy", introduction, driver_core.ACCEPTS["policy"]))
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:

@@ -63,7 +63,7 @@ def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
 
     def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
-        return ClientLink(link, hello, (Action, Throttle, Weights), {"N": hello.robots, "O": 3, "A": 2})
+        return ClientLink(link, hello, (Action, Throttle, Weights))
 
     return make
 

@@ -629,7 +629,7 @@ anything = st.lists(
 def test_no_frames_end_a_link(messages: list[list[bytes]]) -> None:
     toy = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
     server = ServerLink("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
-    client = ClientLink("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,), {})
+    client = ClientLink("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,))
     server.receive(b"1", frames(client.hello), 0.0)
     welcomed(client)
     for parts in messages:
