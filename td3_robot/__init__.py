@@ -15,6 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from td3_robot_sims.evaluate import Evaluation, evaluate
+
     from td3_robot.errors import Td3RobotError
     from td3_robot.policies import Policy, load_policy, shipped_policies
     from td3_robot.recordings import Recording, Transitions, open_recording
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Channel",
+    "Evaluation",
     "Policy",
     "Recording",
     "RobotSpec",
@@ -33,6 +36,7 @@ __all__ = [
     "TrainingProgress",
     "Transitions",
     "__version__",
+    "evaluate",
     "load_policy",
     "open_recording",
     "open_run",
@@ -47,6 +51,7 @@ _MODULES = {
     "td3_robot.runs": ("Run", "TrainingProgress", "open_run", "train"),
     "td3_robot.specs": ("Channel", "RobotSpec"),
     "td3_robot.util.version": ("__version__",),
+    "td3_robot_sims.evaluate": ("Evaluation", "evaluate"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

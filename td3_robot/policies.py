@@ -78,14 +78,16 @@ class Policy:
 
     Args:
         bundle: the content of a policy file.
+        source: names the policy in errors.
 
     Attributes:
         spec: names, units and ranges of observations and actions, and the control period in s.
         provenance: where the policy comes from: task, algorithm, seed, env_steps, updates, commit, …
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, source: str = "policy") -> None:
         self.bundle = bundle
+        self.source = source
         self.spec = bundle.spec
         self.provenance: Mapping[str, Any] = bundle.provenance
         self._actor = Actor(bundle)
@@ -137,4 +139,5 @@ def load_policy(source: str | Path) -> Policy:
     Raises:
         BundleError: there is no such policy, or its file is damaged. The error suggests similar names.
     """
-    return Policy(Bundle.load(find_policy(source)))
+    file = find_policy(source)
+    return Policy(Bundle.load(file), str(file))

@@ -15,6 +15,10 @@ import td3_robot
 ROOT = Path(__file__).parent.parent
 
 FUNCTIONS = {
+    "evaluate": (
+        "(policy: 'str | Path | Policy', *, task: 'str | None' = None, episodes: 'int' = 10, seed: 'int' = 0,"
+        " max_steps: 'int' = 100000, video: 'str | Path | None' = None) -> 'Evaluation'"
+    ),
     "load_policy": "(source: 'str | Path') -> 'Policy'",
     "open_recording": "(*files: 'str | Path') -> 'Recording'",
     "open_run": "(path: 'str | Path') -> 'Run'",
@@ -26,6 +30,7 @@ FUNCTIONS = {
     ),
 }
 CLASSES = {
+    "Evaluation": {"mean": "property", "std": "property"},
     "Policy": {"predict": "(self, observation: 'ArrayLike') -> 'Float32'"},
     "Recording": {
         "arrays": "(self, topic: 'str' = 'step') -> 'dict[str, NDArray[Any]]'",
@@ -50,6 +55,7 @@ CLASSES = {
     "Transitions": {},
 }
 FIELDS = {
+    "Evaluation": ["task", "returns", "lengths"],
     "Run": ["path"],
     "TrainingProgress": ["env_steps", "total_steps", "updates", "return_mean", "figures"],
     "Transitions": ["observation", "action", "reward", "next_observation", "terminated", "truncated", "episode"],

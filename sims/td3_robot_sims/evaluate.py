@@ -6,21 +6,25 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from td3_robot.bundle import Bundle
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
-from td3_robot.policies import find_policy
+from td3_robot.policies import Policy, load_policy
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer
+from td3_robot.util import extras
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
+from td3_robot_sims.rollout import SEED_OFFSET, Episode
+from td3_robot_sims.rollout import episodes as episodes_of
 
 _EXAMPLES = """examples:
   td3-robot eval walker2d --video walk.mp4
@@ -32,22 +36,84 @@ MAX_STEPS = EvaluationConfig().max_steps
 _FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The result of an evaluation with E episodes.
+
+    Attributes:
+        task: the task of the episodes.
+        returns: float64[E], the undiscounted return of each episode.
+        lengths: int64[E], the steps of each episode.
+    """
+
+    task: str
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns, over these episodes."""
+        return float(self.returns.std())
+
+
+@extras.advice()
+def evaluate(
+    policy: str | Path | Policy,
+    *,
+    task: str | None = None,
+    episodes: int = 10,
+    seed: int = 0,
+    max_steps: int = MAX_STEPS,
+    video: str | Path | None = None,
+) -> Evaluation:
+    """Run episodes of a policy without noise in simulation. Needs the extra ``sim``.
+
+    Args:
+        policy: a policy, a shipped policy such as ``walker2d``, a run folder, or a policy file.
+        task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of the training.
+        episodes: number of episodes, at least 1.
+        seed: seed of the starting states, at least 0. To compare policies, use the same seed.
+        max_steps: longest episode in steps, at least 1, for tasks without a time limit.
+        video: file to write the first episode to: .mp4, .mkv, .webm or .gif; None for no video.
+
+    Raises:
+        ValueError: a number is too low.
+        BundleError: there is no such policy, its file is damaged, or it is for another robot than ``task``.
+        ConfigError: the task does not exist, or only the policy file names its module.
+        ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
+        UsageError: the video cannot be written.
+    """
+    for name, given, least in (("episodes", episodes, 1), ("max_steps", max_steps, 1), ("seed", seed, 0)):
+        if given < least:
+            raise ValueError(f"{name} is {given}; allowed: at least {least}")
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
+    label = f"policy {policy.source!r}"
+    if task is None:
+        task = str(policy.provenance.get("task", policy.spec.name))
+        tasks.refuse_import(task, label, "--task {task}")
+    environment = tasks.make(task)
+    try:
+        if difference := environment.spec.difference(policy.spec):
+            raise BundleError(f"{label} is for another robot than {task!r}: {difference}")
+        results = _run(environment, Actor(policy.bundle), episodes, seed + SEED_OFFSET, max_steps, video)
+    finally:
+        environment.close()
+    returns, lengths = zip(*results, strict=True)
+    return Evaluation(task, np.array(returns, np.float64), np.array(lengths, np.int64))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    file = find_policy(options.policy)
-    bundle = Bundle.load(file)
-    task = options.task or str(bundle.provenance.get("task", bundle.spec.name))
+    policy = load_policy(options.policy)
+    numbers = {"episodes": options.episodes, "seed": options.seed, "max_steps": options.max_steps}
     with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
-        if not options.task:
-            tasks.refuse_import(task, f"policy {str(file)!r}", "--task {task}")
-        environment = tasks.make(task)
-        try:
-            if difference := environment.spec.difference(bundle.spec):
-                raise BundleError(f"policy {str(file)!r} is for another robot than {task!r}: {difference}")
-            results = _run(environment, bundle, options)
-        finally:
-            environment.close()
-    _report(task, bundle, results, options)
+        result = evaluate(policy, task=options.task, video=options.video, **numbers)
+    _report(result, policy.provenance, options)
     return 0
 
 
@@ -73,39 +139,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(environment: Environment, bundle: Bundle, options: argparse.Namespace) -> list[Episode]:
-    """Run the episodes; with ``--video``, write the first one as a video."""
+def _run(
+    environment: Environment, actor: Actor, count: int, seed: int, max_steps: int, video: str | Path | None
+) -> list[Episode]:
+    """Run the episodes; with ``video``, write the first one as a video."""
     results: list[Episode] = []
-    with _video(options.video, environment) if options.video else nullcontext() as film:
+    with _video(Path(video), environment) if video else nullcontext() as film:
 
         def frame() -> None:
             if film and not results:
                 film()
 
-        seed = options.seed + SEED_OFFSET
-        for item in episodes(environment, Actor(bundle), options.episodes, seed, options.max_steps, frame):
+        for item in episodes_of(environment, actor, count, seed, max_steps, frame):
             if item:
                 results.append(item)
     return results
 
 
-def _report(task: str, bundle: Bundle, results: Sequence[Episode], options: argparse.Namespace) -> None:
-    returns = np.array([episode.episode_return for episode in results])
+def _report(result: Evaluation, provenance: Mapping[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         report = {
-            "task": task,
-            "mean": float(returns.mean()),
-            "std": float(returns.std()),
-            "returns": returns.tolist(),
-            "lengths": [episode.length for episode in results],
+            "task": result.task,
+            "mean": result.mean,
+            "std": result.std,
+            "returns": result.returns.tolist(),
+            "lengths": result.lengths.tolist(),
             "seed": options.seed,
-            "provenance": dict(bundle.provenance),
+            "provenance": dict(provenance),
         }
         print(json.dumps(report))
         return
-    print(f"{task}: mean return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes")
-    for number, episode in enumerate(results):
-        print(f"  episode {number}: return {episode.episode_return:.1f}, {episode.length} steps")
+    print(f"{result.task}: mean return {result.mean:.1f} ± {result.std:.1f} over {len(result.returns)} episodes")
+    for number, (episode_return, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
+        print(f"  episode {number}: return {episode_return:.1f}, {length} steps")
     if options.video:
         print(f"video: {options.video}")
 

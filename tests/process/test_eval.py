@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 from td3_robot_sims import tasks
 
+import td3_robot
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.cli.main import main
 
@@ -162,3 +163,17 @@ def test_bad_input_gives_one_line_of_error(
 
 def test_bad_input_gives_exit_code_2(command: Any, policy: Path) -> None:
     assert "--episodes is 0" in run(command, str(policy), "--episodes", "0", code=2)
+
+
+def test_evaluate_in_python_agrees_with_the_command(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(policy), "--episodes", "2", "--seed", "5", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    result = td3_robot.evaluate(policy, task="Walker2D", episodes=2, seed=5)
+    again = td3_robot.evaluate(td3_robot.load_policy(policy), episodes=2, seed=5)
+    assert result.returns.tolist() == again.returns.tolist() == printed["returns"]
+    assert (result.lengths.tolist(), result.mean, result.std) == (printed["lengths"], printed["mean"], printed["std"])
+    assert result.task == again.task == "Walker2D"
+    with pytest.raises(td3_robot.Td3RobotError, match="is for another robot than 'Ant'"):
+        td3_robot.evaluate(policy, task="Ant")
+    with pytest.raises(ValueError, match="episodes is 0; allowed: at least 1"):
+        td3_robot.evaluate(policy, episodes=0)
