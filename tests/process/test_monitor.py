@@ -146,7 +146,7 @@ def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.C
         ([*here, "--every", "0"], "--every is 0; allowed: above 0 s"),
         ([*here, "--seconds", "-1"], "--seconds is -1"),
         ([*here, "--seconds", "nan"], "--seconds is nan"),
-        ([*here, "--anywhere"], "--anywhere goes with --plotjuggler"),
+        ([*here, "--anywhere"], "--anywhere needs --plotjuggler"),
         ([*here, "--plotjuggler", "tcp://0.0.0.0:9872"], "allowed: ipc://PATH and tcp:// on loopback"),
         ([*here, "--plotjuggler", "9872"], "'9872' is not understood"),
     ):
@@ -158,6 +158,4 @@ def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.C
     assert "--topics: 'nope' cannot be played; allowed: hello, welcome" in capsys.readouterr().err
     assert main(["play", str(SESSION), "--monitor", "nowhere"]) == 2
     assert "'nowhere' is not understood" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as wrong:
-        main(["monitor", "--every", "soon"])
-    assert wrong.value.code == 2
+    assert main(["monitor", "--every", "soon"]) == 2
