@@ -20,6 +20,7 @@ from td3_robot.errors import BundleError, Td3RobotError, UsageError
 from td3_robot.policies import Policy, load_policy
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer
+from td3_robot.runtime.progress import Working
 from td3_robot.util import extras
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
@@ -150,9 +151,14 @@ def _run(
             if film and not results:
                 film()
 
-        for item in episodes_of(environment, actor, count, seed, max_steps, frame):
-            if item:
-                results.append(item)
+        with Working("eval") as working:
+            steps = 0
+            for item in episodes_of(environment, actor, count, seed, max_steps, frame):
+                steps += 1
+                if item:
+                    results.append(item)
+                    steps = 0
+                working.show(f"episode {min(len(results) + 1, count)} of {count}, step {steps}")
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shlex
 import sys
@@ -10,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from td3_robot.errors import EXIT_GOOD, UsageError
+from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
-from td3_robot.runtime.progress import Progress
-from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.progress import Progress, Working
 from td3_robot.runtime.training import evaluate_final, train
 
 _FLAGS = {
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     prepared = _resumed(options) if options.resume else _new(options)
     run = prepared.run
+    if finished := _finished(prepared):
+        print(finished)
+        return EXIT_GOOD
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
         trained = train(prepared, progress)
@@ -50,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.say(f"stopped; everything learned is saved; continue: {how}")
             return trained.exit_code
         try:
-            result = evaluate_final(prepared, trained.wall_s)
+            with Working("evaluating the final policy"):
+                result = evaluate_final(prepared, trained.wall_s)
         except KeyboardInterrupt:
             progress.say(f"stopped; the trained policy is saved: td3-robot eval {_quoted(run.policy_file)}")
             raise
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
     )
     print(f"returns: {returns}")
-    print(_next_steps(run))
+    print(_next_steps(prepared))
     return EXIT_GOOD
 
 
@@ -132,10 +137,30 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     return overrides
 
 
-def _next_steps(run: RunFolder) -> str:
+def _finished(prepared: Prepared) -> str:
+    """Return a line for the user if the run is finished, and this configuration does not continue it; else empty."""
+    run, config, _ = prepared
+    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
+        return ""
+    final = evaluations[-1]
+    if config != run.trained_with() and config.total_steps > final["env_steps"]:
+        return ""
+    return (
+        f"the run in {run.path} is finished: {final['env_steps']:,} steps, final policy: mean return "
+        f"{final['eval_return_mean']:.1f} ± {final['eval_return_std']:.1f}; to continue it: "
+        f"td3-robot train --resume {_quoted(run.path)} --steps {2 * config.total_steps}"
+    )
+
+
+def _next_steps(prepared: Prepared) -> str:
+    run, config, _ = prepared
+    backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
+    # A policy file cannot cause an import. So the user has to name a task of a module, which may have no pictures.
+    how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"
-        f"see it:  td3-robot eval {_quoted(run.policy_file)} --video walk.mp4\n"
+        f"see it:  td3-robot eval {_quoted(run.path)} {how}\n"
         f"metrics: tensorboard --logdir {_quoted(run.tensorboard)}"
     )
 

@@ -24,6 +24,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.progress import Working
 
 _BATCH = 5000  # rows that are written to a Parquet file together
 _WITHOUT_TABLES = {"ros2": "steps and statuses", "minari": "steps"}  # formats, and the messages that they convert
@@ -210,6 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minari: Any = None
     if options.format == "minari":  # imported here, because it needs an extra, and td3_robot must not import simulators
         minari = importlib.import_module("td3_robot_sims.minari_export")
+    with Working(f"export {options.files[0]}"):
+        counts, lines = _export(options, minari)
+    print(json.dumps(counts) if options.json else "\n".join(lines))
+    return EXIT_GOOD
+
+
+def _export(options: argparse.Namespace, minari: Any) -> tuple[Counter[str], list[str]]:
+    """Write the files. Return the counts, and the lines of the report."""
     session = Session(options.files)
     session.require(options.topics)
     out: Path = options.out
@@ -230,8 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _make_room([out / f"{topic}.{options.format}" for topic in topics], options)
         counts = export(session, out, options.format, options.topics)
         lines = [f"{out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
-    print(json.dumps(counts) if options.json else "\n".join(lines))
-    return EXIT_GOOD
+    return counts, lines
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from td3_robot.replay import machines, rewrite
 from td3_robot.replay.compare import Comparison, compare, plot
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.progress import Working
 from td3_robot.util.extras import import_user_module, missing
 
 CORES: dict[str, str] = {
@@ -135,8 +136,9 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
         UsageError: a named core is not installed.
     """
     try:
-        session = Session(paths)
-        reports = check(session, options.core, exact=options.exact)
+        with Working(f"replay {paths[0]}"):
+            session = Session(paths)
+            reports = check(session, options.core, exact=options.exact)
         parts = [part for report in reports for part in report.parts]
         written = rewrite.rewrite(session, parts) if options.update else ""
     except UsageError:

@@ -1,14 +1,20 @@
-"""Shows the progress of a training: one line that is rewritten on a terminal, or plain lines elsewhere."""
+"""Shows the progress of a training and of other long work: a line that is rewritten on a terminal."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
 import time
+from types import TracebackType
 from typing import TextIO
 
 from td3_robot.messages import Status
 
 _REWRITE_PERIOD = 0.5  # seconds
+_SETTLED = 10.0  # seconds after which the speed of a learner that has just started is typical
+_LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "return")
+"""Parts of the progress line that a narrow terminal leaves out, the first one first."""
 
 
 class Progress:
@@ -29,26 +35,36 @@ class Progress:
         self._terminal = stream.isatty()
         self._next = float("-inf")
         self._width = 0  # characters of the progress line on the terminal
+        self._begun = time.monotonic()
+        self._learning: float | None = None  # when the learner reported first
 
     def __call__(self, statuses: dict[str, Status]) -> None:
         """Show the newest figures if the last line is old enough."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None or not learner.figures:  # the learner has not loaded its checkpoint yet
+        if learner is None or not learner.figures:  # the learner compiles, or has not loaded its checkpoint yet
+            if self._terminal and now >= self._next:
+                self._next = now + _REWRITE_PERIOD
+                self._rewrite(f"starting, {now - self._begun:.0f} s")
             return
+        if self._learning is None or learner.figures.get("began_at") != self._shown.get("began_at"):
+            self._learning = now
         self._report_losses(learner.figures)
         self._shown = learner.figures
         if now < self._next:
             return
         self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)
-        text = line(learner.figures, self._total)
+        settled = now - self._learning >= _SETTLED
         if self._terminal:
-            text = text[: shutil.get_terminal_size().columns - 1]
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
+            self._rewrite(line(learner.figures, self._total, settled, shutil.get_terminal_size().columns - 1))
         else:
-            self._stream.write(text + "\n")
+            self._stream.write(line(learner.figures, self._total, settled) + "\n")
+            self._stream.flush()
+
+    def _rewrite(self, text: str) -> None:
+        self._stream.write("\r" + text.ljust(self._width))
         self._stream.flush()
+        self._width = len(text)
 
     def _report_losses(self, figures: dict[str, float]) -> None:
         """If the learner continues from a checkpoint, print how many updates and steps it has lost."""
@@ -74,17 +90,38 @@ class Progress:
             self._width = 0
 
 
-def line(figures: dict[str, float], total_steps: int) -> str:
-    """Return the progress line for a learner's figures."""
+def line(figures: dict[str, float], total_steps: int, settled: bool = True, width: int | None = None) -> str:
+    """Return the progress line for a learner's figures.
+
+    Args:
+        figures: of the learner.
+        total_steps: environment steps of the whole training.
+        settled: whether the speed is typical, so that it gives the time left.
+        width: most characters; None for no limit.
+    """
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
-    left = max(0.0, total_steps - steps)
+    left = duration(max(0.0, total_steps - steps), speed) if settled else "-"
     shown = "-" if "return_mean" not in figures else f"{figures['return_mean']:.0f}"
-    return (
-        f"{steps:,.0f}/{total_steps:,} steps ({100 * steps / total_steps:.0f} %) | ETA {duration(left, speed)} | "
-        f"{speed:.0f} steps/s | {figures.get('updates_per_s', 0.0):.0f} updates/s | "
-        f"ratio {figures.get('replay_ratio', 0.0):.2f} | return {shown} | "
-        f"stale {figures.get('staleness_updates', 0.0):.0f} updates"
-    )
+    parts = {
+        "steps": f"{steps:,.0f}/{total_steps:,} steps ({100 * steps / total_steps:.0f} %)",
+        "left": f"ETA {left}",
+        "speed": f"{speed:.0f} steps/s",
+        "updates": f"{figures.get('updates_per_s', 0.0):.0f} updates/s",
+        "ratio": f"ratio {figures.get('replay_ratio', 0.0):.2f}",
+        "return": f"return {shown}",
+        "stale": f"stale {figures.get('staleness_updates', 0.0):.0f} updates",
+    }
+    text = " | ".join(parts.values())
+    for name in _LEAST_IMPORTANT:
+        if width is None or len(text) <= width:
+            return text
+        if name == "return":
+            parts["steps"] = parts["steps"].replace(" steps", "")
+            if len(text := " | ".join(parts.values())) <= width:
+                return text
+        del parts[name]
+        text = " | ".join(parts.values())
+    return text[:width]
 
 
 def duration(amount: float, speed: float) -> str:
@@ -94,3 +131,46 @@ def duration(amount: float, speed: float) -> str:
     seconds = round(amount / speed)
     hours, rest = divmod(seconds, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+class Working:
+    """Shows on a terminal what a command does, and for how many seconds. Elsewhere it prints nothing.
+
+    Use it as a context manager. A thread rewrites the line.
+
+    Args:
+        text: what the command does; replace it with :meth:`show`.
+        stream: where to print; None for standard error.
+    """
+
+    def __init__(self, text: str, stream: TextIO | None = None) -> None:
+        self._text = text
+        self._stream = stream or sys.stderr
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Working:
+        if self._stream.isatty():
+            self._thread = threading.Thread(target=self._rewrite, daemon=True, name="progress")
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+            self._stream.write("\r\x1b[K")  # ECMA-48: erase to the end of the line
+            self._stream.flush()
+
+    def show(self, text: str) -> None:
+        """Replace the text."""
+        self._text = text
+
+    def _rewrite(self) -> None:
+        begun = time.monotonic()
+        while not self._over.wait(_REWRITE_PERIOD):
+            text = f"{self._text}, {time.monotonic() - begun:.0f} s"
+            self._stream.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+            self._stream.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,8 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
     refused = command("eval", str(policy))
     assert refused.finish() == 2
     assert f"its task '{TASK}' would import module 'own_tasks'; to allow this: --task {TASK}" in refused.output()
-    meant = command("eval", str(policy), "--task", TASK, "--max-steps", "5", "--episodes", "2", "--json")
+    [hint] = re.findall(r"^see it:  td3-robot (.*)$", run.output(), re.MULTILINE)
+    meant = command(*shlex.split(hint), "--max-steps", "5", "--episodes", "2", "--json")
     assert meant.finish() == 0, meant.output()
     assert json.loads(meant.output().splitlines()[-1])["lengths"] == [5, 5]
 

@@ -591,3 +591,22 @@ def test_failure_to_create_the_run_folder_gives_one_line_of_error(command: Any, 
     run = command("train", "walker2d", "--out", "file/run")
     assert run.finish() == 2
     assert "run folder 'file/run' cannot be made" in run.lines[-1]
+
+
+def test_resume_of_a_finished_run_says_so_and_changes_nothing(train: Any, command: Any, tmp_path: Path) -> None:
+    run = train(700)
+    assert run.finish() == 0, run.output()
+    assert "see it:  td3-robot eval run --video walk.mp4" in run.output()
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    again = command("train", "--resume", "run")
+    assert again.finish() == 0
+    assert re.fullmatch(
+        r"the run in run is finished: 700 steps, final policy: mean return \S+ ± \S+; to continue it: "
+        r"td3-robot train --resume run --steps 1400",
+        again.output(),
+    )
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    longer = command("train", "--resume", "run", "--steps", "800")
+    assert longer.finish() == 0, longer.output()
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["env_steps"] for record in records if record.get("final")] == [700, 800]

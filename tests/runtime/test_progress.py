@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from typing import Any
 
+import pytest
+
 from td3_robot.messages import Status
-from td3_robot.runtime.progress import Progress, duration, line
+from td3_robot.runtime.progress import Progress, Working, duration, line
 
 FIGURES = {
     "env_steps": 25_000.0,
@@ -86,3 +90,62 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
     progress(status(env_steps=1700, began_at=1000))
     assert stream.getvalue().count("learner is back from its checkpoint: 500 steps lost") == 1
     assert stream.getvalue().count("back from") == 1
+
+
+def test_a_narrow_terminal_keeps_what_matters() -> None:
+    """Steps, time left and return come last to go. 60 columns are enough for them."""
+    assert line(FIGURES, 100_000, width=100) == (
+        "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
+    )
+    assert line(FIGURES, 100_000, width=60) == "25,000/100,000 steps (25 %) | ETA 8:20 | return 612"
+    large = {**FIGURES, "env_steps": 250_000.0, "return_mean": 2310.0}
+    assert line(large, 1_000_000, width=52) == "250,000/1,000,000 (25 %) | ETA 1:23:20 | return 2310"
+    assert line(large, 1_000_000, width=59) == "250,000/1,000,000 steps (25 %) | ETA 1:23:20 | return 2310"
+    for width in range(10, 200):
+        assert len(line(large, 1_000_000, width=width)) <= width
+
+
+def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    Progress(stream, 100_000)(status())
+    assert stream.getvalue() == "\r25,000/100,000 steps (25 %) | ETA - | return 612"
+
+
+def test_time_left_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps after a start or a resume are slow. A restarted learner starts again."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    progress = Progress(stream, 100_000, line_period=0.0, steps_made=25_000)
+    for now, began_at in ((100, 25_000), (109, 25_000), (110, 25_000), (111, 25_500), (121, 25_500)):
+        clock[0] = float(now)
+        progress(status(began_at=began_at, env_steps=25_500))
+    left = [text.split(" | ")[1] for text in stream.getvalue().splitlines() if "ETA" in text]
+    assert left == ["ETA -", "ETA -", "ETA 8:17", "ETA -", "ETA 8:17"]  # 74,500 steps at 150 steps/s
+
+
+def test_a_terminal_shows_that_processes_start() -> None:
+    stream = Terminal()
+    Progress(stream, 100_000)({})
+    assert stream.getvalue() == "\rstarting, 0 s"
+
+
+def test_long_work_shows_its_text_and_time_on_a_terminal_only() -> None:
+    plain, terminal = io.StringIO(), Terminal()
+    with Working("nothing", plain):
+        pass
+    assert plain.getvalue() == ""
+    written = threading.Event()
+    write = terminal.write
+
+    def noted(text: str) -> int:
+        written.set()
+        return write(text)
+
+    terminal.write = noted  # type: ignore[method-assign]
+    with Working("export a.mcap", terminal) as working:
+        working.show("export b.mcap")
+        assert written.wait(60)
+    assert "\r\x1b[Kexport b.mcap, " in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
