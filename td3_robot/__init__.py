@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from td3_robot_sims.evaluate import Evaluation, evaluate
 
-    from td3_robot.errors import Td3RobotError
+    from td3_robot.errors import CommandError, Td3RobotError
+    from td3_robot.operators import Operator, connect
     from td3_robot.policies import Policy, load_policy, shipped_policies
     from td3_robot.recordings import Recording, Transitions, open_recording
     from td3_robot.runs import Run, TrainingProgress, open_run, train
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Channel",
+    "CommandError",
     "Evaluation",
+    "Operator",
     "Policy",
     "Recording",
     "RobotSpec",
@@ -36,6 +39,7 @@ __all__ = [
     "TrainingProgress",
     "Transitions",
     "__version__",
+    "connect",
     "evaluate",
     "load_policy",
     "open_recording",
@@ -45,7 +49,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "td3_robot.errors": ("Td3RobotError",),
+    "td3_robot.errors": ("CommandError", "Td3RobotError"),
+    "td3_robot.operators": ("Operator", "connect"),
     "td3_robot.policies": ("Policy", "load_policy", "shipped_policies"),
     "td3_robot.recordings": ("Recording", "Transitions", "open_recording"),
     "td3_robot.runs": ("Run", "TrainingProgress", "open_run", "train"),

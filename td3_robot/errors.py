@@ -9,6 +9,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
+├── CommandError              a policy server or robot does not carry out an operator's command (exit code: 1)
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
 ├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
@@ -16,6 +17,8 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 EXIT_GOOD = 0
 EXIT_CHECK_FAILED = 1
@@ -67,6 +70,21 @@ class EndpointError(Td3RobotError):
 
 class KeysError(Td3RobotError):
     """A key, key folder or allow-list is missing, malformed, damaged, or open to other users."""
+
+
+class CommandError(Td3RobotError):
+    """A policy server or a robot refuses a command, does not answer, or does not follow the command.
+
+    Args:
+        text: one line for a person.
+        reply: the server's :class:`td3_robot.messages.Reply`; None if there was no answer.
+    """
+
+    exit_code = EXIT_CHECK_FAILED
+
+    def __init__(self, text: str, reply: Any = None) -> None:
+        super().__init__(text)
+        self.reply = reply
 
 
 class LifecycleError(Td3RobotError):

@@ -15,6 +15,7 @@ import td3_robot
 ROOT = Path(__file__).parent.parent
 
 FUNCTIONS = {
+    "connect": "(endpoint: 'str', keys: 'str | Path | None' = None, *, timeout: 'float' = 5.0) -> 'Operator'",
     "evaluate": (
         "(policy: 'str | Path | Policy', *, task: 'str | None' = None, episodes: 'int' = 10, seed: 'int' = 0,"
         " max_steps: 'int' = 100000, video: 'str | Path | None' = None) -> 'Evaluation'"
@@ -29,8 +30,18 @@ FUNCTIONS = {
         " callback: 'Callback | None' = None, progress: 'bool' = True) -> 'Run'"
     ),
 }
+_COMMAND = "(self, reason: 'str' = '', *, target: 'str' = '') -> 'Reply'"
 CLASSES = {
     "Evaluation": {"mean": "property", "std": "property"},
+    "Operator": {
+        **dict.fromkeys(("configure", "activate", "deactivate", "estop", "reset", "shutdown"), _COMMAND),
+        **dict.fromkeys(("freeze", "unfreeze"), "(self, reason: 'str' = '') -> 'Reply'"),
+        "ask": "(self, command: 'Command') -> 'Reply'",
+        "load": "(self, policy: 'str | Path | Policy', reason: 'str' = '', *, force: 'bool' = False) -> 'Reply'",
+        "rollback": "(self, version: 'int' = 0, reason: 'str' = '') -> 'Reply'",
+        "state": "(self, *, target: 'str' = '') -> 'Reply'",
+        "watch": "(self) -> 'Iterator[LifecycleChange | Watching]'",
+    },
     "Policy": {"predict": "(self, observation: 'ArrayLike') -> 'Float32'"},
     "Recording": {
         "arrays": "(self, topic: 'str' = 'step') -> 'dict[str, NDArray[Any]]'",
@@ -60,7 +71,7 @@ FIELDS = {
     "TrainingProgress": ["env_steps", "total_steps", "updates", "return_mean", "figures"],
     "Transitions": ["observation", "action", "reward", "next_observation", "terminated", "truncated", "episode"],
 }
-OTHERS = {"Channel", "RobotSpec", "Td3RobotError", "__version__"}
+OTHERS = {"Channel", "CommandError", "RobotSpec", "Td3RobotError", "__version__"}
 """Names whose signatures other tests hold."""
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from td3_robot import operators
 from td3_robot.bundle import Bundle
 from td3_robot.cli import node as node_command
 from td3_robot.cli.main import main
-from td3_robot.cli.node import _confirmed
+from td3_robot.errors import CommandError
 from td3_robot.messages import Command, Reply
+from td3_robot.operators import confirmed, with_faults
 from td3_robot.runtime import process
 from td3_robot.transport import codec
 
@@ -87,6 +89,14 @@ class Asked:
         return True
 
 
+def _confirmed(bus: Any, verb: str, reply: Reply, messages: Iterator[Any]) -> tuple[Reply, str]:
+    """Return the Reply with the robots that have followed, and the error text; empty if all have followed."""
+    try:
+        return confirmed(bus, verb, reply, messages), ""
+    except CommandError as error:
+        return error.reply, str(error)
+
+
 def test_an_emergency_stop_names_robots_with_and_without_confirmation() -> None:
     """a has stopped. b replies that it has not. c never replies, and its name contains a terminal control character."""
     bus: Any = Asked()
@@ -157,7 +167,7 @@ def test_a_policy_too_large_for_a_command_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_bundle().save(tmp_path / "toy.safetensors")
-    monkeypatch.setattr(node_command, "LONGEST_PAYLOAD", 100)
+    monkeypatch.setattr(operators, "LONGEST_PAYLOAD", 100)
     assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
     assert "at most 100 can be loaded into a running server: start it with --bundle" in capsys.readouterr().err
 
@@ -188,8 +198,8 @@ def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixt
     bus.welcome = lambda _: True
     sources = {"arm": {"watch": "fault", "reason": "no observation"}, "leg": {"watch": "active", "reason": ""}}
     detail = {"version": 3, "sources": sources, "connected": ["leg", "hand"], "stopped": ["sim"]}
-    reply, faults = node_command._with_faults(bus, Reply(1, "policy", "", "active", detail))
-    assert faults == {"sim": "emergency stop", "arm": "no observation", "leg": "no action for 200 ms"}
+    reply = with_faults(bus, Reply(1, "policy", "", "active", detail))
+    assert reply.detail["faults"] == {"sim": "emergency stop", "arm": "no observation", "leg": "no action for 200 ms"}
     assert reply.detail["robots"] == {"leg": "fault", "hand": "active"}
     node_command._print(reply)
     assert capsys.readouterr().out.splitlines()[:4] == [
@@ -202,7 +212,7 @@ def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixt
 
 def test_state_without_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
     bus: Any = Asked()
-    reply, faults = node_command._with_faults(bus, Reply(1, "policy", "", "active", {"version": 3, "connected": []}))
+    reply = with_faults(bus, Reply(1, "policy", "", "active", {"version": 3, "connected": []}))
     node_command._print(reply)
-    assert faults == {}
+    assert reply.detail["faults"] == {}
     assert capsys.readouterr().out.splitlines()[:2] == ["policy: active", "  version: 3"]

@@ -1,0 +1,302 @@
+"""The operator of a policy server: commands it and its robots, and watches their states."""
+
+from __future__ import annotations
+
+import enum
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from td3_robot.bundle import sha256
+from td3_robot.errors import CommandError, UsageError
+from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
+from td3_robot.policies import Policy, load_policy
+from td3_robot.runtime.arguments import check_name
+from td3_robot.safety.lifecycle import State
+from td3_robot.transport import endpoints
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import AllowList, open_keys
+from td3_robot.transport.link import ClientLink, hello
+from td3_robot.util.text import one_line
+
+_LONGEST_REASON = 1000  # characters
+_LONGEST_ERROR = 2048  # characters of a text from a peer
+_SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
+_ROBOTS_ANSWER = 1.0  # seconds within which robots answer a question about their state
+_FOLLOWED: dict[str, Callable[[Reply], bool]] = {
+    "estop": lambda answer: answer.detail.get("stopped") is True,
+    "configure": lambda answer: answer.state != State.UNCONFIGURED,
+    "activate": lambda answer: answer.state == State.ACTIVE,
+}
+"""Command to a function: returns whether a robot's Reply shows that the robot has followed the command."""
+
+
+class Watching(enum.Enum):
+    """A change of the connection while :meth:`Operator.watch` runs."""
+
+    BEGUN = "watching"
+    AGAIN = "watching again; changes in between are not shown"
+    SILENT = "NOT watching: the policy server is silent; its changes of state are not shown"
+
+
+class Operator:
+    """Commands a policy server and its robots. :func:`connect` returns one.
+
+    Each method connects, sends one command, waits for the answer and disconnects. So several threads may share an
+    operator. A command with ``target`` is for this robot. A command without it is for the server, which passes
+    ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop`` on to all its robots.
+
+    The methods return a Reply: ``node`` is the node that answered, ``state`` its new state (unconfigured, inactive,
+    active, fault or finalized), and ``detail`` a map with more about it.
+
+    They raise a CommandError if the node refuses the command, does not answer in time, or if a connected robot does not
+    follow. They raise a UsageError if an argument is not allowed.
+
+    Args:
+        endpoint: address of the policy server.
+        keys: the keys of this machine; None without keys.
+        timeout: seconds to wait for an answer.
+    """
+
+    def __init__(self, endpoint: str, keys: AllowList | None, timeout: float) -> None:
+        self._endpoint = endpoint
+        self._keys = keys
+        self._timeout = timeout
+
+    def state(self, *, target: str = "") -> Reply:
+        """Return the state, the policy and the robots. ``detail["faults"]`` maps each node in FAULT to its reason."""
+        return self.ask(make_command("state", target))
+
+    def configure(self, reason: str = "", *, target: str = "") -> Reply:
+        """Go from unconfigured to inactive."""
+        return self.ask(make_command("configure", target, reason))
+
+    def activate(self, reason: str = "", *, target: str = "") -> Reply:
+        """Let the policy move the robots: from inactive, or from fault."""
+        return self.ask(make_command("activate", target, reason))
+
+    def deactivate(self, reason: str = "", *, target: str = "") -> Reply:
+        """Stop the robots in an orderly way. They apply the safe action until :meth:`activate`."""
+        return self.ask(make_command("deactivate", target, reason))
+
+    def estop(self, reason: str = "", *, target: str = "") -> Reply:
+        """Stop the robots in an emergency. They apply the safe action until :meth:`reset` and :meth:`activate`.
+
+        ``detail["confirmed"]`` names the robots that have stopped. A reason above 1000 characters is cut, so that it
+        cannot prevent a stop. If a CommandError has a ``reply``, the server has stopped, but not every robot has
+        confirmed it.
+        """
+        return self.ask(make_command("estop", target, reason))
+
+    def reset(self, reason: str = "", *, target: str = "") -> Reply:
+        """End an emergency stop, or leave fault. The next state is inactive."""
+        return self.ask(make_command("reset", target, reason))
+
+    def load(self, policy: str | Path | Policy, reason: str = "", *, force: bool = False) -> Reply:
+        """Serve another policy from the next action on.
+
+        Args:
+            policy: a policy, a shipped policy, a run folder, or a policy file.
+            reason: why, for the log; at most 1000 characters.
+            force: whether to load it as the newest version, whatever its own version is.
+        """
+        return self.ask(load_command(policy, "", reason, force=force))
+
+    def rollback(self, version: int = 0, reason: str = "") -> Reply:
+        """Serve an older policy again, and freeze. Version 0 is the previous one; ``state`` lists the others."""
+        return self.ask(make_command("rollback", "", reason, version))
+
+    def freeze(self, reason: str = "") -> Reply:
+        """Refuse the weights of learners."""
+        return self.ask(make_command("freeze", "", reason))
+
+    def unfreeze(self, reason: str = "") -> Reply:
+        """Accept the weights of learners."""
+        return self.ask(make_command("unfreeze", "", reason))
+
+    def shutdown(self, reason: str = "", *, target: str = "") -> Reply:
+        """End the process of the server, or of the driver of ``target``."""
+        return self.ask(make_command("shutdown", target, reason))
+
+    def watch(self) -> Iterator[LifecycleChange | Watching]:
+        """Yield every change of a state, and every loss and return of the connection, without end."""
+        with self._connection() as bus:
+            begin, sees, saw = time.monotonic(), None, False
+            while True:
+                yield from (message for _, message in bus.receive(0.05) if isinstance(message, LifecycleChange))
+                now = time.monotonic()
+                if bus.welcome("policy") and now - bus.clients["policy"].received_at < _SILENCE:
+                    if not sees:
+                        yield Watching.AGAIN if saw else Watching.BEGUN
+                    sees = saw = True
+                elif sees or (sees is None and now > begin + self._timeout):
+                    yield Watching.SILENT
+                    sees = False
+
+    def ask(self, command: Command) -> Reply:
+        """Send any Command and return its Reply."""
+        with self._connection() as bus:
+            messages = _messages(bus, self._timeout)
+            for message in messages:
+                if message is None:
+                    bus.send("policy", command)
+                elif isinstance(message, Reply) and message.id == command.id:
+                    if message.error:
+                        raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+                    if command.verb == "state":
+                        return with_faults(bus, message)
+                    if command.verb in _FOLLOWED and not command.target:
+                        return confirmed(bus, command.verb, message, messages)
+                    return message
+        who = command.target or "policy server"
+        what = "; the stop is NOT confirmed" if command.verb == "estop" else ""
+        raise CommandError(f"no answer from {who} at {self._endpoint} within {self._timeout:g} s{what}")
+
+    @contextmanager
+    def _connection(self) -> Iterator[Bus]:
+        bus = Bus(keys=self._keys)
+        try:
+            introduction = hello("operator", f"operator-{os.getpid()}", client=secrets.randbits(63))
+            bus.connect(self._endpoint, ClientLink("policy", introduction, (Reply, LifecycleChange)))
+            yield bus
+        finally:
+            bus.close("done")
+
+
+def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5.0) -> Operator:
+    """Return an operator of the policy server at an endpoint. The server may start later.
+
+    Args:
+        endpoint: ``ipc://PATH`` or ``tcp://HOST:PORT``: ``endpoints.policy`` in the configuration of the server.
+        keys: folder of this machine's keys. A TCP endpoint beyond loopback needs them; None without keys.
+        timeout: seconds to wait for each answer, above 0.
+
+    Raises:
+        EndpointError: the endpoint is malformed, or needs keys.
+        KeysError: the keys cannot be used.
+        ValueError: the timeout is not above 0.
+    """
+    if not 0 < timeout < float("inf"):  # excludes NaN
+        raise ValueError(f"timeout is {timeout}; allowed: above 0 s")
+    opened = open_keys(str(keys) if keys is not None else None)
+    endpoints.check(endpoint, bind=False, keys=opened is not None)
+    return Operator(endpoint, opened, timeout)
+
+
+def make_command(verb: str, target: str = "", reason: str = "", version: int = 0, payload: bytes = b"") -> Command:
+    """Make a Command. :class:`td3_robot.messages.Command` describes its fields.
+
+    Raises:
+        UsageError: the target is not a name, the version is out of range, or the reason is too long.
+    """
+    if target:
+        check_name("--target", target)
+    if not 0 <= version < 2**63:
+        raise UsageError(f"{verb}: version is {version}; allowed: 0 to {2**63 - 1}")
+    reason = reason.encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
+    if len(reason) > _LONGEST_REASON and verb != "estop":  # a long reason must not prevent a stop
+        raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
+    digest = sha256(payload) if payload else ""
+    return Command(secrets.randbits(63), target, verb, reason[:_LONGEST_REASON], version, digest, payload)
+
+
+def load_command(policy: str | Path | Policy, target: str, reason: str, *, force: bool) -> Command:
+    """Make the Command that loads a policy; see :meth:`Operator.load`.
+
+    Raises:
+        UsageError: the policy is too large for a Command, or for a reason of :func:`make_command`.
+        BundleError: there is no such policy, or its file is damaged.
+    """
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
+    payload = policy.bundle.encode()
+    if len(payload) > LONGEST_PAYLOAD:
+        raise UsageError(
+            f"policy {policy.source!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
+            f"running server: start it with --bundle"
+        )
+    return make_command("load", target, reason, 0 if force else policy.bundle.version, payload)
+
+
+def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
+    """Yield the messages of the server. Yield None one time, when the server has welcomed this client."""
+    end, welcomed = time.monotonic() + timeout, False
+    while time.monotonic() < end:
+        for _, message in bus.receive(0.05):
+            yield message
+        if not welcomed and bus.welcome("policy"):
+            welcomed = True
+            yield None
+
+
+def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[str, Reply | None]:
+    """Ask every connected robot for its state. Return the Replies by robot; None for a robot that does not answer."""
+    connected = reply.detail.get("connected")
+    robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
+    asked = {secrets.randbits(63): name for name in robots}
+    for number, name in asked.items():
+        bus.send("policy", Command(number, name, "state", "", 0, "", b""))
+    answers: dict[str, Reply | None] = dict.fromkeys(robots)
+    while asked and (answer := next(messages, reply)) is not reply:
+        if isinstance(answer, Reply) and answer.id in asked:
+            answers[asked.pop(answer.id)] = answer
+    return answers
+
+
+def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
+    """Ask every connected robot whether it has followed a Command.
+
+    The server passes commands on in order, so each robot gets the Command before the question.
+
+    Returns:
+        The server's Reply, with the robots that have followed added to its detail.
+
+    Raises:
+        CommandError: a robot has not followed. After an estop it is also an error if no robot has followed.
+    """
+    answers = _states(bus, reply, messages)
+    in_all = reply.detail.get("connected_in_all")
+    more = in_all - len(answers) if isinstance(in_all, int) else 0
+    missing = {
+        name: (answer.error or answer.state) if answer else "no answer"
+        for name, answer in answers.items()
+        if answer is None or answer.error or not _FOLLOWED[verb](answer)
+    }
+    followed = sorted({*answers} - {*missing})
+    reply = replace(reply, detail={**reply.detail, "confirmed": followed, "unconfirmed": sorted(missing)})
+    if missing or more > 0:
+        names = ", ".join(f"{name} ({state})" for name, state in sorted(missing.items()))
+        who = [one_line(names, _LONGEST_ERROR)] * bool(missing) + [f"{more} more robots"] * (more > 0)
+        how = "" if verb == "estop" else "; to command one of them alone: --target NAME"
+        raise CommandError(f"{verb} is NOT confirmed by {' and '.join(who)}{how}", reply)
+    if verb == "estop" and not followed:
+        raise CommandError("no robot is connected: none has confirmed the stop", reply)
+    return reply
+
+
+def with_faults(bus: Bus, reply: Reply) -> Reply:
+    """Put the faults and emergency stops of the server and its robots first into a Reply about a state.
+
+    Returns:
+        The Reply, with ``faults`` (reasons by node) and the states of the robots in its detail.
+    """
+    answers = _states(bus, reply, _messages(bus, _ROBOTS_ANSWER))
+    sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")
+    faults: dict[str, str] = {}
+    if reply.state == State.FAULT:
+        faults[reply.node] = str(reply.detail.get("reason", ""))
+    for name in stopped if isinstance(stopped, list) else ():
+        faults[str(name)] = "emergency stop"
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and source.get("watch") == State.FAULT:
+            faults[name] = str(source.get("reason", ""))
+    for name, answer in answers.items():
+        if answer and answer.state == State.FAULT:
+            faults[name] = str(answer.detail.get("reason", ""))
+    states = {name: answer.state if answer else "no answer" for name, answer in answers.items()}
+    detail = {"faults": faults, **({"robots": states} if states else {}), **reply.detail}
+    return replace(reply, detail=detail)
