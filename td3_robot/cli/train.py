@@ -106,14 +106,19 @@ def _parser() -> Parser:
 def _new(options: argparse.Namespace) -> Prepared:
     if options.config is None and options.task is None:
         raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
-    return new_run(options.config, _overrides(options), options.out, _FLAGS)
+    return new_run(options.config, _overrides(options), options.out, _flags(options))
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
     for flag in ("--task", "--seed", "--out", "--lockstep", "--from", "--offline"):
         if getattr(options, flag[2:]) is not None:
             raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
-    return resumed_run(options.resume, options.config, _overrides(options), _FLAGS)
+    return resumed_run(options.resume, options.config, _overrides(options), _flags(options))
+
+
+def _flags(options: argparse.Namespace) -> dict[str, str]:
+    """Return the options that the user gave, by the configuration key that they set."""
+    return {key: flag for key, flag in _FLAGS.items() if getattr(options, flag[2:]) is not None}
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:

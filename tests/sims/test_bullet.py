@@ -116,10 +116,13 @@ def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
     assert touched > 20, "the robot hardly touched the floor, so the test compared no contacts"
     view = pybullet.computeViewMatrixFromYawPitchRoll([0, 0, 1], 3.0, 20.0, -30.0, 0.0, 2)
     lens = pybullet.computeProjectionMatrixFOV(60.0, 1.5, 0.1, 100.0)
-    _, _, pixels, *_ = pybullet.getCameraImage(
-        60, 40, view, lens, renderer=pybullet.ER_TINY_RENDERER, physicsClientId=client
+    pybullet.changeVisualShape(floor, -1, rgbaColor=[1, 1, 1, 0], physicsClientId=client)
+    _, _, pixels, _, bodies = pybullet.getCameraImage(
+        60, 40, view, lens, shadow=0, renderer=pybullet.ER_TINY_RENDERER, physicsClientId=client
     )
-    np.testing.assert_array_equal(world.client.picture(60, 40, view, lens), np.reshape(pixels, (40, 60, 4)))
+    picture, shows_robot = world.client.picture(60, 40, view, lens)
+    np.testing.assert_array_equal(picture, np.reshape(pixels, (40, 60, 4))[:, :, :3])
+    np.testing.assert_array_equal(shows_robot, np.reshape(bodies, (40, 60)) == robot)
 
 
 def test_a_step_lets_other_threads_run() -> None:

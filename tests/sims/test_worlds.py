@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.bullet import c_api as bullet_api
+from td3_robot_sims.backends.bullet import floor
+from td3_robot_sims.backends.bullet.c_api import pybullet
 from td3_robot_sims.backends.bullet.robots import MODELS
 from td3_robot_sims.backends.bullet.world import World
 
@@ -125,3 +127,17 @@ def test_nothing_is_printed() -> None:
     code = "from td3_robot_sims import tasks; e = tasks.make('Ant', 0); e.reset(); e.close()"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (child.stdout, child.stderr) == ("", "")
+
+
+def test_the_floor_of_a_picture_has_square_metres_as_tiles() -> None:
+    """A camera 2 m above the origin looks down. The tiles (0, 0) and (-1, 0) meet in the middle of the picture."""
+    view = pybullet.computeViewMatrix((0.01, 0.01, 2.0), (0.01, 0.01, 0.0), (0.0, 1.0, 0.0))
+    lens = pybullet.computeProjectionMatrixFOV(fov=90.0, aspect=1.0, nearVal=0.1, farVal=100.0)
+    picture = floor.draw(40, 40, view, lens)  # 4 m by 4 m
+    tiles = picture[5::10, 5::10, 0]
+    assert len(np.unique(tiles)) == 2
+    assert (tiles[:, 1:] != tiles[:, :-1]).all()  # as on a chessboard
+    assert (tiles[1:] != tiles[:-1]).all()
+    level = pybullet.computeViewMatrix((0, 0, 2.0), (1, 0, 2.0), (0.0, 0.0, 1.0))
+    sky = floor.draw(8, 8, level, lens)[:4]
+    assert (sky == sky[0, 0]).all()

@@ -227,6 +227,9 @@ set_camera = _function(
     "b3RequestCameraImageSetCameraMatrices", _HANDLE, POINTER(c_float), POINTER(c_float), result=None
 )
 set_renderer = _function("b3RequestCameraImageSelectRenderer", _HANDLE, c_int, result=None)
+set_shadow = _function("b3RequestCameraImageSetShadow", _HANDLE, c_int, result=None)
+paint = _function("b3InitUpdateVisualShape2", _HANDLE, c_int, c_int, c_int, result=_HANDLE)
+set_colour = _function("b3UpdateVisualShapeRGBAColor", _HANDLE, POINTER(c_double), result=None)
 picture = _function("b3GetCameraImageData", _HANDLE, POINTER(CameraImage), result=None)
 window = _function("b3InitConfigureOpenGLVisualizer", _HANDLE, result=_HANDLE)
 set_window = _function("b3ConfigureOpenGLVisualizerSetVisualizationFlags", _HANDLE, c_int, c_int, result=None)

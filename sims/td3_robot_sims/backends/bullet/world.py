@@ -16,6 +16,7 @@ import numpy as np
 import pybullet_data
 from numpy.typing import NDArray
 
+from td3_robot_sims.backends.bullet import floor
 from td3_robot_sims.backends.bullet.c_api import pybullet
 from td3_robot_sims.backends.bullet.client import BASE, Client, Joint, Part
 from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, RobotModel
@@ -93,6 +94,8 @@ class World:
         if model.base_height is not None:
             self.client.place(self._robot, (0.0, 0.0, model.base_height), (0.0, 0.0, 0.0, 1.0))
         self._index_robot(model)
+        if not show:
+            self.client.hide(self._floor)  # render() draws it
         self._start = self.client.save()
 
     def _index_robot(self, model: RobotModel) -> None:
@@ -248,7 +251,8 @@ class World:
             cameraTargetPosition=self._torso_position(), roll=0.0, upAxisIndex=2, **_CAMERA
         )
         lens = pybullet.computeProjectionMatrixFOV(fov=60.0, aspect=width / height, nearVal=0.1, farVal=100.0)
-        return self.client.picture(width, height, view, lens)[:, :, :3].copy()
+        picture, shows_robot = self.client.picture(width, height, view, lens)
+        return np.where(shows_robot[:, :, None], picture, floor.draw(width, height, view, lens))
 
     def follow(self) -> None:
         """Point the window's camera at the torso; call it after each step of a world with a window."""
