@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.errors import BundleError, Td3RobotError, UsageError
-from td3_robot.policies import Policy, load_policy
+from td3_robot.policies import Policy, load_policy, shipped_policies
 from td3_robot.policy.actor import Actor
-from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer
+from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer, suggest
 from td3_robot.runtime.progress import Working
 from td3_robot.util import extras
 from td3_robot_sims import tasks
@@ -124,8 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a policy without noise; print mean, standard deviation and every return.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
-    parser.add_argument("--task", "--env", metavar="NAME", help="task (default: the one it was trained on)")
+    suggest(parser.add_argument("policy", metavar="POLICY", help=POLICY_HELP), shipped_policies)
+    task = parser.add_argument("--task", "--env", metavar="NAME", help="task (default: the one it was trained on)")
+    suggest(task, tasks.names)
     parser.add_argument(
         "--episodes", type=integer(1), default=10, metavar="N", help="number of episodes (default: %(default)s)"
     )

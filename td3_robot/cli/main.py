@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
 import signal
 import sys
@@ -10,10 +12,17 @@ from collections.abc import Sequence
 # Set before numpy loads: threads would slow down the small matrix products of a control loop.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from td3_robot.cli.bench import BENCHMARKS
 from td3_robot.cli.verbs import COMMANDS, find, listing
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, exit_code_of
+from td3_robot.runtime.arguments import COMPLETING
 from td3_robot.util.extras import missing
 from td3_robot.util.output import discard_output
+
+_WRONG_PATH = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+}  # fmt: skip
+"""Errors of the operating system about a path that the user has to correct."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,12 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
-        return EXIT_CHECK_FAILED
+        return EXIT_USAGE if error.errno in _WRONG_PATH else EXIT_CHECK_FAILED
     except KeyboardInterrupt:
         return exit_code_of(signal.SIGINT)
 
 
 def _run(words: Sequence[str]) -> int:
+    if COMPLETING in os.environ:
+        _complete()
     if not words or words[0] in ("-h", "--help"):
         print(usage(), flush=True)
         return EXIT_GOOD if words else EXIT_USAGE
@@ -60,6 +71,22 @@ def _run(words: Sequence[str]) -> int:
     return find(COMMANDS, words[0], "command").run(words[1:])
 
 
+def _complete() -> None:
+    """Complete the command line of a shell: the name of a command here, its arguments by its own parser."""
+    import argcomplete
+
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    words = line.split()[1:] if line[-1:].isspace() else line.split()[1:-1]
+    table, depth = (BENCHMARKS, 1) if words[:1] == ["bench"] else (COMMANDS, 0)
+    known = len(words) > depth and words[depth] in table
+    os.environ[COMPLETING] = str(depth + 1 + known)  # the number of the word that acts as the program's name
+    if known:
+        table[words[depth]].run([])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=table)
+    argcomplete.autocomplete(parser)
+
+
 def usage() -> str:
     """Return what ``td3-robot --help`` prints."""
     return (
@@ -69,7 +96,9 @@ def usage() -> str:
         "  td3-robot eval walker2d --video walker.mp4\n"
         "  td3-robot train walker2d_fast --out runs/walker\n"
         "  td3-robot eval runs/walker\n\n"
-        "td3-robot COMMAND --help lists its arguments; td3-robot --version prints the version."
+        "td3-robot COMMAND --help lists its arguments; td3-robot --version prints the version.\n"
+        "To complete commands with the Tab key: pip install 'td3-robot[completion]', then in your shell\n"
+        '  eval "$(register-python-argcomplete td3-robot)"'
     )
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.runtime import metrics
-from td3_robot.runtime.arguments import Parser, integer, real
+from td3_robot.runtime.arguments import Parser, integer, real, suggest
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
 from td3_robot.runtime.training import evaluate_final, train
+from td3_robot.util import resources
 
 _FLAGS = {
     "task": "--task",
@@ -74,7 +75,10 @@ def _parser() -> Parser:
         description="Train a policy. Simulator, policy server and learner run in separate processes.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one")
+    config = parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one"
+    )
+    suggest(config, lambda: (file.stem for file in resources.folder("configs").glob("*.yaml")))
     parser.add_argument("--task", metavar="NAME", help="task to train, see td3-robot list tasks")
     parser.add_argument(
         "--steps",

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,8 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util.text import similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
+COMPLETING = "_ARGCOMPLETE"
+"""Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
 _LARGEST = 2**63 - 1  # of whole numbers without another limit
 
@@ -29,6 +31,17 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **named})
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> argparse.Namespace:
+        """Parse the arguments. If a shell asks for completions, answer and end the process."""
+        if COMPLETING in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(self)
+        parsed: argparse.Namespace = super().parse_args(args, namespace)
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
@@ -119,6 +132,17 @@ def check_name(option: str, name: str) -> None:
     """Check the name of a process; raise UsageError if it is not allowed."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+
+
+def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
+    """Complete an argument with names and with files."""
+
+    def complete(prefix: str, **_: Any) -> list[str]:
+        from argcomplete.completers import FilesCompleter
+
+        return [name for name in names() if name.startswith(prefix)] + list(FilesCompleter()(prefix))
+
+    action.completer = complete  # type: ignore[attr-defined]
 
 
 def deployment(file: str, overrides: Sequence[str] = ()) -> Config:

@@ -22,6 +22,7 @@ _EXTRAS = {
     "rosbags": "ros2",
     "minari": "minari",
     "h5py": "minari",
+    "argcomplete": "completion",
 }
 NEEDED = {
     "train": ("torch", "tensorboard", "matplotlib"),

@@ -230,3 +230,20 @@ def test_options_and_configuration_keys_read_counts_like_1e5(
         assert main(words.split()) == 2
         assert "e1" not in (error := capsys.readouterr().err), error
         assert "whole numbers" not in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bundle create walker2d toy.safetensors/out",
+        "export toy.safetensors --out toy.safetensors/tables",
+        "keys create robot --keys toy.safetensors/keys",
+        "eval walker2d --video toy.safetensors/walk.mp4",
+        "train walker2d --out toy.safetensors/run --set learner.precision=fp32",
+    ],
+)
+def test_a_path_through_a_file_gives_exit_code_2_and_one_line(
+    words: str, fail: Callable[[str], tuple[int, str]]
+) -> None:
+    code, error = fail(words)
+    assert (code, error.count("\n")) == (2, 0), error
