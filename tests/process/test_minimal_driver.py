@@ -1,0 +1,205 @@
+"""examples/minimal_driver.py, which imports nothing of td3_robot, drives a robot for a real policy server."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import td3_robot as tr
+from td3_robot.bundle import Bundle, layer_shapes
+from td3_robot.core_types import Peer
+from td3_robot.messages import Action, Command, LifecycleChange, Phase, Reply, Step
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.link import ServerLink
+from tests.conftest import poll_until
+from tests.process.conftest import ROOT
+
+EXAMPLE = ROOT / "examples" / "minimal_driver.py"
+DEADLINE = "5"  # seconds; test machines are shared
+
+
+class Process:
+    """A process and the lines that it prints."""
+
+    def __init__(self, words: list[str], cwd: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self._lines.put(line.rstrip("\n"))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def wait_for(self, text: str) -> None:
+        while text not in self._lines.get(timeout=60):
+            pass
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts processes in a temporary folder, and kills them after the test."""
+    started: list[Process] = []
+
+    def begin(*words: str) -> Process:
+        started.append(Process(list(words), tmp_path))
+        return started[-1]
+
+    yield begin
+    for item in started:
+        item.kill()
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/policy"
+
+
+@pytest.fixture
+def drive(start: Start, endpoint: str) -> Callable[..., Process]:
+    def begin(*options: str) -> Process:
+        return start(str(EXAMPLE), endpoint, "--action-deadline", DEADLINE, *options)
+
+    return begin
+
+
+def policy(spec: tr.RobotSpec) -> Bundle:
+    """A policy that always answers with the torque 0.5 N·m."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(spec, (4,)).items()}
+    tensors["actor.1.bias"][:] = np.arctanh(0.5)
+    return Bundle(spec, (4,), tensors, provenance={"version": 3})
+
+
+SPEC = tr.RobotSpec(
+    "Pendulum",
+    (
+        tr.Channel("angle.sin", "1", -1.0, 1.0),
+        tr.Channel("angle.cos", "1", -1.0, 1.0),
+        tr.Channel("velocity", "rad/s", -30.0, 30.0),
+    ),
+    (tr.Channel("torque", "N·m", -1.0, 1.0),),
+    0.02,
+)
+
+
+def test_it_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
+    tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in names if name.split(".")[0] not in sys.stdlib_module_names} == {"msgpack", "zmq"}
+
+
+def test_it_follows_a_policy_server_and_its_operator(
+    start: Start, drive: Callable[..., Process], endpoint: str, tmp_path: Path
+) -> None:
+    policy(SPEC).save(tmp_path / "policy.safetensors")
+    settings = {"endpoints": {"policy": endpoint}, "safety": {"observation_deadline_ms": 5000}}
+    (tmp_path / "robot.yaml").write_text(yaml.safe_dump(settings))
+    serve = ["-m", "td3_robot", "policy", "--bundle", "policy.safetensors", "--config", "robot.yaml"]
+    server, driver = start(*serve), drive()
+    operator = tr.connect(endpoint, timeout=60)
+
+    def connected() -> bool:
+        return operator.state().detail["connected"] == ["leg"]
+
+    poll_until(connected, lambda: "the driver did not connect")
+    assert operator.state(target="leg").state == "inactive"
+    assert operator.activate("test").detail["confirmed"] == ["leg"]
+    driver.wait_for("inactive -> active: activate test")
+
+    assert operator.estop("smoke").detail["confirmed"] == ["leg"]
+    driver.wait_for("active -> fault: emergency stop: smoke")
+    assert "leg" in operator.state().detail["faults"]
+    with pytest.raises(tr.CommandError, match=r"refused: .*emergency stop"):
+        operator.activate(target="leg")
+    operator.reset()
+    driver.wait_for("fault -> inactive: reset")
+    operator.activate()
+    driver.wait_for("inactive -> active")
+    with pytest.raises(tr.CommandError, match="no verb 'freeze'; allowed: estop, reset, configure, activate"):
+        operator.ask(Command(1, "leg", "freeze", "", 0, "", b""))
+
+    def policy_actions() -> int:
+        counters = operator.state().detail["counters"]
+        return int(counters.get("actions", 0) - counters.get("safe_actions", 0))
+
+    begin = policy_actions()  # the driver's deadline begins with the first Action after activate
+    poll_until(lambda: policy_actions() > begin + 2, lambda: "the server does not answer")
+    server.kill()
+    driver.wait_for(f"active -> fault: no Action for {DEADLINE} s")
+    start(*serve)
+    poll_until(connected, lambda: "the driver did not connect again")
+    assert operator.activate(target="leg").state == "active"
+
+    other = drive()
+    other.wait_for("refused (name)")
+    assert other.process.wait(60) == 2
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.process.wait(60) == 0
+    poll_until(lambda: operator.state().detail["connected"] == [], lambda: "the driver did not say Bye")
+
+
+def test_its_steps_follow_the_protocol(drive: Callable[..., Process], endpoint: str) -> None:
+    """This server answers all Steps but number 3, and answers number 5 with its safe action."""
+    bus = Bus()
+    receives = (Step, Command, Reply, LifecycleChange)
+    bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))
+    driver = drive("--autostart")
+    steps: list[Step] = []
+    end = time.monotonic() + 60
+    while len(steps) < 8:
+        assert time.monotonic() < end
+        for origin, message in bus.receive(0.1):
+            if isinstance(origin, Peer) and isinstance(message, Step):
+                steps.append(message)
+                if message.sequence != 3:
+                    torque = np.array([[2.0 if message.sequence == 1 else 0.25]], np.float32)  # 2 is beyond the limit
+                    version = 0 if message.sequence == 5 else 9
+                    answer = Action(message.source, message.incarnation, message.sequence, 0, torque, version, 1, 42)
+                    bus.send(origin, answer)
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.process.wait(60) == 0
+    bus.close()
+    # Under load an Action may come after its period. So check each Step against the Actions that it names.
+    assert [step.sequence for step in steps] == list(range(8))
+    assert [step.transitions for step in steps] == list(range(8))
+    assert [int(step.phase[0]) for step in steps] == [Phase.FIRST] + [Phase.MID] * 7
+    assert (steps[0].origin, steps[0].reward.tolist(), steps[0].action.tolist()) == (0, [0.0], [[0.0]])
+    for before, step in itertools.pairwise(steps):
+        if step.origin == 1:
+            assert (step.answered, step.weights_version, step.noise_kind, step.noise_seed) == (
+                before.sequence,
+                9,
+                1,
+                42,
+            )
+            assert step.action.tolist() == [[1.0 if before.sequence == 1 else 0.25]]
+        else:
+            assert step.origin in (2, 4)
+            assert (step.answered, step.weights_version, step.noise_kind) == (step.sequence, 0, 0)
+    assert (steps[4].origin, steps[4].action.tolist()) == (2, steps[3].action.tolist())  # held
+    assert sum(step.origin == 1 for step in steps) >= 3
