@@ -1,4 +1,4 @@
-"""``td3-robot doctor``: checks what is installed on this machine, and says how to get what is missing."""
+"""``td3-robot doctor``: checks what is installed on this machine, and shows how to install what is missing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from td3_robot.util import machine
 from td3_robot.util.extras import NEEDED, missing
 
 _BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
-_PATIENCE = 120.0  # seconds for a child process
-_IMPORT = """
+_TIMEOUT = 120.0  # seconds for a child process
+_IMPORT_CODE = """
 import importlib, json, sys
 broken = {}
 for name in sys.argv[1:]:
@@ -34,7 +34,7 @@ for name in sys.argv[1:]:
 print()
 print(json.dumps(broken))
 """
-_ASK = """
+_REALTIME_CODE = """
 import json
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.runtime.realtime import apply
@@ -96,7 +96,7 @@ def _uses() -> list[Finding]:
     """Check in a child process, for each use of the package, whether its modules can be imported."""
     findings = []
     modules = sorted({name for names in NEEDED.values() for name in names if importlib.util.find_spec(name)})
-    broken, problem = _child(_IMPORT, *modules)
+    broken, problem = _child(_IMPORT_CODE, *modules)
     for use, names in NEEDED.items():
         absent = [name for name in names if name not in modules]
         unusable = [f"{name}: {broken[name]}" for name in names if broken.get(name)]
@@ -115,20 +115,20 @@ def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
     """Run code in a child process. Return the JSON object that it prints last, and the error text if it prints none."""
     command = [sys.executable, "-c", code, *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return {}, f"it did not end within {_PATIENCE:g} s"
+        return {}, f"the check did not end within {_TIMEOUT:g} s"
     if done.returncode:
         return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told, ""
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer, ""
 
 
 def _processor() -> Finding:
-    told = machine.describe()
+    described = machine.describe()
     room = machine.available_memory()
     memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
-    words = f"{told['processor']}, {machine.available_cores()} cores, load {told['load']}{memory}"
+    words = f"{described['processor']}, {machine.available_cores()} cores, load {described['load']}{memory}"
     return Finding("processor", "ok", words)
 
 
@@ -140,12 +140,12 @@ def _compiler() -> Finding:
 
 def _realtime() -> list[Finding]:
     """Check which real-time settings the system grants. A child process asks for them."""
-    told, problem = _child(_ASK)
+    answer, problem = _child(_REALTIME_CODE)
     if problem:
-        return [Finding("real time", "BAD", f"asking for it fails: {problem}")]
+        return [Finding("real time", "BAD", f"the request fails: {problem}")]
     remedy = "; systemd: LimitRTPRIO and LimitMEMLOCK"
-    return [Finding("real time", "ok", text) for text in told["applied"]] + [
-        Finding("real time", "no", text + remedy) for text in told["refused"]
+    return [Finding("real time", "ok", text) for text in answer["applied"]] + [
+        Finding("real time", "no", text + remedy) for text in answer["refused"]
     ]
 
 

@@ -19,17 +19,17 @@ from td3_robot.util.text import one_line
 
 _LONGEST = 2048  # printed characters of a text from a peer
 VERBS = {
-    "state": "what state the policy server is in, what it serves, and how its robots are",
-    "watch": "one line for every change of a state, until Ctrl-C",
+    "state": "print the states of the policy server and its robots; faults and emergency stops come first",
+    "watch": "print a line for each change of state, until Ctrl-C",
     "configure": "unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
-    "deactivate": "stop that, orderly, also from fault: the safe action, until activate",
-    "estop": "emergency stop: the safe action everywhere, until reset and activate; says which robots confirm it",
+    "deactivate": "the robots apply the safe action until activate; also from fault",
+    "estop": "emergency stop: all robots apply the safe action until reset and activate; names those that confirm it",
     "reset": "end an emergency stop, or leave fault, to inactive",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve an older policy again (VERSION, or the one before), and freeze",
+    "rollback": "serve an older policy again (VERSION; default: the previous one), and freeze",
     "freeze": "refuse the weights of learners",
-    "unfreeze": "accept them",
+    "unfreeze": "accept the weights of learners again",
     "shutdown": "end the process",
 }
 
@@ -72,15 +72,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG.format(verbs=verbs),
     )
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do, see below")
-    parser.add_argument("argument", nargs="?", metavar="POLICY|VERSION", help="of load and rollback")
+    parser.add_argument("argument", nargs="?", metavar="POLICY|VERSION", help="for load and rollback")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--run", type=Path, metavar="DIR", help="the policy server of this run")
     where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
-    parser.add_argument("--reason", default="", help="why, for the log")
-    parser.add_argument("--force", action="store_true", help="load: as the newest version, whatever its own is")
+    parser.add_argument("--reason", default="", help="reason, for the log")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="load: serve POLICY as the newest version, also if it is older",
+    )
     parser.add_argument(
         "--timeout",
         type=real(above=True, unit="s"),
@@ -97,7 +101,7 @@ def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
     if parsed.endpoint is not None:
         return str(parsed.endpoint), parsed.keys
     if parsed.keys:
-        raise UsageError("--keys goes with --endpoint; a configuration names its own in endpoints.keys")
+        raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
     if parsed.run:
         run = RunFolder.open(parsed.run)
         config = run.config()

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
         print_rows(fields(kind), as_json=options.json)
-    else:  # such as "td3-robot topic -- echo"
+    else:  # "td3-robot topic -- echo" lacks a topic; the parser of echo says so
         return _echo([])
     return EXIT_GOOD
 
@@ -108,7 +108,7 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
     printed = 0
     read = True
 
-    def hear(entry: Entry, message: Message, names: Names) -> None:
+    def receive(entry: Entry, message: Message, names: Names) -> None:
         nonlocal printed, read
         wanted = entry.topic == options.topic and options.node in (None, entry.publisher)
         if not wanted or not read or printed == options.count:
@@ -118,7 +118,7 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
         read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
     node.serve(MONITOR, monitor_node.ACCEPTS)
-    monitor_node.watch(node, hear, lambda _: not read or printed == options.count)
+    monitor_node.watch(node, receive, lambda _: not read or printed == options.count)
 
 
 def _plain(value: Any) -> str:

@@ -20,7 +20,7 @@ from td3_robot.messages import Record
 from td3_robot.recording.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.recorder import Recorder
-from td3_robot.runtime.arguments import node_parser
+from td3_robot.runtime.arguments import node_parser, real
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import RECORDER
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
     )
     for name, text in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="X", help=text)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=real(), metavar="X", help=text)
     options = parser.parse_args(arguments)
     if options.config is not None and options.out is None:
         raise UsageError("--config needs OUT.mcap, the file to write")
