@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 _PALETTE = np.linspace((236, 236, 236), (163, 184, 223), 256).astype(np.uint8)
 """From light to dark tiles."""
 _SKY = (222, 233, 245)
-_TILE = 1.0  # m
+_FAR = 10_000.0  # m from the camera; beyond is sky
 _SHARP = 12.0  # m from the camera; farther tiles fade, because they are smaller than pixels
 
 
@@ -27,11 +27,12 @@ def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) 
     x = ((np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1)[None, :]
     y = (1 - (np.arange(height, dtype=np.float32) + 0.5) * (2 / height))[:, None]
     east, north, inverse = (row[0] * x + row[1] * y + row[2] for row in floor_of)
-    seen = inverse > 0  # the ray meets the floor in front of the camera
+    seen = inverse > 1 / _FAR  # the ray meets the floor in front of the camera
     distance = 1 / np.where(seen, inverse, 1)
-    tile = np.floor(east * distance / _TILE) + np.floor(north * distance / _TILE)
-    contrast = np.minimum(1, (_SHARP / distance) ** 2)
-    shade = 127.5 + contrast * (255 * (tile % 2) - 127.5)
+    columns, rows = (np.floor(place * distance).astype(np.int32) for place in (east, north))
+    dark = (columns + rows) & 1  # whole metres
+    contrast = np.minimum(1, np.square(_SHARP * inverse))
+    shade = 127.5 + contrast * (255 * dark.astype(np.float32) - 127.5)
     picture: NDArray[np.uint8] = _PALETTE[shade.astype(np.uint8)]
     picture[~seen] = _SKY
     return picture
