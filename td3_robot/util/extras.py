@@ -17,6 +17,8 @@ _EXTRAS = {
     "imageio": "sim",
     "onnx": "onnx",
     "mcap": "record",
+    "zstandard": "record",
+    "lz4": "record",
     "pyarrow": "export",
     "pandas": "pandas",
     "rosbags": "ros2",

@@ -164,6 +164,26 @@ def test_commands_work_or_name_the_missing_package(installed: Environment, tmp_p
     assert train.stderr.count("\n") == 1
 
 
+def test_the_python_api_works_or_names_the_extra(installed: Environment) -> None:
+    code = (
+        "import td3_robot as tr\n"
+        "print(tr.__version__, tr.load_policy('ant').predict([0.0] * 28).shape)\n"
+        "for use in (lambda: tr.train('walker2d'), lambda: tr.open_recording('x.mcap'), lambda: tr.evaluate('ant')):\n"
+        "    try:\n"
+        "        use()\n"
+        "    except (ModuleNotFoundError, tr.Td3RobotError) as error:\n"
+        "        print(error)\n"
+    )
+    done = installed.run("-c", code, python=True)
+    assert done.returncode == 0, done.stderr
+    first, *errors = done.stdout.splitlines()
+    assert first.endswith(" (8,)")
+    assert len(errors) == 3
+    for error, extra in zip(errors, ("learner", "record", "sim"), strict=True):
+        assert "not installed" in error or "has wheels for Python" in error
+        assert f"'td3-robot[{extra}]'" in error or extra == "sim"
+
+
 def test_every_robot_side_module_imports(installed: Environment) -> None:
     """Only modules of an extra may need more than the base install."""
     code = (

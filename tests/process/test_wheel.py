@@ -43,3 +43,31 @@ def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
         where, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == str(site / "td3_robot" / "data" / "configs")
+
+
+def test_the_python_api_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    overrides = {"network.hidden": [16], "learner.learning_starts": 50, "learner.batch_size": 16, "evaluation.every": 0}
+    overrides |= {"learner.precision": "fp32", "learner.compile": False}
+    code = (
+        "import td3_robot as tr\n"
+        "assert tr.__file__.startswith(SITE), tr.__file__\n"
+        "print(*tr.shipped_policies(), tr.__version__)\n"
+        "print(tr.evaluate('walker2d', episodes=1, max_steps=20).task)\n"
+        f"run = tr.train('pendulum', total_steps=100, out='run', overrides={overrides!r}, progress=False)\n"
+        "print(run.env_steps, run.best_policy)\n"
+    ).replace("SITE", repr(str(site)))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    policies, task, trained = done.stdout.splitlines()
+    assert policies.split()[:2] == ["ant", "walker2d"]
+    assert task == "Walker2D"
+    assert trained == "100 <Policy for gymnasium:Pendulum-v1: 3 observations, 1 actions>"

@@ -200,3 +200,14 @@ def test_reset_reports_a_randomized_world() -> None:
     environment.close()
     with pytest.raises(ConfigError, match=r"unknown key 'randomization.mas'; did you mean 'mass'"):
         gymnasium.make("td3_robot/Ant-v0", randomization={"mas": [1, 2]})
+
+
+def test_the_import_registers_the_robots() -> None:
+    code = (
+        "import gymnasium, td3_robot_sims.gymnasium_env\n"
+        "print(*(name for name in gymnasium.registry if name.startswith('td3_robot/')))\n"
+        "gymnasium.make('td3_robot/Walker2D-v0').close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    robots = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "Walker2D")
+    assert sorted(done.stdout.splitlines()[0].split()) == [f"td3_robot/{name}-v0" for name in robots]
