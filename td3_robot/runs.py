@@ -125,13 +125,14 @@ class Run:
             NodeError: a process cannot run, or died too often.
         """
         with extras.advice():
-            prepared = resumed_run(self.path, None, _settings(overrides, total_steps=total_steps))
+            prepared = resumed_run(self.path, None, *_settings(overrides, total_steps=total_steps))
         return _train(prepared, callback, progress)
 
 
 def train(
-    config: str | Path,
+    config: str | Path | None = None,
     *,
+    task: str | None = None,
     total_steps: int | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
@@ -145,10 +146,12 @@ def train(
     the processes, saves what was learned, and raises KeyboardInterrupt; ``open_run(out).resume()`` continues.
 
     Args:
-        config: a shipped configuration such as ``walker2d_fast``, or a YAML file.
+        config: a shipped configuration such as ``walker2d_fast``, or a YAML file; None for the default configuration.
+        task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of ``config``.
         total_steps: environment steps of the whole training, at least 1; None for those of ``config``.
         seed: seed of everything random, at least 0; None for the seed of ``config``.
-        out: the new run folder; None for ``runs/CONFIG-DATE-TIME`` in the current folder.
+        out: the new run folder; None for ``runs/NAME-DATE-TIME`` in the current folder, where NAME is
+            the name of the configuration or the task.
         overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``.
         callback: called about once a second with a :class:`TrainingProgress`. If it returns False, the training stops
             and keeps what it has learned. An exception stops the processes and passes through.
@@ -159,14 +162,17 @@ def train(
 
     Raises:
         ConfigError: the configuration does not exist, or a key or value is wrong.
+        ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
         RunFolderError: ``out`` holds files already.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
         NodeError: a process cannot run, or died too often.
         KeyboardInterrupt: Ctrl-C stopped the training.
     """
+    if config is None and task is None:
+        raise ValueError("train needs a configuration or a task")
+    settings, arguments = _settings(overrides, task=task, total_steps=total_steps, seed=seed)
     with extras.advice():
-        settings = _settings(overrides, total_steps=total_steps, seed=seed)
-        prepared = new_run(config, settings, Path(out) if out is not None else None)
+        prepared = new_run(config, settings, Path(out) if out is not None else None, arguments)
     return _train(prepared, callback, progress)
 
 
@@ -215,16 +221,14 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
     return watch
 
 
-def _settings(overrides: Mapping[str, Any] | None, **named: int | None) -> list[str]:
-    """Return configuration keys, each as ``KEY=VALUE``. YAML reads the JSON value."""
+def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) -> tuple[list[str], dict[str, str]]:
+    """Return configuration keys, each as ``KEY=VALUE``, and the Python argument of each key, for errors."""
+    given = {key: value for key, value in named.items() if value is not None}
     settings = dict(overrides or {})
-    for key, value in named.items():
-        if value is None:
-            continue
-        if key in settings:
-            raise ValueError(f"{key} is given twice: as an argument and in overrides")
-        settings[key] = value
-    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in settings.items()]
+    if twice := given.keys() & settings.keys():
+        raise ValueError(f"{min(twice)} is given twice: as an argument and in overrides")
+    lines = [f"{key}={json.dumps(value, default=_plain)}" for key, value in {**settings, **given}.items()]
+    return lines, {**dict.fromkeys(settings, "overrides"), **{key: key for key in given}}
 
 
 def _plain(value: Any) -> Any:

@@ -25,8 +25,8 @@ FUNCTIONS = {
     "open_run": "(path: 'str | Path') -> 'Run'",
     "shipped_policies": "() -> 'dict[str, Path]'",
     "train": (
-        "(config: 'str | Path', *, total_steps: 'int | None' = None, seed: 'int | None' = None,"
-        " out: 'str | Path | None' = None, overrides: 'Mapping[str, Any] | None' = None,"
+        "(config: 'str | Path | None' = None, *, task: 'str | None' = None, total_steps: 'int | None' = None,"
+        " seed: 'int | None' = None, out: 'str | Path | None' = None, overrides: 'Mapping[str, Any] | None' = None,"
         " callback: 'Callback | None' = None, progress: 'bool' = True) -> 'Run'"
     ),
 }

@@ -64,9 +64,9 @@ def _run(words: Sequence[str]) -> int:
         print(usage(), flush=True)
         return EXIT_GOOD if words else EXIT_USAGE
     if words[0] == "--version":
-        from importlib.metadata import version
+        from td3_robot.util.version import __version__
 
-        print(f"td3-robot {version('td3-robot')}", flush=True)
+        print(f"td3-robot {__version__}", flush=True)
         return EXIT_GOOD
     return find(COMMANDS, words[0], "command").run(words[1:])
 

@@ -27,6 +27,7 @@ from td3_robot.runtime.process import run_node
 from td3_robot.util import files
 from td3_robot.util.process_lock import claim
 from td3_robot.util.rate import RateMeter
+from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ def _provenance(config: Config) -> dict[str, Any]:
         "task": config.task,
         "seed": config.seed,
         "config": config.to_yaml(),
-        "versions": {"td3-robot": version("td3-robot"), "torch": version("torch"), "python": platform.python_version()},
+        "versions": {"td3-robot": __version__, "torch": version("torch"), "python": platform.python_version()},
     }
 
 

@@ -110,10 +110,16 @@ def test_ctrl_c_stops_the_processes_and_raises_keyboard_interrupt(tmp_path: Path
 def test_wrong_arguments_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(tr.Td3RobotError, match=r"no file 'walker3d'"):
         tr.train("walker3d")
-    with pytest.raises(tr.Td3RobotError, match="did you mean 'batch_size'"):
+    with pytest.raises(tr.Td3RobotError, match=r"^overrides: unknown key 'learner.batchsize'; did you mean"):
         tr.train("walker2d", overrides={"learner.batchsize": 3}, out=tmp_path / "run")
     with pytest.raises(ValueError, match="total_steps is given twice"):
         tr.train("walker2d", total_steps=3, overrides={"total_steps": 4}, out=tmp_path / "run")
+    with pytest.raises(tr.Td3RobotError, match=r"^total_steps: "):
+        tr.train("walker2d", total_steps=0, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="train needs a configuration or a task"):
+        tr.train(total_steps=100)
+    with pytest.raises(tr.Td3RobotError, match=r"Walker3D"):
+        tr.train(task="Walker3D", out=tmp_path / "run")
     with pytest.raises(tr.Td3RobotError, match="holds no run"):
         tr.open_run(tmp_path)
     assert not (tmp_path / "run").exists()
