@@ -311,7 +311,7 @@ def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any)
             process.send_signal(signal.SIGCONT)
         run.wait_for_more_steps(300)
     run.process.send_signal(signal.SIGTERM)
-    assert run.finish() == 130, run.output()
+    assert run.finish() == 143, run.output()
 
 
 def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: Path, seed: int) -> None:
