@@ -161,7 +161,7 @@ def test_recorder_joins_and_leaves_a_running_training(
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),
-        (("x.mcap", "--run", "run", "--ring-s", "-1"), "recording options"),
+        (("x.mcap", "--run", "run", "--ring-s", "-1"), "--ring-s is -1; allowed: 0 or more"),
         (("x.mcap", "--run", "run", "--attach", "no-such-file"), "--attach"),
     ):
         assert main(["record", *arguments]) == 2
