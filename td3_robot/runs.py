@@ -20,7 +20,7 @@ from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Watch
-from td3_robot.runtime.training import evaluate_final
+from td3_robot.runtime.training import evaluate_final, finished
 from td3_robot.runtime.training import train as train_processes
 from td3_robot.util import extras
 
@@ -111,6 +111,8 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
+        A finished run without more steps stays as it is.
+
         Args:
             total_steps: environment steps of the whole run, with those before; None keeps the present number.
             overrides, callback, progress: as for :func:`train`.
@@ -126,7 +128,7 @@ class Run:
         """
         with extras.advice():
             prepared = resumed_run(self.path, None, *_settings(overrides, total_steps=total_steps))
-        return _train(prepared, callback, progress)
+        return self if finished(prepared) else _train(prepared, callback, progress)
 
 
 def train(

@@ -7,15 +7,15 @@ import importlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser, integer, real, suggest
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
-from td3_robot.runtime.training import evaluate_final, train
+from td3_robot.runtime.training import evaluate_final, finished, train
 from td3_robot.util import resources
 
 _FLAGS = {
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     prepared = _resumed(options) if options.resume else _new(options)
     run = prepared.run
-    if finished := _finished(prepared):
-        print(finished)
+    if final := finished(prepared):
+        print(_finished(prepared, final))
         return EXIT_GOOD
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
@@ -146,15 +146,9 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     return overrides
 
 
-def _finished(prepared: Prepared) -> str:
-    """Return a line for the user if the run is finished, and this configuration does not continue it; else empty."""
+def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
+    """Return the line for the user about a finished run and the record of its final policy."""
     run, config, _ = prepared
-    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
-    if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
-        return ""
-    final = evaluations[-1]
-    if config != run.trained_with() and config.total_steps > final["env_steps"]:
-        return ""
     return (
         f"the run in {run.path} is finished: {final['env_steps']:,} steps, final policy: mean return "
         f"{final['eval_return_mean']:.1f} ± {final['eval_return_std']:.1f}; to continue it: "

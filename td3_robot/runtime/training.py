@@ -73,6 +73,16 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
     return Trained(code, figures["wall_s"], 0)
 
 
+def finished(prepared: Prepared) -> dict[str, Any] | None:
+    """Return the record of the final policy if the run is finished, and its configuration does not continue it."""
+    run, config, _ = prepared
+    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
+        return None
+    final = evaluations[-1]
+    return None if config != run.trained_with() and config.total_steps > final["env_steps"] else final
+
+
 def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     """Print what went wrong during the training. Return the number of Steps that the learner missed."""
     statuses = supervisor.statuses()

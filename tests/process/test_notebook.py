@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import td3_robot as tr
 from tests.process.conftest import ROOT
 
 nbformat = pytest.importorskip("nbformat")
@@ -33,3 +34,32 @@ def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any(text.startswith("Walker2D: return ") for text in texts)
     assert any(text.startswith("1500 steps: mean return ") for text in texts)
+
+
+TRAIN = """
+import td3_robot as tr
+tr.train(
+    "pendulum", out="run", progress=False, callback=lambda state: print(state.updates, flush=True),
+    overrides={"learner.learning_starts": 100, "learner.precision": "fp32", "learner.compile": False},
+)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's libraries
+def test_interrupting_the_kernel_stops_the_training_and_keeps_the_policy(tmp_path: Path) -> None:
+    """Jupyter's button "interrupt" sends SIGINT to the kernel."""
+    manager, client = pytest.importorskip("jupyter_client.manager").start_new_kernel(cwd=str(tmp_path))
+    try:
+        client.execute(TRAIN)
+        printed = ""
+        while max(map(int, printed.split()), default=0) < 50:
+            printed += client.get_iopub_msg(timeout=120)["content"].get("text", "")
+        manager.interrupt_kernel()
+        while (message := client.get_iopub_msg(timeout=120))["msg_type"] != "error":
+            pass
+        assert message["content"]["ename"] == "KeyboardInterrupt"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert tr.load_policy(tmp_path / "run").spec.action_size == 1

@@ -44,6 +44,7 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
 
     resumed = tr.open_run(run.path).resume(total_steps=800, progress=False)
     assert (resumed.env_steps, [record["env_steps"] for record in resumed.metrics()]) == (800, [600, 800])
+    assert resumed.resume().metrics() == resumed.metrics()  # a finished run stays as it is
     assert capsys.readouterr() == ("", "")
 
 
