@@ -14,14 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""A loopback address for this test process alone. A port found free here stays free until a test binds it."""
+"""A loopback address that only this test process uses. A free port at it stays free until a test binds the port."""
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
-    """Make a folder once for all tests and all pytest-xdist workers. The first caller makes it, the others wait.
+    """Make a folder once for all tests and all pytest-xdist workers. The first caller makes the folder.
 
     A lock file is used instead of pytest-xdist's groups, which pytest 9.2 with pytest-xdist 3.8 ignores.
     """

@@ -1,9 +1,9 @@
-"""The example driver, with a record of its calls and with sensor faults that a test can switch on.
+"""The example driver. It writes a record of its calls, and a test can switch on sensor faults.
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``.
-FAULT is a file that holds one word, or nothing:
+FAULT is a file. It is empty or holds one word:
 
 - ``frozen``: observe() repeats its last observation.
 - ``nan``: one channel is NaN.

@@ -1,4 +1,4 @@
-"""A2C, the on-policy algorithm, trains through the three ordinary processes."""
+"""A2C, the on-policy algorithm, trains with the learner, policy server and simulator as three processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = [word for item in SETS for word in ("--set", item)]
 
 
 def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path) -> None:
-    """Policies without training reach about 20; with this seed, 60 episodes give more than 200."""
+    """Untrained policies get a return of about 20. With this seed, 60 episodes of training give more than 200."""
     run = command("train", "cartpole_a2c", "--out", "run", "--seed", "0", *OPTIONS)
     assert run.finish() == 0, run.output()
     folder = tmp_path / "run"

@@ -48,7 +48,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
             go_on()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
-        # Restart the driver. By its wall clock, the new driver started before the old one.
+        # Restart the driver. Its wall clock says that it started before the old driver.
         driver.kill()
         driver.wait()
         (tmp_path / "record").unlink()
@@ -73,7 +73,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
     received, published = [entry.received for entry in entries], [entry.published for entry in entries]
     assert received == sorted(received)
     assert (received[-1] - received[0]) * 1e-9 < HOUR  # the recorder's time does not jump
-    assert (max(published) - min(published)) * 1e-9 > 14 * HOUR  # publishers' wall times are recorded as sent
+    assert (max(published) - min(published)) * 1e-9 > 14 * HOUR  # the recording keeps the publishers' wall times
     report = info.examine(tmp_path / "leg.mcap")
     assert (report["damages"], report["faults"]) == ([], [])
     assert {stream["missing"] for stream in report["topics"].values()} == {0}

@@ -66,9 +66,9 @@ class Block:
     Attributes:
         section: heading of the section.
         language: language of the block.
-        place: machine or user it is for: robot, workstation or root.
-        file: path of the file whose content it is; empty for commands.
-        text: content.
+        place: machine or user that runs the block: robot, workstation or root.
+        file: path of the file that the block shows; empty for commands.
+        text: content of the block.
     """
 
     section: str
@@ -126,7 +126,7 @@ class Site:
         self._workstation()
 
     def at(self, path: str) -> Path:
-        """Folder of this test for an absolute path on the robot."""
+        """Return the folder in this test that stands for an absolute path on the robot."""
         return self.folder / "robot" / path.lstrip("/")
 
     def _tools(self) -> None:
@@ -168,7 +168,7 @@ class Site:
         return values | {"HOME": str(home), "PYTHONPATH": packages}
 
     def here(self, text: str) -> str:
-        """Replace the page's names, ports and folders by those of the test."""
+        """Replace the page's names, ports and folders with those of the test."""
         for word, ours in self.words.items():
             text = text.replace(word, ours)
         return re.sub(r"/(?=(opt|usr/local|etc|var/lib)/)", f"{self.at('/')}/", text)
@@ -206,7 +206,7 @@ class Site:
 
     def run(self, place: str, text: str) -> str:
         home = self.workstation if place == "workstation" else self.robot
-        # A person reads on when state reports a fault with exit code 1.
+        # `node state` gives exit code 1 for a fault. A person who follows the page continues, so the test does too.
         lines = re.sub(r"^(td3-robot node state .*)$", r"\1 || [ $? = 1 ]", text, flags=re.MULTILINE)
         command, variables = ["sh", "-e", "-c", self.here(lines)], self.environment(place)
         done = subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True, check=False)
@@ -257,7 +257,7 @@ class Site:
         self.start(name, "robot", commands[-1])
 
     def stop(self, name: str) -> None:
-        """Stop a service as systemd does. The unit must list the exit code as a success."""
+        """Stop a service as systemd does. The unit must list the exit code in SuccessExitStatus."""
         self.running[name].terminate()
         code = self.running.pop(name).wait(120)
         [good] = re.findall(
@@ -346,14 +346,14 @@ def test_every_command_of_the_page_works(site: Site) -> None:
 
 
 def learns(site: Site) -> None:
-    """Follow the learner's section: it starts from the served policy, teaches the running robot, and is removed."""
+    """Follow the section on a learner: start it from the served policy, train the running robot, and remove it."""
     section = "A learner on the workstation"
     said = site.follow(section, until="unfreeze")
     assert "frozen: False" in said
     site.wait("the learner", lambda: "begins with the actor of policy.safetensors" in site.log("learner"))
-    site.wait("weights of the learner, learned ones too", lambda: site.state()["version"] >= 12)
+    site.wait("weights of the learner, including trained ones", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
-    # Mean 0.5, noise 0.05: 0.2 is 6 standard deviations below. Random weights of this size would give about 0.
+    # Actions have mean 0.5 and noise 0.05, so 0.2 is 6 standard deviations lower. Random weights give about 0.
     assert min(float(line.split()[1]) for line in explored[:30]) > 0.2
 
     site.follow(section, until="rollback")
@@ -362,7 +362,7 @@ def learns(site: Site) -> None:
     assert (state["version"], state["frozen"]) == (3, True)
     site.wait_for(POLICY, back)
 
-    for number in range(2):  # the page: the same command resumes from the checkpoint
+    for number in range(2):  # the page says that the same command resumes from the checkpoint
         learner = site.running.pop("learner")
         learner.send_signal(signal.SIGINT)
         assert learner.wait(120) == 130, site.log("learner")
@@ -398,7 +398,7 @@ def updates_a_fleet(site: Site) -> None:
 
 @pytest.fixture
 def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
-    """Return systemd's complaints about units; empty if they are valid. /bin/true stands in for td3-robot."""
+    """Returns a function that gives systemd's errors about units; empty if valid. /bin/true replaces td3-robot."""
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("this machine has no systemd-analyze")
@@ -410,7 +410,7 @@ def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return "\n".join(
             line for line in done.stdout.splitlines() if "td3-robot-" in line
-        )  # skip complaints about the machine's own units
+        )  # skip errors about the machine's own units
 
     return say
 

@@ -49,7 +49,7 @@ def stop(*processes: Any) -> None:
 
 
 def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, capsys: Any) -> None:
-    """Replay repeats every state and reply for two emergency stops, a new policy and a fault."""
+    """Replay gives the same states and replies for two emergency stops, a new policy and a fault."""
     robot.configure(**PATIENT)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
@@ -65,7 +65,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
     robot.wait(
-        "a quarter of a second", lambda: periods(robot.record()[at:]) > 12
+        "a quarter of a second of control periods", lambda: periods(robot.record()[at:]) > 12
     )  # a node sends its recorded messages every 0.1 s
     stop(driver, server, recorder)
 
@@ -94,7 +94,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
 
 
 def test_recording_replays_after_a_kill(robot: Recorded) -> None:
-    """A killed process takes its last unsent messages with it. Its peer recorded that it received them."""
+    """A killed process loses the last messages that it did not send to the recorder. The receiver recorded them."""
     robot.configure()
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
@@ -123,7 +123,7 @@ def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(ro
     server, driver = robot.serve(), robot.drive()
     robot.wait_for(POLICY)
     recorder = robot.recorder()
-    robot.wait("a recording of a second or so", lambda: (robot.folder / "leg.mcap").stat().st_size > 50_000)
+    robot.wait("a recording of about one second", lambda: (robot.folder / "leg.mcap").stat().st_size > 50_000)
     stop(recorder, driver, server)
     session = Session([robot.folder / "leg.mcap"])
     reports = {report.core: report for report in replay.check(session)}

@@ -1,8 +1,8 @@
 """Faults of a robot, its driver and its policy server, all as real processes.
 
 The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so the action shows who chose it.
-Tests measure the length of a fault in the driver's observations, one per 20 ms. A busy machine makes fewer of them,
-never more. Tests therefore depend on the order of events, not on the speed of the machine.
+Tests measure time in observations of the driver: one per 20 ms, and fewer on a busy machine. So the tests depend on
+the order of events, not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEADLINE = 1000  # ms: 50 control periods
 PERIODS = DEADLINE // 20
 AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
 PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
-"""Long deadlines, for tests of something else. On a busy machine a process can stall for a second."""
+"""Long deadlines for tests of other features. On a busy machine a process can stall for a second."""
 
 
 def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
@@ -134,7 +134,7 @@ class Robot:
         return (self.folder / name).read_text()
 
     def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
-        """Wait until ``check`` returns something true, and return it."""
+        """Wait until ``check`` returns a true value, and return that value."""
 
         def complaint() -> str:
             logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
@@ -163,10 +163,10 @@ def periods(lines: list[str]) -> int:
 
 
 def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
-    """Wait for the safe action at index ``begin`` or later.
+    """Wait for the safe action at index ``begin`` of the record or later.
 
     Returns:
-        Its index, and the number of periods since the policy's last action.
+        The index of the safe action, and the number of periods since the policy's last action.
     """
     safe = robot.wait_for(SAFE, begin)
     lines = robot.record()
@@ -274,7 +274,7 @@ class Cable:
     """A TCP proxy from the driver to the server's Unix socket. It can stop or delay bytes.
 
     Attributes:
-        whole: cleared to hold back all bytes, set to let them pass.
+        whole: set while bytes pass; cleared while the proxy holds them back.
         delay: delay of each block of bytes, in seconds.
         endpoint: address for the driver.
     """
@@ -320,7 +320,7 @@ class Cable:
     def close(self) -> None:
         self.over = True
         self.whole.set()
-        self.listener.shutdown(socket.SHUT_RDWR)  # unlike close(), this ends accept()
+        self.listener.shutdown(socket.SHUT_RDWR)  # shutdown() ends accept(); close() does not
         self._accepting.join()
         for one in [self.listener, *self._open]:
             one.close()
@@ -341,7 +341,7 @@ def test_robot_recovers_after_link_is_cut_or_late(robot: Robot, how: str) -> Non
             cable.delay = 0.3
         safe, waited = until_safe(robot, begin)
         assert waited <= PERIODS + 1
-        if how == "cut":  # the server's own watchdog sees the fault too, but cannot tell the driver
+        if how == "cut":  # the server's watchdog also detects the fault, but cannot send it to the driver
             robot.wait("the server's fault", lambda: "policy/leg: active -> fault" in robot.log("server.log"))
         cable.delay = 0.0
         cable.whole.set()
@@ -351,7 +351,7 @@ def test_robot_recovers_after_link_is_cut_or_late(robot: Robot, how: str) -> Non
 
 
 def test_frozen_observations_cause_a_fault(robot: Robot) -> None:
-    """Observations repeat for longer than frozen_ms: 300 ms, or 15 periods. The action deadline comes on top."""
+    """Observations repeat for longer than frozen_ms (300 ms, 15 periods). Then the action deadline must also pass."""
     deadline = 3 * DEADLINE  # long compared with 300 ms
     robot.configure(frozen_ms=300, observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
     robot.serve()
@@ -388,7 +388,7 @@ def test_nan_observations_cause_a_fault(robot: Robot) -> None:
 
 
 class Learner:
-    """A fake learner that sends whatever the test wants."""
+    """A fake learner that sends the messages that the test chooses."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -418,7 +418,7 @@ class Learner:
 
 
 def test_hung_sensors_end_the_driver(robot: Robot) -> None:
-    """A hung driver handles neither SIGTERM nor stops. A restarted driver begins with the safe action."""
+    """A hung driver ignores SIGTERM and emergency stops. A restarted driver begins with the safe action."""
     robot.configure(hang_ms=2000, **AUTOMATIC)
     robot.serve()
     driver = robot.drive()
@@ -447,7 +447,7 @@ def test_server_and_driver_notify_systemd_while_they_run(robot: Robot, monkeypat
             process = start()
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
-            process.send_signal(signal.SIGSTOP)  # so that later messages come from the other process
+            process.send_signal(signal.SIGSTOP)  # later messages then come from the other process
             robot.wait("its stop", lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -456,7 +456,9 @@ def test_server_and_driver_notify_systemd_while_they_run(robot: Robot, monkeypat
             systemd.settimeout(60)
 
 
-def test_bad_weights_are_refused_and_good_weights_outlive_the_learner(robot: Robot, rng: np.random.Generator) -> None:
+def test_server_refuses_bad_weights_and_keeps_good_weights_after_the_learner_ends(
+    robot: Robot, rng: np.random.Generator
+) -> None:
     """Bad weights change nothing. The server adopts good weights live and keeps them after the learner ends."""
     learner = Learner(f"ipc://{robot.folder}/learner")
     try:
@@ -484,7 +486,7 @@ def test_bad_weights_are_refused_and_good_weights_outlive_the_learner(robot: Rob
 
 
 def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
-    """A real learner gets the driver's Steps, and the server adopts its weights. The robot outlives the learner."""
+    """A real learner gets the driver's Steps. The server adopts its weights and keeps moving the robot without it."""
     robot.configure(learner=f"ipc://{robot.folder}/learner", **AUTOMATIC)
     content = {
         "pacing": {"mode": "realtime"},
@@ -515,23 +517,23 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     second = robot.serve(log="second.log")
     assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    monkeypatch.setenv("HOLD_OFF", "60")  # s; a server that is slow to refuse is not gone
+    monkeypatch.setenv("HOLD_OFF", "60")  # s; a slow refusal must not count as a lost server
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
     assert impostor.wait(120) == 2
     assert "--name is 'leg': this machine already runs a driver with this name for the policy server at" in robot.log(
         "impostor.log"
     )
-    # Through a TCP proxy, as from another machine, the server refuses the second driver.
+    # The second driver connects through a TCP proxy, as from another machine. The server refuses this driver.
     cable = Cable(robot.folder / "policy")
     other, later = cable.endpoint, str(int(time.time()) + 1000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(120) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
-    assert (robot.folder / "impostor").read_text() == ""  # neither has read sensors or sent an action
-    robot.wait("more of it", lambda: periods(robot.record()[begin:]) > 10)
+    assert (robot.folder / "impostor").read_text() == ""  # no second driver read sensors or applied an action
+    robot.wait("more periods", lambda: periods(robot.record()[begin:]) > 10)
     assert set(robot.record()[begin:]) == {"observe good", POLICY}
-    # A second driver is refused even while the first one is in fault and sends little.
+    # The server refuses a second driver even while the first driver is in fault and sends few messages.
     robot.fault("nan")
     robot.wait_for(SAFE, begin)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
@@ -563,13 +565,13 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
     robot.serve()
     driver = robot.drive()
     assert driver.wait(120) == 2
-    assert set(robot.record()) == {SAFE}  # it has not read its sensors
+    assert set(robot.record()) == {SAFE}  # the driver did not read its sensors
     assert "leg: the policy server refuses this driver; it applies the safe action and ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
-def test_driver_refused_because_a_dead_driver_holds_its_name_makes_its_robot_safe(robot: Robot) -> None:
-    """Both have the same incarnation, so the server cannot replace the dead driver and refuses the new one."""
+def test_driver_makes_its_robot_safe_when_refused_because_a_dead_driver_has_its_name(robot: Robot) -> None:
+    """The dead driver and the new driver have the same incarnation, so the server refuses the new driver."""
     robot.configure()
     robot.serve()
     dead = Bus()
@@ -584,8 +586,8 @@ def test_driver_refused_because_a_dead_driver_holds_its_name_makes_its_robot_saf
     dead.close()
 
 
-def test_refused_update_of_a_killed_driver_makes_its_robot_safe(robot: Robot) -> None:
-    """The server still knows the killed driver when its update connects with a different robot specification."""
+def test_refused_new_version_of_a_killed_driver_makes_its_robot_safe(robot: Robot) -> None:
+    """The server has not yet removed the killed driver when a driver with another robot specification connects."""
     update = robot.folder / "update.py"
     update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))
     robot.configure(observation_deadline_ms=None)  # otherwise the server notices the silence first
@@ -617,7 +619,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
-    # A restarted server does not end the stop, whether its state file is kept or lost.
+    # A restart of the server does not end the stop, with its state file or without it.
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
@@ -657,7 +659,7 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        ours = signal.signal(number, signal.SIG_DFL)  # a child would inherit an ignored signal from nohup or &
+        ours = signal.signal(number, signal.SIG_DFL)  # nohup and & ignore signals, and a child would inherit this
         try:
             driver = robot.drive()
         finally:

@@ -21,15 +21,16 @@ from tests.process.conftest import ROOT, MadeOnce
 
 pytestmark = pytest.mark.slow
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
-"""The oldest and the newest supported Python. ALL_PYTHONS=1 adds those between, at about 20 s each."""
+"""The oldest and the newest supported Python. ALL_PYTHONS=1 adds the versions between them: about 20 s per version."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
-NUMPY = 60e6  # bytes of numpy's files: 53 to 59 MB, half of it OpenBLAS; .pyc files add 8 to 14 MB
+NUMPY = 60e6  # limit in bytes; numpy measures 53 to 59 MB, half is OpenBLAS; .pyc files add 8 to 14 MB
 BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 9.2e6, 12.2e6
-"""Bytes of td3-robot and the small libraries: 8.7 MB, of which the policies are 0.6; 10.3 to 11.6 MB with .pyc."""
+"""Limits in bytes for td3-robot and the small libraries. They measure 8.7 MB (policies: 0.6 MB), and 10.3 to 11.6 MB
+with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
-RESIDENT = 60e6  # bytes of memory of a policy server after its first answers
-START = 0.5  # limit in seconds to the first action; scaled up where importing numpy takes longer than IMPORT
-IMPORT = 0.15  # seconds; importing numpy takes less on an idle machine and three times as long on a busy one
+RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
+START = 0.5  # limit in seconds until the first action; larger if importing numpy takes longer than IMPORT
+IMPORT = 0.15  # seconds; on an idle machine, importing numpy takes less; on a busy machine, three times as long
 _NO_NETWORK = (
     r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
     r"|ProtocolError|Read timed out|ReadTimeoutError|HTTP error 5\d\d"
@@ -72,7 +73,7 @@ class Environment:
         return subprocess.run(command, cwd=self.path, env=variables, capture_output=True, text=True, check=False)
 
     def size(self, *, numpy: bool, compiled: bool) -> int:
-        """Bytes of numpy's files, or of all other files, with or without ``__pycache__``."""
+        """Return the bytes of numpy's files, or of all other files, with or without ``__pycache__``."""
         files = (path for path in self.site.rglob("*") if compiled or path.parent.name != "__pycache__")
         total = 0
         for path in files:
@@ -119,7 +120,7 @@ def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, t
     """Run the commands of docs/how-to/deploy.md. All .pyc files must exist, because the service may not write them."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
-    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first line, the install
+    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the block's first line
     script = trimmed.path / "bin" / "td3-robot"
     script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -139,7 +140,7 @@ def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, t
 
 
 def test_policy_server_starts_fast_and_uses_little_memory(installed: Environment) -> None:
-    """Measure processor time of the best start, scaled by numpy's import time, because other work slows both."""
+    """Compare the CPU time of the fastest start with numpy's import time, because a busy machine slows both."""
     done = installed.run("bench", "policy", "--json", "--actions", "50", "--memory", "1000", "--starts", "3")
     assert done.returncode == 0, done.stderr
     begun = json.loads(done.stdout)["start"]
@@ -164,7 +165,7 @@ def test_commands_work_or_name_the_missing_package(installed: Environment, tmp_p
     assert train.stderr.count("\n") == 1
 
 
-def test_the_python_api_works_or_names_the_extra(installed: Environment) -> None:
+def test_the_python_api_works_or_names_the_missing_extra(installed: Environment) -> None:
     code = (
         "import td3_robot as tr\n"
         "print(tr.__version__, tr.load_policy('ant').predict([0.0] * 28).shape)\n"
@@ -185,7 +186,7 @@ def test_the_python_api_works_or_names_the_extra(installed: Environment) -> None
 
 
 def test_every_robot_side_module_imports(installed: Environment) -> None:
-    """Only modules of an extra may need more than the base install."""
+    """Only the modules of an extra may import packages that the base install lacks."""
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
         "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert',"

@@ -62,7 +62,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts processes in a temporary folder, and kills them after the test."""
+    """Returns a function that starts a process in a temporary folder. After the test, all processes are killed."""
     started: list[Process] = []
 
     def begin(*words: str) -> Process:
@@ -106,14 +106,14 @@ SPEC = tr.RobotSpec(
 )
 
 
-def test_it_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
+def test_driver_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
     tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name for name in names if name.split(".")[0] not in sys.stdlib_module_names} == {"msgpack", "zmq"}
 
 
-def test_it_follows_a_policy_server_and_its_operator(
+def test_driver_follows_a_policy_server_and_its_operator(
     start: Start, drive: Callable[..., Process], endpoint: str, tmp_path: Path
 ) -> None:
     policy(SPEC).save(tmp_path / "policy.safetensors")
@@ -163,8 +163,8 @@ def test_it_follows_a_policy_server_and_its_operator(
     poll_until(lambda: operator.state().detail["connected"] == [], lambda: "the driver did not say Bye")
 
 
-def test_its_steps_follow_the_protocol(drive: Callable[..., Process], endpoint: str) -> None:
-    """This server answers all Steps but number 3, and answers number 5 with its safe action."""
+def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Process], endpoint: str) -> None:
+    """The server in this test answers every Step except Step 3, and answers Step 5 with its safe action."""
     bus = Bus()
     receives = (Step, Command, Reply, LifecycleChange)
     bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))
@@ -184,7 +184,7 @@ def test_its_steps_follow_the_protocol(drive: Callable[..., Process], endpoint: 
     driver.process.send_signal(signal.SIGINT)
     assert driver.process.wait(60) == 0
     bus.close()
-    # Under load an Action may come after its period. So check each Step against the Actions that it names.
+    # On a busy machine an Action may arrive after its period. So compare each Step with the Action that it names.
     assert [step.sequence for step in steps] == list(range(8))
     assert [step.transitions for step in steps] == list(range(8))
     assert [int(step.phase[0]) for step in steps] == [Phase.FIRST] + [Phase.MID] * 7

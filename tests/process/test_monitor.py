@@ -75,7 +75,7 @@ def test_monitor_follows_a_training_without_slowing_it(
             and (it["topics"].get("sim-0/step", {}).get("rate_hz") or 0) > 0
             and it["loop_ms"].get("sim-0", {}).get("median", 0) > 0
             and it["states"].items()
-            >= {"policy": "active", "sim-0": "active"}.items()  # states reach a monitor that starts late
+            >= {"policy": "active", "sim-0": "active"}.items()  # a monitor that starts late also gets the states
         ),
     )
     assert (report["unreadable"], report["faults"]) == (0, [])
@@ -95,7 +95,7 @@ def test_monitor_follows_a_training_without_slowing_it(
     next_report(to_the_end)
     run.interrupt()
     assert run.finish() == 130
-    assert to_the_end.finish() == 0, to_the_end.output()  # it ends with the run
+    assert to_the_end.finish() == 0, to_the_end.output()  # the monitor ends when the run ends
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     assert final["learner"]["counters"]["missed"] == 0
     assert not any("not_recorded" in process["counters"] for process in final.values())
@@ -114,7 +114,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
     loops: dict[int, list[Any]] = {}
 
     def whole(got: dict[str, list[Any]]) -> list[Any]:
-        """Return the Steps of one completely received loop; empty until there is one."""
+        """Return the Steps of a loop that was received completely. Empty if there is no complete loop."""
         for _, step in got.get("sim-0/step", [])[sum(map(len, loops.values())) :]:
             loops.setdefault(step["incarnation"] // 1000, []).append(step)
         return next((loop for loop in loops.values() if len(loop) == len(recorded)), [])

@@ -81,7 +81,7 @@ class Cable:
     Attributes:
         server: name of the server's namespace.
         robot: name of the robot's namespace.
-        delay: delay of each packet, in seconds.
+        delay: delay of each packet in seconds.
         loss: probability that a packet is lost, 0 to 1.
         lost: number of packets lost so far.
         carried: number of packets delivered so far.
@@ -125,7 +125,7 @@ class Cable:
                 due, plug, packet = under_way.popleft()
                 self.carried += 1
                 self.late += now - due > 0.005
-                with contextlib.suppress(OSError):  # a full queue loses the packet, as in any network
+                with contextlib.suppress(OSError):  # a full queue drops the packet, as in any network
                     os.write(plug, packet)
             ready = select.select([*self._plugs, self._ends], [], [], under_way[0][0] - now if under_way else None)[0]
             if self._ends in ready:
@@ -211,7 +211,7 @@ def test_server_accepts_only_allowed_keys_from_another_host(
 def test_lossy_cable_loses_no_message(
     cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]
 ) -> None:
-    """TCP sends lost segments again, so every message arrives."""
+    """TCP resends lost segments, so every message arrives."""
     cable.delay, cable.loss = 0.005, 0.05
     _serve(start, cable.server, keys[0])
     assert _answered(start, cable.robot, str(keys[1].path), 60) == 50
@@ -240,21 +240,21 @@ class RemoteRobot(Robot):
 def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
     cable: Cable, keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
 ) -> None:
-    """TCP resends lost packets within the deadline. Late or missing answers are a fault until the cable is good again.
+    """TCP resends lost packets within the deadline. Late or missing answers cause a fault until the cable works.
 
     An Action counts only if it answers the newest observation, so a round trip must take less than 20 ms.
     """
     del keys
     robot = RemoteRobot(tmp_path, cable)
     try:
-        deadline = 3 * DEADLINE  # long enough for a segment that is lost three times
+        deadline = 3 * DEADLINE  # long enough to resend a segment three times
         robot.configure(observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
         cable.delay, cable.loss = 0.003, 0.02
         robot.serve()
         robot.drive()
         begin = robot.running()
         robot.wait("longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
-        slow = cable.late > cable.carried / 2  # then the test machine made answers late
+        slow = cable.late > cable.carried / 2  # the test machine itself was too slow
         assert slow or SAFE not in robot.record()[begin:]
         for delay, loss in ((0.3, 0.0), (0.003, 1.0)):
             begin = len(robot.record())

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
-    """Only the command line may name a module to import, never a file. ``max_steps`` ends endless episodes."""
+    """The command line may name a module to import; a file may not. ``max_steps`` ends endless episodes."""
     sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
     run = train(700, *sets)
     assert run.finish() == 0, run.output()
@@ -72,7 +72,7 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
     assert "would import module 'own_tasks'; to allow this: --import own_tasks" in refused.output()
     meant = command("replay", recording, "--import", "own_tasks")
     assert meant.finish() == 0, meant.output()
-    assert "simulator: 7" in meant.output()  # over 700 Steps, equal to the bit
+    assert "simulator: 7" in meant.output()  # replay compared over 700 Steps and found them bit-equal
     assert "DIFFERS" not in meant.output()
 
 

@@ -48,7 +48,7 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_callback_stops_a_training_in_a_thread_and_keeps_what_it_learned(tmp_path: Path) -> None:
+def test_a_callback_stops_a_training_in_a_thread_and_the_policy_is_kept(tmp_path: Path) -> None:
     """A notebook may train in a thread. Python lets only the main thread handle signals."""
     runs: list[tr.Run] = []
 
@@ -73,7 +73,7 @@ def test_a_callback_stops_a_training_in_a_thread_and_keeps_what_it_learned(tmp_p
     assert run.best_policy.predict(np.zeros((4, 3))).shape == (4, 1)
 
 
-def test_an_error_in_the_callback_stops_the_processes_and_passes_through(tmp_path: Path) -> None:
+def test_an_error_in_the_callback_stops_the_processes_and_is_raised(tmp_path: Path) -> None:
     def fail(state: tr.TrainingProgress) -> None:
         raise ZeroDivisionError(state.env_steps)
 

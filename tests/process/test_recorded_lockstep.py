@@ -31,7 +31,7 @@ def compared(report: replay.Outcome) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
-    """Replay covers the policy server, both simulator processes, and the learner until it reads its checkpoint."""
+    """Replay compares the policy server, both simulator processes, and the learner up to its return to a checkpoint."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)
     run.children()["sim-0"].kill()
@@ -48,12 +48,12 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
     assert not reports["policy"].notes
     assert not reports["simulator"].notes
     assert any("does not contain the checkpoint to which the run returned" in note for note in reports["learner"].notes)
-    assert compared(reports["learner"])["throttle"] >= made  # from before the kill
+    assert compared(reports["learner"])["throttle"] >= made  # includes the Throttles sent before the kill
 
 
 @pytest.mark.slow
 def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> None:
-    """The second half is replayed from the simulator state that the learner restored."""
+    """Replay of the second half starts from the simulator state that the learner restored."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     run.wait_for_steps(600)
     run.interrupt()
@@ -75,7 +75,7 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
         "the learner's counters",
     ]
     assert not {"weights", "status"} & compared(reports["learner"]).keys()
-    # Replaying both parts compares the learner exactly as replaying the first part alone does.
+    # The learner's comparison is the same for both parts together as for the first part alone.
     alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
     assert compared(alone["learner"])["weights"] >= 2
     expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}

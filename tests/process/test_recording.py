@@ -1,4 +1,4 @@
-"""Record real runs: the file is complete, no process waits for the recorder, and none suffers when it dies."""
+"""Record real runs. The file is complete, no process waits for the recorder, and all survive its crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from td3_robot.transport.link import ClientLink, hello
 
 
 def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """The file holds every Step that the learner counted, and replay repeats every core."""
+    """The file holds every Step that the learner counted. Replay gives the same outputs for every core."""
     run = train(1000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
     run.wait_for("^ready: recorder, learner, policy, sim-0$")
     assert run.finish() == 0, run.output()
@@ -61,7 +61,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     final = json.loads((tmp_path / "second" / "final.json").read_text())
     assert (
         300 <= final["learner"]["figures"]["env_steps"] <= 301
-    )  # one Step of two robots is up to two environment steps
+    )  # one Step of two robots counts as one or two environment steps
 
 
 def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
@@ -111,7 +111,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     assert compared["weights"] >= 2  # at least (700 - 500) · 0.1 updates, and the initial weights
     assert compared["status"] == 1
     why = "it continued from a checkpoint or a replay file, which the recording does not contain"
-    assert sum(why in note for note in report.notes) == 2  # one for what it learned, one for its counters
+    assert sum(why in note for note in report.notes) == 2  # one note about its learned results, one about its counters
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
     (report,) = replay.check(session, ["learner"])
@@ -128,7 +128,7 @@ def test_ring_recording_is_written_when_a_simulator_is_killed(train: Any, tmp_pa
     run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
     run.interrupt()
     assert run.finish() == 130, run.output()
-    assert list(file.parent.glob("session*.mcap")) == [file]  # Ctrl-C does not write another ring
+    assert list(file.parent.glob("session*.mcap")) == [file]  # Ctrl-C does not write the ring to another file
     assert examine(file)["damages"] == []
     steps = [m for _, m in Session([file]).messages((Step.NAME,)) if isinstance(m, Step)]
     assert {step.incarnation for step in steps} >= {0}  # Steps of the killed simulator
@@ -169,7 +169,7 @@ def test_recorder_joins_and_leaves_a_running_training(
 
 
 def test_ctrl_c_loses_no_message_sent_before_it(command: Callable[..., Any], tmp_path: Path) -> None:
-    """A node sends its records every 0.1 s and the recorder polls every 0.1 s, so Ctrl-C finds records on the way."""
+    """A node sends records every 0.1 s and the recorder polls every 0.1 s, so Ctrl-C finds some records in transit."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml")
@@ -196,7 +196,7 @@ def test_ctrl_c_loses_no_message_sent_before_it(command: Callable[..., Any], tmp
         bus.close()
     sequences = [entry.sequence for entry in Session([tmp_path / "leg.mcap"]).entries(("status",))]
     assert sequences == list(range(len(sequences)))
-    assert len(sequences) == 300 or late > 0.4  # the recorder waits 0.5 s for records on the way
+    assert len(sequences) == 300 or late > 0.4  # the recorder waits 0.5 s for records in transit
 
 
 @pytest.mark.parametrize("ring", [(), ("--ring-s", "30")], ids=["all", "ring"])
@@ -209,7 +209,7 @@ def test_last_messages_of_a_crashed_node_are_recorded(
 ) -> None:
     """A node that crashes with an unexpected exception still sends its unsent records and the exception.
 
-    A ring recorder writes its file without a request.
+    A recorder with a ring then writes its file by itself.
     """
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")

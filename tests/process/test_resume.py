@@ -38,9 +38,9 @@ LOCKSTEP = (
     f"evaluation.every={STEPS // 4}",
     "evaluation.episodes=1",
 )
-"""The buffer fills long before the end, so that runs must also agree on which rows they overwrite.
+"""The buffer fills long before the end, so the tests also compare which rows the runs overwrite.
 
-Evaluations are few, because the learner skips one while four wait.
+There are few evaluations, because the learner skips an evaluation while four are waiting.
 """
 
 
@@ -119,7 +119,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     run.interrupt()
     assert run.finish() == 130, run.output()
     run = command("train", "--resume", "run", "--log-every", "0.2")
-    for steps in (300, 800):  # early enough that the run is still far from its end
+    for steps in (300, 800):  # far from the end of the run
         run.wait_for_steps(steps)
         run.interrupt()
         assert run.finish() == 130, run.output()
@@ -134,7 +134,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     assert run.finish() == 0, run.output()
     assert differences(straight, tmp_path / "run") == []
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # Each quarter of the steps was evaluated, also where a stop interrupted the evaluation.
+    # There is an evaluation for each quarter of the steps, even if a stop interrupted it.
     evaluated = {line["env_steps"] // (STEPS // 4) for line in lines if line["kind"] == "evaluation"}
     assert evaluated >= {1, 2, 3}
 
@@ -142,7 +142,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
 def test_lockstep_run_with_killed_processes_equals_an_undisturbed_one(
     straight: Path, train: Any, tmp_path: Path
 ) -> None:
-    """Kill every kind of process. The last kill comes before the run has recovered from the previous one."""
+    """Kill every kind of process. The last kill comes before the run has recovered from the previous kill."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     for steps, name in ((550, "learner"), (700, "sim-0"), (800, "policy"), (1000, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
@@ -174,7 +174,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
         == learner["figures"]["env_steps"]
         == learner["counters"]["transitions"]
     )
-    # Transitions that the learner lacks were on the way when it stopped: at most a few Steps of each simulator.
+    # Some transitions were in transit when the learner stopped: at most a few Steps per simulator.
     under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
     assert 0 <= under_way <= 2 * 2 * 2
     assert not any(name.startswith("replay.") for name in arrays)
@@ -183,7 +183,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
     assert np.isfinite(whole).all()
     assert len(np.unique(whole, axis=0)) == len(whole)  # no transition is stored twice
     assert not rows[len(whole) :].any()
-    # The normaliser counts every transition once: the observation is the first 22 columns of a row.
+    # The normaliser counts every transition once. The first 22 columns of a row are the observation.
     assert scalars["parts"]["normaliser"]["count"] == len(whole)
     seen = whole[:, :22].astype(np.float64)
     np.testing.assert_allclose(arrays["normaliser.mean"], seen.mean(0), rtol=1e-9, atol=1e-12)
@@ -195,13 +195,13 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_learner_loses_no_transition_when_queues_are_full(train: Any, tmp_path: Path) -> None:
-    """One robot may be 640 steps ahead. While the learner is away, its Steps fill every queue."""
+    """A robot may be 640 steps ahead of the learner. While no learner runs, its Steps fill every queue."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(100_000, *overrides)
     run.wait_for_steps(1000)
     run.children()["learner"].kill()
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
-    run.wait_for_more_steps(1500)  # the steps ahead, and new ones
+    run.wait_for_more_steps(1500)  # more than the 640 steps ahead
     run.interrupt()
     assert run.finish() == 130, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
@@ -223,7 +223,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
-    """The journal of the replay file meets the full disk first. With free space again, the run resumes."""
+    """The journal of the replay file fails first on the full disk. When the disk has free space, the run resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(6000, *overrides, "checkpoint.every=1000", out="disk/run")
     run.wait_for_steps(1200)
@@ -235,7 +235,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
     assert re.search(r"\(.*disk/run/replay/journal: No space left on device; make room on that disk, then ", found)
     assert "then td3-robot train --resume" in found
     assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: free some space$", refused)
-    assert newest(disk / "run")[1]["env_steps"] >= 1000  # complete, but older than the journal
+    assert newest(disk / "run")[1]["env_steps"] >= 1000  # the checkpoint is complete, but older than the journal
     kept = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32)
     (disk / "filler").unlink()
     again = command("train", "--resume", "disk/run", "--log-every", "0.2")
@@ -261,7 +261,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     config_file = tmp_path / "run" / "config.yaml"
     before = config_file.read_text()
     precision = configuration.parse(yaml.safe_load(before)).learner.precision
-    assert precision in ("fp32", "bf16")  # auto is resolved once and then kept
+    assert precision in ("fp32", "bf16")  # auto is resolved once; a resume keeps the result
     assert f"learner.precision auto: {precision} here" in run.output()
     kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
@@ -277,7 +277,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
         assert words in refused.lines[-1]
         assert len(refused.lines) == 1, refused.output()
     assert config_file.read_text() == before
-    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # a forgotten edit by hand
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user edited the file and forgot it
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert "learner.batch_size is 32 there, 48 now; to change it, add --set learner.batch_size=48" in refused.lines[-1]
@@ -302,7 +302,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
 
 
 def test_reaching_the_target_return_ends_the_run_successfully(train: Any, command: Any, tmp_path: Path) -> None:
-    """Any evaluation reaches -1000: a Walker2D that falls at once earns about 15."""
+    """Every evaluation reaches -1000. Even a Walker2D that falls immediately has a return of about 15."""
     run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")
     assert run.finish() == 0, run.output()
     assert "an evaluation reached evaluation.target_return -1000" in run.output()

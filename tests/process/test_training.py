@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """Invariant 1, over 20,000 steps: the learner gets every Step, and one transition for each that is not FIRST."""
+    """Invariant 1, over 20,000 steps: the learner gets every Step, and one transition per Step except FIRST Steps."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -45,21 +45,21 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     learner, sims = last["learner"]["counters"], [last["sim-0"]["counters"], last["sim-1"]["counters"]]
     assert learner["missed"] == learner["gaps"] == learner.get("cut", 0) == 0
     assert last["learner"]["figures"]["env_steps"] >= 20_000
-    # The learner stops as soon as it has enough; each simulator may have one Step under way then.
+    # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
     # Each episode has one transition fewer than robot-steps. Separate pieces of code count the two sides.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
 def parted(run: Path, alone: InProcess) -> list[str]:
-    """List the differences between a lock-step run and one in this process, rows of the replay buffer first."""
+    """List the differences between a lock-step run and an in-process run. Rows of the replay buffer come first."""
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
     ours, _ = state.save(alone.learner, 0.0)
     lines: list[str] = []
     for name, array in sorted(ours.items(), key=lambda item: item[0] != "replay.rows"):
         theirs = found[1][name]
-        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # names the sender
+        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # contains the sender's name
             lines.append(f"{run}: {name}: {theirs.shape}, here {array.shape}")
             if array.shape == theirs.shape and array.ndim:
                 first = tuple(np.argwhere(array != theirs)[0])
@@ -80,7 +80,7 @@ def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_
     assert parted(tmp_path / "run", alone) == []
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
     assert distributed.provenance["updates"] == alone.learner.updates >= 500  # 0.5 · (1500 - 500)
-    expected = alone.learner.publisher.final_bundle()  # the averaged policy, as the shipped configuration asks
+    expected = alone.learner.publisher.final_bundle()  # the averaged policy, as in the shipped configuration
     assert {name: tensor.tobytes() for name, tensor in distributed.tensors.items()} == {
         name: tensor.tobytes() for name, tensor in expected.tensors.items()
     }
@@ -100,7 +100,7 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     last = json.loads((tmp_path / "run" / "final.json").read_text())
     learner, sim = last["learner"], last["sim-0"]
     assert 1000 <= learner["figures"]["env_steps"] < 1008
-    assert learner["figures"]["updates"] >= 2500 - 5  # (1000 - 500) · 5, less a few not yet due
+    assert learner["figures"]["updates"] >= 2500 - 5  # (1000 - 500) · 5 minus a few updates that were not yet due
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
     assert learner["figures"]["lead_max"] > 128 + 80  # the band does not slow the robots
@@ -115,7 +115,7 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
 
 @pytest.fixture
 def asked(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs ``td3-robot node`` with the given words and returns the answer."""
+    """Returns a function that runs ``td3-robot node`` with the given words and returns the answer."""
 
     def ask(*words: str) -> Any:
         node = command("node", *words, "--run", "run", "--json", "--timeout", "60")
@@ -126,7 +126,7 @@ def asked(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_real_time_robot_uses_its_fallback_without_a_policy_server(train: Any, asked: Any, tmp_path: Path) -> None:
-    """Until a killed policy server is back, robots apply the fallback. No Step waits and none is lost."""
+    """While the policy server is down, robots apply the fallback. No Step waits and no Step is lost."""
     run = train(100_000, "pacing.mode=realtime", "pacing.fallback=zero", "robots=8", "learner.replay_ratio=0.1")
     run.wait_for_steps(500)
     run.children()["policy"].kill()
@@ -135,7 +135,7 @@ def test_real_time_robot_uses_its_fallback_without_a_policy_server(train: Any, a
     run.interrupt()
     assert run.finish() == 130, run.output()
     last = json.loads((tmp_path / "run" / "final.json").read_text())
-    # A new process starts in some tenths of a second, many control periods of 16.5 ms.
+    # The server takes some tenths of a second to start. One control period is 16.5 ms.
     assert last["sim-0"]["counters"]["actions_zero"] >= 5
     assert last["policy"]["counters"]["actions"] > 0
     assert last["learner"]["counters"]["missed"] == 0
@@ -168,7 +168,7 @@ def test_sigterm_stops_a_training_like_ctrl_c_with_its_own_exit_code(train: Any,
 
 
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
-    # The checkpoint at 3,000 steps comes well before the learner is killed, so the learner has something to lose.
+    # The checkpoint at 3,000 steps comes well before the learner is killed, so the learner loses steps and updates.
     run = train(100_000, "checkpoint.every=3000", "learner.replay_ratio=0.2")
     ready = run.wait_for("^ready")
     assert ready == "ready: learner, policy, sim-0"
@@ -258,7 +258,7 @@ def test_replay_ratio_stays_in_its_band(
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
     assert figures["lead_max"] <= band
-    if slow == "learner":  # the band held the simulator back, so the lead reached its edge
+    if slow == "learner":  # the band slowed the simulator, so the lead reached the edge of the band
         assert figures["lead_max"] > band - 4
 
 
@@ -280,7 +280,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
     run.until("the guest's leave", lambda: "simulator guest left" in log.read_text())
-    again = command("sim", "--run", "run", "--name", "guest")  # rejoin and stay until the end
+    again = command("sim", "--run", "run", "--name", "guest")  # the guest joins again and stays until the end
     run.until("the guest again", lambda: log.read_text().count("simulator guest joined") == 2)
     run.wait_for_more_steps(1000)
     run.interrupt()
@@ -332,7 +332,7 @@ def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: 
             dealer.send_multipart([rng.bytes(size), rng.bytes(size), rng.bytes(size)])
         dealer.send_multipart([b"action", b"\x80"])
         dealer.close()
-        with socket.socket(socket.AF_UNIX) as raw:  # not even ZeroMQ's own protocol
+        with socket.socket(socket.AF_UNIX) as raw:  # these bytes are not even ZeroMQ's protocol
             raw.connect(str(sockets / link))
             raw.sendall(rng.bytes(4096))
     context.term()
@@ -342,8 +342,8 @@ def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: 
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     for node in ("policy", "learner"):
         counters = final[node]["counters"]
-        # 13 messages: 4 of one frame and 4 of three frames have the wrong count. 4 Steps and an Action come from an
-        # unknown client, whose messages are dropped until its Hello. libzmq may read raw bytes as ZMTP 1.0 messages.
+        # There are 13 messages. 8 have a wrong frame count: 4 have one frame and 4 have three. The other 5 (4 Steps
+        # and an Action) come from an unknown client; the node drops them. libzmq may read raw bytes as ZMTP 1.0.
         assert counters["frames"] >= 8
         assert counters["stranger"] >= 5
     assert final["learner"]["counters"]["missed"] == 0
@@ -386,7 +386,7 @@ def test_resume_continues_after_an_interrupt(train: Any, command: Any, tmp_path:
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_repeated_ctrl_c_sends_stronger_signals_to_a_stuck_process(train: Any, tmp_path: Path) -> None:
+def test_each_further_ctrl_c_sends_a_stronger_signal_to_a_stuck_process(train: Any, tmp_path: Path) -> None:
     """A stopped process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal at once."""
     run = train(100_000)
     run.wait_for_steps(100)
@@ -394,7 +394,7 @@ def test_repeated_ctrl_c_sends_stronger_signals_to_a_stuck_process(train: Any, t
     children["policy"].suspend()
     run.interrupt()
     listening = [children["learner"], children["sim-0"]]
-    gone, _ = psutil.wait_procs(listening, timeout=120)  # these end at the first Ctrl-C
+    gone, _ = psutil.wait_procs(listening, timeout=120)  # the other processes end at the first Ctrl-C
     assert len(gone) == 2
     run.interrupt()
     run.wait_for("^policy: sent SIGTERM$")
@@ -415,7 +415,7 @@ def test_all_processes_end_when_the_supervisor_is_killed(train: Any) -> None:
     assert not alive
 
 
-def test_terminated_learner_is_restarted(train: Any) -> None:
+def test_learner_is_restarted_after_sigterm(train: Any) -> None:
     """SIGTERM from outside counts as a crash, not as the end of the training."""
     run = train(100_000, "learner.replay_ratio=0.2")
     run.wait_for_steps(600)
@@ -439,7 +439,7 @@ def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
 
 def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
     """The run.json of a copied run names the sockets of the live run, or could name any other folder."""
-    run = train(100_000, "checkpoint.every=0")  # no file may disappear during the copy
+    run = train(100_000, "checkpoint.every=0")  # without checkpoints, no file disappears during the copy
     run.wait_for_steps(600)
     copy, precious = tmp_path / "copy", tmp_path / "td3-robot-precious"
     shutil.copytree(tmp_path / "run", copy)
@@ -460,7 +460,7 @@ def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: A
 
 
 def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, command: Any, tmp_path: Path) -> None:
-    """The disk of the metrics is full. The supervisor restarts the learner as its rule allows, then ends the run."""
+    """The disk of the metrics is full. The supervisor restarts the learner once, then ends the run."""
     launch = yaml.safe_load((ROOT / "launch" / "train.yaml").read_text())
     launch["processes"]["learner"]["restart"] = {"times": 1, "window_s": 300}
     (tmp_path / "once.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))

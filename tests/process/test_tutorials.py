@@ -51,11 +51,11 @@ def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
         output, _ = process.communicate(timeout=560)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what the page left running in the background
+            os.killpg(process.pid, signal.SIGKILL)  # processes that the page started in the background
     assert process.returncode == 0, output[-5000:]
 
 
-def test_script_of_a_page_holds_commands_and_files_in_order() -> None:
+def test_script_of_a_page_contains_commands_and_files_in_order() -> None:
     page = (
         "```sh\necho a\n```\n\n```console\n$ never\n```\n\n"
         '```python title="x/y.py"\nprint(1)\n```\n\n```sh\necho b\n```\n'
