@@ -1,4 +1,4 @@
-"""Draw docs/images/walking.png: a row for each policy in ``policies/``, a picture every sixth of a second.
+"""Draw docs/images/walking.gif: the policies in ``policies/`` walk side by side, at the speed of the simulation.
 
 python benchmarks/results/pictures.py
 """
@@ -16,12 +16,12 @@ from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
 
 ROOT = Path(__file__).parents[2]
-FIRST, EVERY, PICTURES = 200, 10, 6  # control periods before the first, control periods between two, number
-WIDTH, HEIGHT = 200, 150
+FIRST, EVERY, PICTURES = 200, 4, 45  # control periods before the first picture and between two; number of pictures
+WIDTH, HEIGHT = 240, 180
 
 
-def row(policy: Path) -> np.ndarray:
-    """Let a policy walk; the pictures side by side, uint8[HEIGHT, PICTURES * WIDTH, 3]."""
+def walk(policy: Path) -> list[np.ndarray]:
+    """Let a policy walk and return its pictures, each uint8[HEIGHT, WIDTH, 3]."""
     bundle = Bundle.load(policy)
     actor, environment = Actor(bundle), tasks.make(bundle.spec.name, 0)
     observation, pictures = environment.reset(), []
@@ -30,12 +30,17 @@ def row(policy: Path) -> np.ndarray:
             pictures.append(environment.render(WIDTH, HEIGHT))
         observation = environment.step(actor(observation[None])[0]).observation
     environment.close()
-    return np.concatenate(pictures, 1)
+    return pictures
 
 
 def main() -> int:
-    rows = [row(ROOT / "policies" / f"{name}.safetensors") for name in ("walker2d", "ant")]
-    imageio.imwrite(ROOT / "docs" / "images" / "walking.png", np.concatenate(rows, 0))
+    """Write the picture."""
+    walks = [walk(ROOT / "policies" / f"{name}.safetensors") for name in ("walker2d", "ant")]
+    period = EVERY * tasks.spec("Walker2D").control_period
+    pictures = [np.concatenate(pair, 1) for pair in zip(*walks, strict=True)]
+    imageio.mimsave(
+        ROOT / "docs" / "images" / "walking.gif", pictures, duration=1000 * period, loop=0, palettesize=32
+    )
     return 0
 
 
