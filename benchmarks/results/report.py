@@ -2,7 +2,7 @@
 
     python benchmarks/results/report.py [--check]
 
-The tables go between the marks in README.md (rows with a bar to reach) and docs/explanation/results.md (every row).
+The tables go between the marks in README.md (rows with ``readme``) and docs/explanation/results.md (every row).
 The charts go to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match
 the data.
 """
@@ -23,7 +23,7 @@ from td3_robot.runtime.arguments import Parser
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
-PAGES = {"README.md": False, "docs/explanation/results.md": True}  # value: whether the page has rows without a bar, too
+PAGES = {"README.md": False, "docs/explanation/results.md": True}  # value: whether the page has every row
 
 Result = dict[str, Any]
 
@@ -63,13 +63,13 @@ def read(row: str) -> list[Result]:
 
 
 def table(results: dict[str, list[Result]], *, every: bool) -> str:
-    """Make the table of all rows with a bar, or of every row, in Markdown."""
+    """Make the table of the rows with ``readme``, or of every row, in Markdown."""
     lines = [
         "| system | steps | updates | final policy, by seed | mean | must reach | best policy | wall-clock |",
         "|---|--:|--:|---|--:|--:|--:|--:|",
     ]
     for name, row in rows().items():
-        if every or "bar" in row:
+        if every or row.get("readme"):
             lines.append(_line(row, results[name]))
     return "\n".join(lines)
 
