@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import produce_protocol
-from td3_robot_sims import tasks
-from td3_robot_sims.tables import table as robot_table
+import produce_reference
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE
 
@@ -20,14 +19,7 @@ Parts = Mapping[str, Callable[[], str]]
 FOLDER = Path(__file__).parent
 
 
-def robots() -> str:
-    return "\n".join(robot_table(tasks.spec(name)) for name in tasks.names()).rstrip()
-
-
-PAGES: dict[str, Parts] = {
-    "reference/protocol.md": produce_protocol.PARTS,
-    "reference/robots.md": {"robots": robots},
-}
+PAGES: dict[str, Parts] = {"reference/protocol.md": produce_protocol.PARTS, **produce_reference.PARTS}
 """A page, mapped to its parts: the name of the markers, and a function that returns the text between them."""
 
 

@@ -115,7 +115,9 @@ class Run:
 
         Args:
             total_steps: environment steps of the whole run, with those before; None keeps the present number.
-            overrides, callback, progress: as for :func:`train`.
+            overrides: as in :func:`train`.
+            callback: as in :func:`train`.
+            progress: as in :func:`train`.
 
         Returns:
             This run.

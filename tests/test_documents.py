@@ -1,0 +1,34 @@
+"""The documents: links between files, and quotations of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    """MkDocs checks links inside docs/, with their anchors. This test also covers README.md and links out of docs/."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_every_quoted_error_is_in_the_code() -> None:
+    page = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8")
+    table = page.split("## By error")[1].split("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    files = [*(ROOT / "td3_robot").rglob("*.py"), *(ROOT / "sims").rglob("*.py")]
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    assert len(quoted) >= 20
+    assert [text for text in quoted if text not in code] == []
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8")) <= 9000
