@@ -38,9 +38,7 @@ def main() -> int:
     walks = [walk(ROOT / "policies" / f"{name}.safetensors") for name in ("walker2d", "ant")]
     period = EVERY * tasks.spec("Walker2D").control_period
     pictures = [np.concatenate(pair, 1) for pair in zip(*walks, strict=True)]
-    imageio.mimsave(
-        ROOT / "docs" / "images" / "walking.gif", pictures, duration=1000 * period, loop=0, palettesize=32
-    )
+    imageio.mimsave(ROOT / "docs" / "images" / "walking.gif", pictures, duration=1000 * period, loop=0, palettesize=32)
     return 0
 
 
