@@ -115,9 +115,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
         result.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key of FILE"
         )
-    result.add_argument(
-        "--name", default=name, help="name in the run, unique among its processes (default: %(default)s)"
-    )
+    result.add_argument("--name", default=name, help=f"name in the run, unique among its processes (default: {name})")
     result.add_argument(
         "--incarnation",
         type=integer(most=2**64 - 1),
